@@ -1,0 +1,98 @@
+"""What travels between scheduler and worker beside the bare protocol: tokens, sampling, log probabilities, facts about the worker."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.domain.cost import CostProfile
+from services.domain.ids import Epoch, JobId, PlanNumber
+from services.domain.protocol import IterationResult
+from services.domain.sampling import JobSampling
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What a worker must know of a job to go on with it. Tokens of a prefill beyond `prompt_tokens` are output made earlier.
+
+    A token is sampled when `known_tokens` tokens are computed.
+    """
+
+    prompt_tokens: int
+    known_tokens: int
+    sampling: JobSampling
+
+
+class PlanWork(NamedTuple):
+    """A plan entry as the worker gets it. `token_ids` are those of a prefill's positions, empty for a decode; `spec` comes with position 0.
+
+    A prefill is abandoned after `cut_after_s` seconds of compute, None never.
+    """
+
+    job: JobId
+    from_token: int
+    to_token: int
+    token_ids: Sequence[int]
+    spec: JobSpec | None
+    cut_after_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One iteration as the worker gets it."""
+
+    epoch: Epoch
+    plan: PlanNumber
+    entries: tuple[PlanWork, ...]
+
+
+class TokenLogprob(NamedTuple):
+    """Natural log probability of a chosen token under the model's own distribution, and the best alternatives (token id, log probability)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCounters:
+    """Since the worker started. `stall_s`: a plan at hand waited for a copy; `plan_wait_s`: jobs known, no plan at hand, between iterations."""
+
+    stall_s: float = 0.0
+    busy_s: float = 0.0
+    plan_wait_s: float = 0.0
+    offloaded_bytes: int = 0
+    uploaded_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """An iteration's result with what only clients and operators look at."""
+
+    result: IterationResult
+    logprobs: Mapping[JobId, TokenLogprob]
+    counters: WorkerCounters
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker says of itself when it joins. `device` is "cpu" or the GPU's name."""
+
+    epoch: Epoch
+    group: int
+    model_fingerprint: str
+    block_size: int
+    device_blocks: int
+    host_blocks: int
+    max_model_len: int
+    block_bytes: int
+    profile: CostProfile
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """What a job may be. Not `ready`: no worker has joined yet."""
+
+    ready: bool
+    max_model_len: int
+    device_pool_tokens: int
