@@ -1,9 +1,12 @@
-"""Generates the typed stubs beside the .proto files; `--check` proves that the committed ones are current, `--image FILE` writes a descriptor image."""
+"""Generates the typed stubs beside the .proto files; `--check` proves that the committed ones are current, `--image
+FILE` writes a descriptor image.
+"""
 
 import argparse
 import filecmp
 import importlib.util
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -27,14 +30,21 @@ def _protos() -> list[str]:
     return sorted(str(path.relative_to(PROTO_ROOT)) for path in (PROTO_ROOT / PACKAGE).glob("*.proto"))
 
 
+def _plugins() -> list[str]:
+    """mypy-protobuf's programs lie beside this Python, which need not be on the PATH."""
+    scripts = Path(sysconfig.get_path("scripts"))
+    return [f"--plugin={name}={scripts / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
+
+
 def _run(arguments: list[str]) -> None:
-    if protoc.main(["protoc", *_include_paths(), *arguments, *_protos()]) != 0:
+    if protoc.main(["protoc", *_include_paths(), *_plugins(), *arguments, *_protos()]) != 0:
         raise SystemExit("protoc failed")
 
 
 def generate(out: Path) -> None:
     """Writes messages, services and their type stubs below `out`."""
-    _run([f"--{kind}_out={out}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")])
+    _run([f"--{kind}_out={out}" for kind in ("python", "grpc_python")])
+    _run([f"--{kind}_out=quiet:{out}" for kind in ("mypy", "mypy_grpc")])
 
 
 def stale() -> list[str]:

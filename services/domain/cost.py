@@ -1,11 +1,13 @@
 """The cost model: seconds of an iteration, interpolated from a measured profile.
 
-Prefill time grows about linearly with the prompt, decode time is nearly flat in the context and grows slowly with the batch (PAPER 1), so linear
-interpolation between measured points is enough. Beyond the last point the last slope goes on; before the first its value holds.
+Prefill time grows about linearly with the prompt, decode time is nearly flat in the context and grows slowly with the
+batch (PAPER 1), so linear interpolation between measured points is enough. Beyond the last point the last slope goes
+on; before the first its value holds.
 """
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from services.domain.errors import InvalidFieldError
@@ -38,7 +40,8 @@ def _interpolate(points: tuple[tuple[int, float], ...], x: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """Measured seconds; both tuples ascending and not empty, decode sorted by (batch, context_tokens) with the same contexts for every batch.
+    """Measured seconds; both tuples ascending and not empty, decode sorted by (batch, context_tokens) with the same
+    contexts for every batch.
 
     Raises InvalidFieldError for an empty table, a time that is not above 0, or one out of order.
     """
@@ -49,8 +52,9 @@ class CostProfile:
     def __post_init__(self) -> None:
         if not self.prefill or not self.decode:
             raise InvalidFieldError("profile", "prefill and decode need at least one measured point each")
-        if self.smallest_iteration_s <= 0:
-            raise InvalidFieldError("profile", "seconds must be above 0")
+        measured_s = [point.seconds for point in self.prefill] + [point.seconds for point in self.decode]
+        if not all(0 < seconds < inf for seconds in measured_s):
+            raise InvalidFieldError("profile", "seconds must be above 0 and finite")
         prefill_tokens = [point.tokens for point in self.prefill]
         decode_places = [point[:2] for point in self.decode]
         if sorted(set(prefill_tokens)) != prefill_tokens or sorted(set(decode_places)) != decode_places:
@@ -61,10 +65,10 @@ class CostProfile:
         return _interpolate(self.prefill, tokens)
 
     def decode_s(self, batch: int, context_tokens: float) -> float:
-        """Seconds of an iteration that decodes one token of each of `batch` jobs with `context_tokens` of context each."""
+        """Seconds of an iteration that decodes one token of each of `batch` jobs with `context_tokens` of context."""
         batches = sorted({point.batch for point in self.decode})
         by_batch = tuple(
-            (size, _interpolate(tuple((p.context_tokens, p.seconds) for p in self.decode if p.batch == size), context_tokens))
+            (size, _interpolate(tuple(point[1:] for point in self.decode if point.batch == size), context_tokens))
             for size in batches
         )
         return _interpolate(by_batch, batch)

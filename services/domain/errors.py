@@ -6,7 +6,10 @@ class FastServeError(Exception):
 
 
 class InvalidFieldError(FastServeError):
-    """A field of a request or of the settings is out of its limits (INVALID_ARGUMENT). `field` is its path, the message names the limit."""
+    """A field of a request or of the settings is out of its limits (INVALID_ARGUMENT).
+
+    `field` is its path, the message names the limit.
+    """
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -38,7 +41,10 @@ class NotReadyError(FastServeError):
 
 
 class PeerMismatchError(FastServeError):
-    """A peer that dials in does not fit (FAILED_PRECONDITION): another model, block size or context. `field` names what differs."""
+    """A peer that dials in does not fit (FAILED_PRECONDITION): another model, block size or context.
+
+    `field` names what differs.
+    """
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -55,3 +61,19 @@ class ModelFolderError(FastServeError):
 
 class ProtocolError(FastServeError):
     """A peer broke PROTOCOL: a bug on its side, told with the job's story. The stream is ended; INTERNAL."""
+
+
+class DeadlineError(FastServeError):
+    """The client's deadline passed before the end (DEADLINE_EXCEEDED)."""
+
+
+class UnreachableError(NotReadyError):
+    """Nobody answers at a peer's address, or the connection broke (UNAVAILABLE without a word from the peer itself)."""
+
+
+class PeerFailedError(FastServeError):
+    """A peer ended a call for a reason of its own, most likely a bug that its log tells of (INTERNAL)."""
+
+
+class AddressInUseError(FastServeError):
+    """The address to listen on is taken or can't be had. Ends a service at its start."""

@@ -1,11 +1,12 @@
 """The messages between scheduler, KV manager and worker, as values.
 
-Positions count the tokens of a job from 0: prompt first, then output. A plan entry (job, from_token, to_token) computes the KV cache of positions
-from_token to to_token - 1; when to_token reaches the job's known tokens (prompt and output so far), the iteration samples the next one. The last
-output token's KV is never written, so a job's KV holds at most prompt + max_tokens - 1 tokens.
+Positions count the tokens of a job from 0: prompt first, then output. A plan entry (job, from_token, to_token) computes
+the KV cache of positions from_token to to_token - 1; when to_token reaches the job's known tokens (prompt and output so
+far), the iteration samples the next one. The last output token's KV is never written, so a job's KV holds at most
+prompt + max_tokens - 1 tokens.
 
-The same values are events of one side's `handle` and commands of the other's. Those made once per job and iteration are NamedTuples, because
-making a frozen dataclass costs three times as much.
+The same values are events of one side's `handle` and commands of the other's. Those made once per job and iteration are
+NamedTuples, because making a frozen dataclass costs three times as much.
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,9 @@ class PlanEntry(NamedTuple):
 
 
 class ArrivedJob(NamedTuple):
-    """A job as the KV manager must know it: tokens it has now, all to be computed, and the most that its KV may come to hold."""
+    """A job as the KV manager must know it: tokens it has now, all to be computed, and the most that its KV may come to
+    hold.
+    """
 
     job: JobId
     known_tokens: int
@@ -50,7 +53,8 @@ class OrderChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """First on a stream, and at a new worker epoch: all jobs, none of them resident, and what ENST needs to know of the policy.
+    """First on a stream, and at a new worker epoch: all jobs, none of them resident, and what ENST needs to know of the
+    policy.
 
     `quanta_s` is empty for a policy without quanta; `starvation_limit_s` is None where nobody is promoted.
     """
@@ -164,7 +168,10 @@ class Offload(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """Copy blocks to the device. `device_blocks` is the whole new device table and may be longer than `moves`. The host copy is void at Done."""
+    """Copy blocks to the device.
+
+    `device_blocks` is the whole new device table and may be longer than `moves`. The host copy is void at Done.
+    """
 
     command: CommandNumber
     job: JobId
@@ -226,7 +233,10 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """What a plan made, in `duration_s` seconds of the worker's time. `cut`: prefills abandoned at their limit, nothing of them is kept."""
+    """What a plan made, in `duration_s` seconds of the worker's time.
+
+    `cut`: prefills abandoned at their limit, nothing of them is kept.
+    """
 
     epoch: Epoch
     plan: PlanNumber

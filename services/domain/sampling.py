@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class JobSampling:
-    """All parameters of one choice, every default filled in. Meanings and limits are those of `SamplingParams` in inference.proto.
+    """All parameters of one choice, every default filled in. Meanings and limits are those of `SamplingParams` in
+    inference.proto.
 
-    `top_k` 0 is off. `stop_token_ids` holds the model's end-of-sequence tokens too, unless they are to be ignored. `logprobs` None reports none.
-    `logit_bias` is sorted by token id.
+    `top_k` 0 is off. `stop_token_ids` holds the model's end-of-sequence tokens too, unless they are to be ignored.
+    `logprobs` None reports none. `logit_bias` is sorted by token id.
     """
 
     max_tokens: int

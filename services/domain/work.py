@@ -1,4 +1,6 @@
-"""What travels between scheduler and worker beside the bare protocol: tokens, sampling, log probabilities, facts about the worker."""
+"""What travels between scheduler and worker beside the bare protocol: tokens, sampling, log probabilities, facts about
+the worker.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,13 +8,14 @@ from typing import NamedTuple
 
 from services.domain.cost import CostProfile
 from services.domain.ids import Epoch, JobId, PlanNumber
-from services.domain.protocol import IterationResult
+from services.domain.protocol import IterationResult, KvToScheduler, WorkerPools
 from services.domain.sampling import JobSampling
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a worker must know of a job to go on with it. Tokens of a prefill beyond `prompt_tokens` are output made earlier.
+    """What a worker must know of a job to go on with it. Tokens of a prefill beyond `prompt_tokens` are output made
+    earlier.
 
     A token is sampled when `known_tokens` tokens are computed.
     """
@@ -23,7 +26,8 @@ class JobSpec:
 
 
 class PlanWork(NamedTuple):
-    """A plan entry as the worker gets it. `token_ids` are those of a prefill's positions, empty for a decode; `spec` comes with position 0.
+    """A plan entry as the worker gets it. `token_ids` are those of a prefill's positions, empty for a decode; `spec`
+    comes with position 0.
 
     A prefill is abandoned after `cut_after_s` seconds of compute, None never.
     """
@@ -46,7 +50,9 @@ class Plan:
 
 
 class TokenLogprob(NamedTuple):
-    """Natural log probability of a chosen token under the model's own distribution, and the best alternatives (token id, log probability)."""
+    """Natural log probability of a chosen token under the model's own distribution, and the best alternatives (token
+    id, log probability).
+    """
 
     token_id: int
     logprob: float
@@ -55,7 +61,10 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounters:
-    """Since the worker started. `stall_s`: a plan at hand waited for a copy; `plan_wait_s`: jobs known, no plan at hand, between iterations."""
+    """Since the worker started.
+
+    `stall_s`: a plan at hand waited for a copy; `plan_wait_s`: jobs known, no plan at hand, between iterations.
+    """
 
     stall_s: float = 0.0
     busy_s: float = 0.0
@@ -96,3 +105,29 @@ class ServingLimits:
     ready: bool
     max_model_len: int
     device_pool_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """What the KV manager tells the scheduler for AdminService, beside the protocol: free blocks, and the jobs that
+    left for the host or came back.
+    """
+
+    device_blocks_free: int
+    host_blocks_free: int
+    kv_policy: str
+    swapped_out: tuple[JobId, ...] = ()
+    swapped_in: tuple[JobId, ...] = ()
+
+
+KvLinkItem = KvToScheduler | PoolStatus
+"""All that the KV manager sends to the scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvWorkerFacts:
+    """What a worker says of itself when it joins the KV manager."""
+
+    group: int
+    pools: WorkerPools
+    block_bytes: int

@@ -1,0 +1,62 @@
+# The commands to know: `make demo`, `make test`, `make check`. `make` alone lists all.
+
+# Any Python from 3.11 on; only `.venv` is made with it, all else runs inside.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# TORCH_BACKEND=cpu takes PyTorch's smaller CPU wheels where their index can be reached.
+TORCH_BACKEND ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+EXTRAS := gateway,worker,cli,dev
+
+# uv makes the environment: the one at hand if it runs, else one of our own below build/.
+UV_VERSION := 0.13.8
+UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo build/uv/bin/uv)
+
+.PHONY: help install demo test check bench proto lock clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
+
+install: $(INSTALLED) ## make .venv with the exact versions of requirements.lock
+
+demo: $(INSTALLED) ## serve the bundled model, stream a completion, replay a burst under FCFS and FastServe, draw pictures
+	$(BIN)/python -m services.cli.demo
+
+test: $(INSTALLED) ## run the whole test suite
+	$(BIN)/pytest
+
+check: $(INSTALLED) ## format, lint, types, import rings, proto lint, stubs current
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python protos/generate.py --check
+	mkdir -p build
+	$(BIN)/python protos/generate.py --image build/protos.binpb
+	$(BIN)/buf lint build/protos.binpb --path fastserve --config protos/buf.yaml
+
+bench: $(INSTALLED) ## measure this machine, results under benchmarks/results/
+	$(BIN)/python -m benchmarks.run
+
+proto: $(INSTALLED) ## make the stubs anew
+	$(BIN)/python protos/generate.py
+
+lock: $(INSTALLED) ## resolve requirements.lock anew from pyproject.toml, keeping versions that still fit
+	$(UV) pip compile --quiet --universal --python-version 3.11 --all-extras --no-header --no-annotate \
+		pyproject.toml -o requirements.lock
+
+clean: ## remove what was made, .venv too
+	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	find models protos services tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+build/uv/bin/uv:
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --target build/uv uv==$(UV_VERSION)
+
+# One resolution for the environment and the project: the lock holds the versions of what the extras need, and more for other systems.
+$(INSTALLED): requirements.lock pyproject.toml $(filter build/uv/bin/uv,$(UV))
+	test -x $(BIN)/python || $(UV) venv --quiet --python "$(PYTHON)" $(VENV)
+	$(UV) pip install --quiet --python $(BIN)/python $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND)) \
+		--constraint requirements.lock --editable ".[$(EXTRAS)]"
+	touch $@

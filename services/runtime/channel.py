@@ -1,0 +1,47 @@
+"""Client channels: the options that every link inside FastServe and every client of it shares, and the back-off of a
+link that dials again.
+"""
+
+import grpc
+
+MOST_MESSAGE_BYTES = 16 * 1024 * 1024
+"""Larger than any valid request, so that a prompt that is too large is refused by validation, which names the limit."""
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
+    # The links dial again by themselves; gRPC's own pauses (1 s, growing to 2 min) would only make theirs longer.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A peer whose machine vanished says nothing: pings on calls under way find out.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # The peers are named by their addresses; a proxy of the environment has no part in it.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to HOST:PORT. It connects at the first call; use it as an async context manager, or close it."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class Backoff:
+    """Pauses between attempts to dial: they double from `first_s` to `most_s`; after `reset` they begin anew."""
+
+    def __init__(self, first_s: float = 0.05, most_s: float = 1.0) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._next_s = first_s
+
+    def next_s(self) -> float:
+        """The pause before the next attempt."""
+        pause_s = self._next_s
+        self._next_s = min(self._next_s * 2, self._most_s)
+        return pause_s
+
+    def reset(self) -> None:
+        """To be called when an attempt succeeded."""
+        self._next_s = self._first_s

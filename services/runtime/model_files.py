@@ -1,0 +1,210 @@
+"""A model folder in Hugging Face layout, seen without torch: is it whole, what are its numbers, which one is it.
+
+All services that are given `--model` read the same folder (or copies of it). The scheduler compares their fingerprints,
+so that a worker with other weights, or a gateway with another tokenizer, is refused when it joins and not noticed by
+its gibberish. A fingerprint must cost milliseconds, so it covers of each weights file the header, the size and some
+samples of the data, not all of it.
+
+Weights are safetensors only: 8 bytes of header length (little endian), the header as JSON ({name: {dtype, shape,
+data_offsets}}), the data.
+"""
+
+import hashlib
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.domain.errors import ModelFolderError
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+_WEIGHTS_INDEX = "model.safetensors.index.json"
+_WEIGHTS = "model.safetensors"
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+_MOST_HEADER_BYTES = 100_000_000
+_MOST_JSON_BYTES = 256 * 1024 * 1024
+_SAMPLE_BYTES = 64 * 1024
+_SAMPLES = 9
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The numbers of a model that services without its weights go by. Every token id is less than `vocabulary_size`."""
+
+    max_model_len: int
+    vocabulary_size: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MOST_JSON_BYTES:
+            raise ModelFolderError(f"{path} is too large for what it is")
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelFolderError(
+            f"{path.parent} has no {path.name}: it is no model folder in Hugging Face layout"
+        ) from None
+    except OSError as error:
+        raise ModelFolderError(f"can't read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ModelFolderError(f"{path} is truncated or damaged: it is not JSON") from None
+    if not isinstance(document, dict):
+        raise ModelFolderError(f"{path} is damaged: it must be a JSON object")
+    return document
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json as it is. Raises ModelFolderError."""
+    if not folder.is_dir():
+        raise ModelFolderError(f"{folder} is no folder")
+    return _read_json(folder / CONFIG)
+
+
+def _whole_number(config: dict[str, Any], key: str, folder: Path) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelFolderError(f"{folder / CONFIG}: {key} must be a whole number above 0, is {value!r}")
+    return value
+
+
+def _ids(value: Any) -> list[int]:
+    """Token ids of a field that holds one, several or none."""
+    values = value if isinstance(value, list) else [value]
+    return [one for one in values if isinstance(one, int) and not isinstance(one, bool)]
+
+
+def read_facts(folder: Path) -> ModelFacts:
+    """The numbers of a model. End-of-sequence ids are those of config.json and generation_config.json together, as chat
+    models name the end of a turn only in the latter. Raises ModelFolderError.
+    """
+    config = read_config(folder)
+    generation_file = folder / "generation_config.json"
+    generation = _read_json(generation_file) if generation_file.exists() else {}
+    vocabulary_size = _whole_number(config, "vocab_size", folder)
+    eos = {*_ids(config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}
+    bos = _ids(config.get("bos_token_id"))
+    return ModelFacts(
+        max_model_len=_whole_number(config, "max_position_embeddings", folder),
+        vocabulary_size=vocabulary_size,
+        eos_token_ids=tuple(sorted(one for one in eos if 0 <= one < vocabulary_size)),
+        bos_token_id=bos[0] if bos else None,
+    )
+
+
+def tokenizer_file(folder: Path) -> Path:
+    """The tokenizer. Raises ModelFolderError if the folder has none of the one kind that is read."""
+    read_config(folder)
+    path = folder / TOKENIZER
+    if not path.is_file():
+        raise ModelFolderError(f"{folder} has no {TOKENIZER}: tokenizers of other kinds are not supported")
+    return path
+
+
+def _indexed_names(index_file: Path) -> set[str]:
+    weight_map = _read_json(index_file).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelFolderError(f"{index_file} is damaged: it must have a weight_map")
+    names = {name for name in weight_map.values() if isinstance(name, str)}
+    if len(names) == 0 or any(Path(name).name != name for name in names):
+        raise ModelFolderError(f"{index_file} names files outside of its folder")
+    return names
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files of the model, sorted: those of its index, else model.safetensors, else all.
+
+    Raises ModelFolderError.
+    """
+    read_config(folder)
+    index_file = folder / _WEIGHTS_INDEX
+    if index_file.exists():
+        paths = tuple(sorted(folder / name for name in _indexed_names(index_file)))
+        missing = [path.name for path in paths if not path.is_file()]
+        if missing:
+            raise ModelFolderError(f"{folder} lacks {', '.join(missing[:3])}, named by {_WEIGHTS_INDEX}")
+        return paths
+    if (folder / _WEIGHTS).is_file():
+        return (folder / _WEIGHTS,)
+    paths = tuple(sorted(folder.glob("*.safetensors")))
+    if paths:
+        return paths
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLE_SUFFIXES)
+    if pickles:
+        raise ModelFolderError(
+            f"{folder} has its weights only as pickles ({pickles[0]}), which could run code when loaded: "
+            "convert them to safetensors"
+        )
+    raise ModelFolderError(f"{folder} has no weights: no *.safetensors file")
+
+
+def _end_of_data(header: dict[str, Any], path: Path) -> int:
+    """Bytes of data that the header speaks of."""
+    ends = [0]
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+        if not (isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(one, int) for one in offsets)):
+            raise ModelFolderError(f"{path} is damaged: its header does not say where {name} is")
+        ends.append(offsets[1])
+    return max(ends)
+
+
+def read_header(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """The header of a safetensors file, raw and read.
+
+    Raises ModelFolderError for a file that is shorter than its header says.
+    """
+    try:
+        size_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(_LENGTH_BYTES)
+            length_bytes = struct.unpack("<Q", start)[0] if len(start) == _LENGTH_BYTES else _MOST_HEADER_BYTES + 1
+            if length_bytes > min(_MOST_HEADER_BYTES, size_bytes - _LENGTH_BYTES):
+                raise ModelFolderError(f"{path} is truncated or no safetensors file: its header does not fit")
+            raw = file.read(length_bytes)
+    except OSError as error:
+        raise ModelFolderError(f"can't read {path}: {error.strerror}") from None
+    try:
+        header = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise ModelFolderError(f"{path} is damaged: its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise ModelFolderError(f"{path} is damaged: its header must be a JSON object")
+    whole_bytes = _LENGTH_BYTES + length_bytes + _end_of_data(header, path)
+    if whole_bytes > size_bytes:
+        raise ModelFolderError(f"{path} is truncated: {size_bytes} bytes of {whole_bytes}")
+    return raw, header
+
+
+def _add_samples(digest: "hashlib._Hash", path: Path) -> None:
+    """Both ends of the file and places between: a model tuned from another differs in most of its layers."""
+    last_offset = max(0, path.stat().st_size - _SAMPLE_BYTES)
+    with path.open("rb") as file:
+        for number in range(_SAMPLES):
+            file.seek(last_offset * number // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
+
+
+def fingerprint(folder: Path) -> str:
+    """Identity of the model: equal for copies of a folder. Checks its files on the way. Raises ModelFolderError."""
+    digest = hashlib.sha256()
+    config = read_config(folder)
+    digest.update(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())
+    tokenizer = folder / TOKENIZER
+    try:
+        if tokenizer.is_file():
+            digest.update(hashlib.sha256(tokenizer.read_bytes()).digest())
+        for path in weight_files(folder):
+            raw, _ = read_header(path)
+            digest.update(f"{path.name}:{path.stat().st_size}:{len(raw)}\n".encode())
+            digest.update(raw)
+            _add_samples(digest, path)
+    except OSError as error:
+        raise ModelFolderError(f"can't read {error.filename}: {error.strerror}") from None
+    return digest.hexdigest()

@@ -1,0 +1,126 @@
+"""Life of a service's process: settings, logs, signals, the word that it is ready, and its end.
+
+`service_main` is the body of every service's `main`. The first SIGTERM or SIGINT sets `ServiceProcess.stopping`, upon
+which `serve` drains and returns; the second ends the process at once. What the world can break ends in one line on
+stderr and exit status 1.
+
+A service started by another process is told its parent's id (`--die-with-parent`) and is killed when that ends, even by
+SIGKILL: Linux sends the signal (prctl); elsewhere a thread looks every second whether the parent is still the parent.
+"""
+
+import asyncio
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from services.domain.errors import FastServeError, InvalidFieldError
+from services.runtime.logs import set_up_logs
+from services.runtime.settings import Settings, load
+
+_log = logging.getLogger(__name__)
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+_PR_SET_PDEATHSIG = 1
+_PARENT_LOOK_S = 1.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class ServiceProcess(Generic[SettingsT]):
+    """What a running service sees of its process."""
+
+    def __init__(self, name: str, settings: SettingsT) -> None:
+        self.name = name
+        self.settings = settings
+        self.stopping = asyncio.Event()
+        """Set by the first signal to end; `serve` may set it too."""
+
+    def announce_ready(self, grpc: str, metrics: str | None = None) -> None:
+        """Says that the service serves on these addresses: one log line, and the ready file."""
+        if self.settings.ready_file is not None:
+            write_ready_file(self.settings.ready_file, grpc, metrics)
+        _log.info("ready %s %s", self.name, grpc)
+
+
+def write_ready_file(path: Path, grpc: str, metrics: str | None) -> None:
+    """Writes the addresses as JSON so that a reader sees all or nothing.
+
+    Raises InvalidFieldError if it can't be written.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(json.dumps({"grpc": grpc, "metrics": metrics}) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise InvalidFieldError("--ready-file", f"can't write {path}: {error.strerror}") from None
+
+
+def _watch_parent(parent_id: int) -> None:
+    pause = threading.Event()
+    while os.getppid() == parent_id:
+        pause.wait(_PARENT_LOOK_S)
+    os._exit(1)
+
+
+def die_with_parent(parent_id: int) -> None:
+    """Ties this process's life to its parent's. A parent that is gone already ends it here."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    else:
+        threading.Thread(target=_watch_parent, args=(parent_id,), daemon=True, name="parent-watch").start()
+    # The signal is sent only for an end that is still to come.
+    if os.getppid() != parent_id:
+        os._exit(1)
+
+
+def _on_signal(process: ServiceProcess[SettingsT], number: int) -> None:
+    if process.stopping.is_set():
+        os._exit(128 + number)
+    _log.info("stopping on %s", signal.Signals(number).name)
+    process.stopping.set()
+
+
+async def _run(name: str, settings: SettingsT, serve: Callable[[ServiceProcess[SettingsT]], Awaitable[None]]) -> None:
+    process = ServiceProcess(name, settings)
+    loop = asyncio.get_running_loop()
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, _on_signal, process, number)
+    await serve(process)
+
+
+def service_main(
+    name: str,
+    settings_class: type[SettingsT],
+    argv: Sequence[str] | None,
+    serve: Callable[[ServiceProcess[SettingsT]], Awaitable[None]],
+) -> int:
+    """Runs a service until a signal ends it; the exit status of its process. `name` is also its table in the TOML file.
+
+    `serve` sets everything up, calls `announce_ready`, waits for `stopping`, drains and returns. It must not start
+    before its settings are read, so that a bad flag is told without loading a model.
+    """
+    try:
+        settings = load(settings_class, name, sys.argv[1:] if argv is None else argv, os.environ)
+        if settings.die_with_parent is not None:
+            die_with_parent(settings.die_with_parent)
+        set_up_logs(name, settings.log_level)
+        asyncio.run(_run(name, settings, serve))
+    except FastServeError as error:
+        print(f"fastserve {name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        # Before the loop took the signal over: nothing to drain yet.
+        return 128 + signal.SIGINT
+    except Exception:
+        _log.exception("ended by a bug")
+        return 1
+    return 0

@@ -1,0 +1,211 @@
+"""A gRPC server as every service runs it: health, reflection, typed errors to statuses, bounded messages, a drain at
+its end.
+
+Handlers raise typed errors; the interceptor turns them into statuses by the one table, at the one edge. An exception of
+no known kind is a bug: it is logged here, once, and the client reads INTERNAL. A request whose bytes are no message
+(invalid UTF-8 in a string, say) would end as UNKNOWN inside gRPC; so the interceptor replaces the deserializer by one
+that cannot fail, and refuses the request as INVALID_ARGUMENT. Handlers of streams must read by iterating over their
+request iterator, not by `context.read()`.
+"""
+
+import asyncio
+import errno
+import inspect
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from services.domain.errors import AddressInUseError, FastServeError, InvalidFieldError
+from services.runtime.channel import MOST_MESSAGE_BYTES
+from services.runtime.settings import split_address
+from services.runtime.status import ErrorStatus, status_of, to_grpc
+
+_log = logging.getLogger(__name__)
+
+LIVENESS = "liveness"
+READINESS = "readiness"
+
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
+    # Without this two servers share a port silently, each getting half of the calls.
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # Clients ping calls under way every 10 s (channel.py); gRPC's own limit of one in 5 minutes would call that abuse.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+)
+
+
+class _Undecodable:
+    """Stands for a request whose bytes are no message."""
+
+
+_UNDECODABLE = _Undecodable()
+
+
+def _undecodable_error() -> InvalidFieldError:
+    return InvalidFieldError("request", "is no message of its type: malformed, or a string in it is not valid UTF-8")
+
+
+def _safe(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if deserializer is None:
+        return None
+
+    def deserialize(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except (DecodeError, UnicodeDecodeError):
+            return _UNDECODABLE
+
+    return deserialize
+
+
+async def _checked(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if request is _UNDECODABLE:
+            raise _undecodable_error()
+        yield request
+
+
+def _checked_input(request_or_iterator: Any, streams: bool) -> Any:
+    if streams:
+        return _checked(request_or_iterator)
+    if request_or_iterator is _UNDECODABLE:
+        raise _undecodable_error()
+    return request_or_iterator
+
+
+async def _abort(context: Any, method: str, error: Exception) -> NoReturn:
+    """Ends the call with the error's status."""
+    if isinstance(error, grpc.aio.AbortError):
+        # The handler has set the status itself.
+        raise error
+    if isinstance(error, FastServeError):
+        status = status_of(error)
+    else:
+        status = ErrorStatus(grpc.StatusCode.INTERNAL, "internal error; the server has logged it")
+    if status.code is grpc.StatusCode.INTERNAL:
+        _log.error("%s failed", method, exc_info=error)
+    if context.done():
+        # The client is gone and nobody reads a status.
+        raise asyncio.CancelledError from error
+    told = to_grpc(status)
+    await context.abort(told.code, told.details, told.trailing_metadata)
+    raise AssertionError("abort raises")
+
+
+def _unary(behavior: Callable[..., Awaitable[Any]], method: str, streams: bool) -> Callable[..., Awaitable[Any]]:
+    async def call(request_or_iterator: Any, context: Any) -> Any:
+        try:
+            return await behavior(_checked_input(request_or_iterator, streams), context)
+        except Exception as error:
+            await _abort(context, method, error)
+
+    return call
+
+
+def _stream(behavior: Callable[..., Any], method: str, streams: bool) -> Callable[..., AsyncIterator[Any]]:
+    async def call(request_or_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            # Closed when the call ends, so that a handler's `finally` need not wait for the garbage collector.
+            async with aclosing(behavior(_checked_input(request_or_iterator, streams), context)) as responses:
+                async for response in responses:
+                    yield response
+        except Exception as error:
+            await _abort(context, method, error)
+
+    return call
+
+
+class EdgeInterceptor(grpc.aio.ServerInterceptor):
+    """Maps errors of all handlers to statuses and refuses undecodable requests."""
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        changes: dict[str, Any] = {"request_deserializer": _safe(handler.request_deserializer)}
+        for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
+            behavior = getattr(handler, kind)
+            if behavior is None:
+                continue
+            streams = kind.startswith("stream")
+            if inspect.isasyncgenfunction(behavior):
+                changes[kind] = _stream(behavior, method, streams)
+            else:
+                changes[kind] = _unary(behavior, method, streams)
+        return handler._replace(**changes)
+
+
+def _check_bindable(address: str) -> None:
+    """Says in one sentence why an address can't be listened on. gRPC itself would not tell the reasons apart."""
+    host, port = split_address(address)
+    try:
+        family, _, _, _, place = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            probe.listen(1)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(f"can't listen on {address}: the port is in use") from None
+        raise AddressInUseError(f"can't listen on {address}: {error.strerror or error}") from None
+
+
+class RpcServer:
+    """A grpc.aio server. `register` adds the servicers; `service_names` are their full names, for health and
+    reflection.
+
+    Health names: "" and `liveness` serve from the start; `readiness` and the service names as `set_ready` says.
+    """
+
+    def __init__(self, address: str, service_names: Sequence[str], register: Callable[[grpc.aio.Server], None]) -> None:
+        self.address = address
+        """HOST:PORT as asked for; after `start` with the port that it got."""
+        self._service_names = tuple(service_names)
+        self._server = grpc.aio.server(interceptors=(EdgeInterceptor(),), options=_OPTIONS)
+        self._health = health_aio.HealthServicer()
+        register(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (*self._service_names, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server
+        )
+
+    async def start(self) -> None:
+        """Listens. Not ready yet. Raises AddressInUseError."""
+        _check_bindable(self.address)
+        try:
+            port = self._server.add_insecure_port(self.address)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise AddressInUseError(f"can't listen on {self.address}: the port is in use")
+        self.address = f"{split_address(self.address).host}:{port}"
+        serving = health_pb2.HealthCheckResponse.SERVING
+        await self._health.set("", serving)
+        await self._health.set(LIVENESS, serving)
+        await self.set_ready(False)
+        await self._server.start()
+
+    async def set_ready(self, ready: bool) -> None:
+        """What the health service says of `readiness` and of every service."""
+        states = health_pb2.HealthCheckResponse
+        for name in (READINESS, *self._service_names):
+            await self._health.set(name, states.SERVING if ready else states.NOT_SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new calls, lets those under way end for `grace_s` seconds, then ends them."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)

@@ -1,0 +1,209 @@
+"""Settings of a service: one frozen, validated value, read once at its start from four places.
+
+A value comes from the first place that has it: the flag `--max-batch`, the environment (`FASTSERVE_SCHEDULER_MAX_BATCH`
+for one service, `FASTSERVE_MAX_BATCH` for all), the service's table in the TOML file named by `--config` (or
+FASTSERVE_CONFIG), the default. Flags and their help are made from the fields of the model, so that there is one place
+to add a knob. Fields that may be None take `off` for it. Whatever is wrong raises InvalidFieldError naming the place
+where the value was written, and the limit.
+"""
+
+import argparse
+import tomllib
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from services.domain.errors import InvalidFieldError
+from services.runtime.logs import LogLevel
+
+ENVIRONMENT_PREFIX = "FASTSERVE_"
+_OFF = ("off", "none")
+
+
+class HostPort(NamedTuple):
+    """The two parts of an address; port 0 is a free one."""
+
+    host: str
+    port: int
+
+
+def split_address(address: str) -> HostPort:
+    """Parts of HOST:PORT, the host of IPv6 in brackets. Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError("must be HOST:PORT with a port of 0 to 65535")
+    return HostPort(host, int(port))
+
+
+def _checked_address(address: str) -> str:
+    split_address(address)
+    return address
+
+
+Address = Annotated[str, AfterValidator(_checked_address)]
+"""HOST:PORT."""
+
+
+class Settings(BaseModel):
+    """What every service can be told. A service's own settings are a subclass."""
+
+    # pydantic keeps names that begin with model_ for itself, unless told not to.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    log_level: LogLevel = Field("info", description="least level that is logged")
+    metrics_port: int = Field(0, ge=0, le=65535, description="port of /metrics on the host listened on; 0: a free one")
+    ready_file: Path | None = Field(
+        None, description="file that is written when the service is ready, with the addresses it serves on, as JSON"
+    )
+    die_with_parent: int | None = Field(
+        None, ge=1, description="process id of the parent: the service is killed when that ends, however it ends"
+    )
+
+
+SettingsT = TypeVar("SettingsT", bound=BaseModel)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing its usage, so that every bad flag ends in the same one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidFieldError("command line", message)
+
+
+def flag_of(field_name: str) -> str:
+    """`max_batch` -> `--max-batch`."""
+    return "--" + field_name.replace("_", "-")
+
+
+def _choices(annotation: Any) -> list[str]:
+    """The words that a field takes, if it is one of a few."""
+    if get_origin(annotation) is Literal:
+        return [str(word) for word in get_args(annotation)]
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return [str(member.value) for member in annotation]
+    return [word for part in get_args(annotation) if part is not NoneType for word in _choices(part)]
+
+
+def _may_be_none(field: FieldInfo) -> bool:
+    return NoneType in get_args(field.annotation)
+
+
+def _help(field: FieldInfo) -> str:
+    default = field.default
+    if default is PydanticUndefined:
+        note = "required"
+    elif default is None:
+        note = "default: off"
+    else:
+        note = f"default: {default.value if isinstance(default, Enum) else default}"
+    # argparse reads % as a format.
+    return f"{field.description or ''} ({note})".strip().replace("%", "%%")
+
+
+def add_flags(parser: argparse.ArgumentParser, settings_class: type[BaseModel]) -> None:
+    """Adds a flag for every field, and `--config`. Absent flags leave no attribute behind."""
+    parser.add_argument("--config", type=Path, default=argparse.SUPPRESS, help="TOML file, one table per service")
+    for name, field in settings_class.model_fields.items():
+        common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": _help(field)}
+        if field.annotation is bool:
+            parser.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, **common)
+            continue
+        words = _choices(field.annotation) + (["off"] if _may_be_none(field) and _choices(field.annotation) else [])
+        metavar = "{" + ",".join(words) + "}" if words else name.rpartition("_")[2].upper()
+        parser.add_argument(flag_of(name), metavar=metavar, **common)
+
+
+def parse_flags(settings_class: type[BaseModel], argv: Sequence[str], prog: str) -> dict[str, Any]:
+    """The flags of a command line that has no other flags, by field name; `config` among them. `--help` exits."""
+    parser = _Parser(prog=prog, allow_abbrev=False, description=settings_class.__doc__)
+    add_flags(parser, settings_class)
+    return vars(parser.parse_args(argv))
+
+
+class _Found(NamedTuple):
+    value: Any
+    place: str
+
+
+def _read_table(config_file: Path, table: str) -> dict[str, _Found]:
+    try:
+        document = tomllib.loads(config_file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidFieldError("--config", f"can't read {config_file}: {reason}") from None
+    section = document.get(table, {})
+    if not isinstance(section, dict):
+        raise InvalidFieldError("--config", f"{config_file}: {table} must be a table")
+    return {key.replace("-", "_"): _Found(value, f"{config_file}: [{table}] {key}") for key, value in section.items()}
+
+
+def _read_environment(settings_class: type[BaseModel], table: str, environ: Mapping[str, str]) -> dict[str, _Found]:
+    found: dict[str, _Found] = {}
+    for name in settings_class.model_fields:
+        for key in (f"{ENVIRONMENT_PREFIX}{table}_{name}".upper(), f"{ENVIRONMENT_PREFIX}{name}".upper()):
+            if environ.get(key):
+                found[name] = _Found(environ[key], key)
+                break
+    return found
+
+
+def _as_none(field: FieldInfo | None, value: Any) -> Any:
+    is_off = isinstance(value, str) and value.lower() in _OFF
+    return None if field is not None and is_off and _may_be_none(field) else value
+
+
+def resolve(
+    settings_class: type[SettingsT],
+    table: str,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    config_file: Path | None = None,
+) -> SettingsT:
+    """Settings from parsed flags (fields that the class lacks must not be among them), environment, file and defaults.
+
+    `config_file` is used where neither flag nor environment names one. Raises InvalidFieldError.
+    """
+    named = flags.get("config") or environ.get(ENVIRONMENT_PREFIX + "CONFIG") or config_file
+    found = _read_table(Path(named), table) if named else {}
+    found.update(_read_environment(settings_class, table, environ))
+    found.update({name: _Found(value, flag_of(name)) for name, value in flags.items() if name != "config"})
+    fields = settings_class.model_fields
+    try:
+        return settings_class.model_validate(
+            {name: _as_none(fields.get(name), one.value) for name, one in found.items()}
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise _as_field_error(first, found) from None
+
+
+def _as_field_error(problem: Any, found: Mapping[str, _Found]) -> InvalidFieldError:
+    """What pydantic found, in one line under the name of the place."""
+    if not problem["loc"]:
+        return InvalidFieldError("settings", problem["msg"].removeprefix("Value error, "))
+    name = str(problem["loc"][0])
+    if problem["type"] == "missing":
+        return InvalidFieldError(flag_of(name), "is required")
+    if problem["type"] == "extra_forbidden":
+        return InvalidFieldError(found[name].place, "there is no such setting")
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should", "should")
+    place = found[name].place if name in found else flag_of(name)
+    return InvalidFieldError(place, f"{message}, got {problem['input']!r}")
+
+
+def load(
+    settings_class: type[SettingsT],
+    table: str,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    config_file: Path | None = None,
+) -> SettingsT:
+    """Settings of the service whose TOML table is `table`. Raises InvalidFieldError; `--help` prints and exits 0."""
+    flags = parse_flags(settings_class, argv, prog=f"fastserve {table}")
+    return resolve(settings_class, table, flags, environ, config_file)

@@ -1,0 +1,76 @@
+"""The cost model goes through what was measured and stays sensible beyond it."""
+
+from math import inf, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.domain.cost import CostProfile, DecodeCost, PrefillCost
+from services.domain.errors import InvalidFieldError
+
+PREFILL = (PrefillCost(16, 0.01), PrefillCost(128, 0.05), PrefillCost(512, 0.21))
+DECODE = (DecodeCost(1, 16, 0.004), DecodeCost(1, 1024, 0.006), DecodeCost(16, 16, 0.008), DecodeCost(16, 1024, 0.016))
+PROFILE = CostProfile(PREFILL, DECODE)
+
+
+def test_a_measured_point_costs_what_was_measured() -> None:
+    for prefill in PREFILL:
+        assert PROFILE.prefill_s(prefill.tokens) == pytest.approx(prefill.seconds)
+    for decode in DECODE:
+        assert PROFILE.decode_s(decode.batch, decode.context_tokens) == pytest.approx(decode.seconds)
+
+
+def test_between_two_points_the_cost_is_linear() -> None:
+    assert PROFILE.prefill_s(320) == pytest.approx(0.13)
+    assert PROFILE.decode_s(1, 520) == pytest.approx(0.005)
+
+
+def test_beyond_the_last_point_the_last_slope_goes_on() -> None:
+    assert PROFILE.prefill_s(896) == pytest.approx(0.37)
+    assert PROFILE.decode_s(31, 16) == pytest.approx(0.012)
+
+
+def test_before_the_first_point_its_cost_holds() -> None:
+    assert PROFILE.prefill_s(1) == 0.01
+    assert PROFILE.decode_s(1, 0) == 0.004
+
+
+def test_a_single_point_costs_the_same_everywhere() -> None:
+    flat = CostProfile((PrefillCost(16, 0.01),), (DecodeCost(1, 16, 0.004),))
+    assert (flat.prefill_s(9999), flat.decode_s(64, 9999)) == (0.01, 0.004)
+
+
+def test_a_falling_measurement_never_makes_a_cost_fall_below_its_last_point() -> None:
+    noisy = CostProfile((PrefillCost(16, 0.02), PrefillCost(32, 0.01)), DECODE)
+    assert noisy.prefill_s(10_000) == 0.01
+
+
+def test_the_first_quantum_is_the_shortest_iteration_measured() -> None:
+    assert PROFILE.smallest_iteration_s == 0.004
+
+
+@given(st.integers(0, 100_000), st.integers(1, 512))
+def test_every_iteration_costs_time(tokens: int, batch: int) -> None:
+    assert PROFILE.prefill_s(tokens) > 0
+    assert PROFILE.decode_s(batch, tokens) > 0
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        ((), DECODE),
+        (PREFILL, ()),
+        ((PrefillCost(16, 0.0),), DECODE),
+        ((PrefillCost(16, -1.0),), DECODE),
+        ((PrefillCost(16, 0.1), PrefillCost(32, nan)), DECODE),
+        (PREFILL, (DecodeCost(1, 16, inf),)),
+        (PREFILL[::-1], DECODE),
+        ((PREFILL[0], PREFILL[0]), DECODE),
+        (PREFILL, DECODE[::-1]),
+    ],
+)
+def test_a_profile_that_is_none_is_refused(prefill: tuple[PrefillCost, ...], decode: tuple[DecodeCost, ...]) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        CostProfile(prefill, decode)
+    assert caught.value.field == "profile"

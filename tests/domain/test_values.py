@@ -1,0 +1,42 @@
+"""The values of the protocol order, compare and complain as the services rely on."""
+
+import dataclasses
+
+import pytest
+
+from services.domain.errors import (
+    AdmissionFullError,
+    FastServeError,
+    InvalidFieldError,
+    NotReadyError,
+    UnreachableError,
+)
+from services.domain.ids import JobId
+from services.domain.protocol import Rank, Resident
+from services.domain.sampling import JobSampling
+
+
+def test_the_smaller_rank_runs_sooner_by_level_then_key_then_arrival() -> None:
+    ranks = [Rank(1, 0.0, 0), Rank(0, 2.0, 1), Rank(0, 1.0, 3), Rank(0, 1.0, 2)]
+    assert sorted(ranks) == [Rank(0, 1.0, 2), Rank(0, 1.0, 3), Rank(0, 2.0, 1), Rank(1, 0.0, 0)]
+
+
+def test_values_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        Resident(JobId("a/0"), 16, 0).valid_tokens = 3  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        JobSampling(max_tokens=1, seed=0).seed = 1  # type: ignore[misc]
+
+
+def test_sampling_is_off_unless_asked_for() -> None:
+    sampling = JobSampling(max_tokens=16, seed=7)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
+    assert (sampling.repetition_penalty, sampling.logprobs, sampling.logit_bias) == (1.0, None, ())
+
+
+def test_an_error_is_one_sentence_with_what_the_client_needs() -> None:
+    assert str(InvalidFieldError("sampling.n", "must be 1 to 16")) == "sampling.n: must be 1 to 16"
+    assert AdmissionFullError("full", 2.0).retry_after_s == 2.0
+    assert UnreachableError("gone").retry_after_s > 0
+    assert isinstance(UnreachableError("gone"), NotReadyError)
+    assert isinstance(NotReadyError("wait"), FastServeError)
