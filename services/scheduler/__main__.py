@@ -1,0 +1,130 @@
+"""Runs the scheduler."""
+
+import asyncio
+import gc
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from services.runtime.channel import open_channel
+from services.runtime.metrics import MetricsServer, new_registry
+from services.runtime.model_files import fingerprint, read_facts
+from services.runtime.process import ServiceProcess, service_main
+from services.runtime.server import RpcServer
+from services.runtime.settings import split_address
+from services.scheduler.clients import KvLink
+from services.scheduler.driver import Driver, Served
+from services.scheduler.metrics import SchedulerCollector
+from services.scheduler.report import ServerReport
+from services.scheduler.service import ADMIN_SERVICE, SCHEDULER_SERVICE, register
+from services.scheduler.settings import SchedulerSettings
+
+SCRAPE_LIMIT_S = 1.0
+CLOSE_LIMIT_S = 0.5
+"""For the last bytes; what is still open then are streams without an end, such as WatchStatus."""
+COLLECT_THRESHOLDS = (50_000, 20, 100)
+"""Jobs hold no cycles; the collector's default pace would stop the world for every few hundred of them."""
+
+
+def served_by(settings: SchedulerSettings) -> Served:
+    """What the settings and the model folder say. Raises ModelFolderError."""
+    facts = read_facts(settings.model)
+    return Served(
+        model_name=settings.model_name,
+        model_fingerprint=fingerprint(settings.model),
+        vocabulary_size=facts.vocabulary_size,
+        max_model_len=facts.max_model_len,
+        block_size=settings.block_size,
+        config=settings.config,
+    )
+
+
+def _reader(driver: Driver) -> Callable[[], ServerReport | None]:
+    """Asks the loop from the thread of the metrics server."""
+    loop = asyncio.get_running_loop()
+
+    async def report() -> ServerReport:
+        return driver.report()
+
+    def read() -> ServerReport | None:
+        if not loop.is_running():
+            return None
+        future = asyncio.run_coroutine_threadsafe(report(), loop)
+        try:
+            return future.result(SCRAPE_LIMIT_S)
+        except FutureTimeoutError:
+            future.cancel()
+            return None
+
+    return read
+
+
+async def _until_stopped(process: ServiceProcess[SchedulerSettings], *tasks: "asyncio.Task[None]") -> None:
+    """Returns at the first signal. Raises what ended one of the tasks: they are to run for ever."""
+    stopping = asyncio.create_task(process.stopping.wait())
+    await asyncio.wait((stopping, *tasks), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    for task in tasks:
+        if task.done():
+            task.result()
+
+
+class _Readiness:
+    """Passes the driver's word on to the health service, in order."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+        self._ready = False
+
+    def set(self, ready: bool) -> None:
+        self._ready = ready
+        self._changed.set()
+
+    async def follow(self, server: RpcServer) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await server.set_ready(self._ready)
+
+
+async def serve(process: ServiceProcess[SchedulerSettings]) -> None:
+    """The scheduler's life: listen, dial the KV manager, serve, drain."""
+    settings = process.settings
+    served = served_by(settings)
+    gc.set_threshold(*COLLECT_THRESHOLDS)
+    readiness = _Readiness()
+    registry = new_registry()
+    async with open_channel(settings.kv_manager) as channel:
+        link = KvLink(channel, settings.kv_manager)
+        driver = Driver(served, link, readiness.set)
+        server = RpcServer(
+            settings.listen, (SCHEDULER_SERVICE, ADMIN_SERVICE), lambda grpc_server: register(grpc_server, driver)
+        )
+        metrics_server = MetricsServer(split_address(settings.listen).host, settings.metrics_port, registry)
+        registry.register(SchedulerCollector(_reader(driver)))
+        await server.start()
+        tasks = [
+            asyncio.create_task(driver.run()),
+            asyncio.create_task(link.run(driver.post)),
+            asyncio.create_task(readiness.follow(server)),
+        ]
+        process.announce_ready(server.address, metrics_server.address)
+        try:
+            await _until_stopped(process, *tasks)
+            await server.set_ready(False)
+            await driver.drain(settings.drain_limit)
+        finally:
+            await server.stop(CLOSE_LIMIT_S)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            # Its thread may be asking this loop; so it is stopped from another one.
+            await asyncio.to_thread(metrics_server.stop)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a scheduler until a signal ends it; the exit status."""
+    return service_main("scheduler", SchedulerSettings, argv, serve)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,228 @@
+"""The scheduler's side of its gateways: which streams there are, what they asked for, what they are told.
+
+Translates between gateways, who speak of requests' jobs and their tokens, and the machine, which knows counts. Called
+by the driver within a turn.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from services.domain.errors import (
+    AdmissionFullError,
+    DeadlineError,
+    DuplicateRequestError,
+    FastServeError,
+    InvalidFieldError,
+    NotReadyError,
+    SupersededError,
+)
+from services.domain.ids import JobId
+from services.domain.work import ServingLimits, TokenLogprob
+from services.scheduler.book import Entry, JobBook
+from services.scheduler.messages import (
+    Cancelled,
+    CancelReason,
+    Finish,
+    JobTimings,
+    JobUpdate,
+    Submission,
+    Submitted,
+)
+from services.scheduler.peers import GatewayPeer
+from services.scheduler.policy.messages import Cancel, Emit, End, EndReason, Reject, RejectKind, Submit
+
+RETRY_S = 1.0
+MOST_DEFERRED = 1000
+
+_FINISHES = {EndReason.STOP: Finish.STOP, EndReason.LENGTH: Finish.LENGTH, EndReason.ABORT: Finish.ABORT}
+_CANCELS = {
+    CancelReason.CLIENT_GONE: EndReason.CANCELLED,
+    CancelReason.STOP_STRING: EndReason.STOP,
+    CancelReason.DEADLINE: EndReason.DEADLINE,
+}
+
+
+def error_of_rejection(reject: Reject) -> FastServeError:
+    """The typed error of a refusal by the machine."""
+    match reject.kind:
+        case RejectKind.INVALID:
+            return InvalidFieldError(reject.field, reject.message)
+        case RejectKind.FULL:
+            return AdmissionFullError(reject.message, reject.retry_after_s)
+        case RejectKind.NOT_READY:
+            return NotReadyError(reject.message, reject.retry_after_s)
+
+
+class Gateways:
+    """Streams by gateway id, and the job book."""
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self.book = JobBook()
+        self.draining = False
+        self._vocabulary_size = vocabulary_size
+        self._peers: dict[str, GatewayPeer] = {}
+        self._deferred: list[Submitted] = []
+
+    def join(self, peer: GatewayPeer, now_s: float) -> None:
+        """A stream opened. One of the same gateway that is still there ends."""
+        older = self._peers.get(peer.gateway_id)
+        if older is not None:
+            older.close(SupersededError("a newer stream of this gateway took over"))
+            self.leave(older, now_s)
+        self._peers[peer.gateway_id] = peer
+
+    def leave(self, peer: GatewayPeer, now_s: float) -> None:
+        """A stream ended: the jobs that nobody else follows go on for a while."""
+        if self._peers.get(peer.gateway_id) is not peer:
+            return
+        del self._peers[peer.gateway_id]
+        self._deferred = [item for item in self._deferred if item.peer is not peer]
+        for entry in self.book.followed_by(peer.gateway_id):
+            if self.book.unfollow(entry, peer.gateway_id):
+                self.book.orphan(entry, now_s)
+
+    def tell_limits(self, limits: ServingLimits) -> None:
+        """To all gateways."""
+        for peer in self._peers.values():
+            peer.tell_limits(limits)
+
+    def close_all(self, error: FastServeError) -> None:
+        """End all streams."""
+        for peer in self._peers.values():
+            peer.close(error)
+
+    async def flushed(self) -> None:
+        """Until all gateways were told everything."""
+        await asyncio.gather(*(peer.flushed() for peer in self._peers.values()))
+
+    def take_deferred(self) -> list[Submitted]:
+        """Submissions that waited for an earlier job of the same id to be released: to be tried again."""
+        deferred, self._deferred = self._deferred, []
+        return deferred
+
+    def can_retry(self, is_leaving: Callable[[JobId], bool]) -> bool:
+        """An id that a submission waits for has been released."""
+        return any(not is_leaving(item.submission.job) for item in self._deferred)
+
+    def submit(self, item: Submitted, is_leaving: bool, now_s: float) -> Submit | None:
+        """A submission: a new job, one to join, or a refusal. `is_leaving`: the machine still has to release the id."""
+        peer, submission = item
+        if self._peers.get(peer.gateway_id) is not peer:
+            return None
+        entry = self.book.get(submission.job)
+        if (entry is None and is_leaving) or (entry is not None and entry.is_cancelled):
+            self._defer(item)
+            return None
+        if entry is not None:
+            self._follow(entry, peer, submission)
+            return None
+        if (error := self._fault(submission)) is not None:
+            peer.tell_last_word(JobUpdate(submission.job, 0, (), (), error=error))
+            return None
+        entry = self.book.open(submission)
+        entry.followers[peer.gateway_id] = submission.resume_from_token
+        in_s = submission.deadline_in_s
+        deadline_s = None if in_s is None else now_s + in_s
+        return Submit(submission.job, len(submission.prompt), submission.sampling.max_tokens, deadline_s)
+
+    def cancel(self, item: Cancelled) -> Cancel | None:
+        """A gateway's end of interest. A stop string ends the job for all: they asked with the same body."""
+        peer, job, reason = item
+        entry = self.book.get(job)
+        if entry is None or peer.gateway_id not in entry.followers or entry.finish is not None:
+            if entry is not None:
+                self.book.unfollow(entry, peer.gateway_id)
+            return None
+        if reason is not CancelReason.STOP_STRING and len(entry.followers) > 1:
+            self.book.unfollow(entry, peer.gateway_id)
+            peer.tell_last_word(JobUpdate(job, 0, (), (), Finish.ABORT, timings=JobTimings(0.0, 0.0, 0.0, 0)))
+            return None
+        entry.is_cancelled = True
+        return Cancel(job, _CANCELS[reason])
+
+    def emit(self, emit: Emit, logprob: TokenLogprob | None) -> None:
+        """A token came."""
+        entry = self.book.get(emit.job)
+        assert entry is not None, f"job {emit.job} lives and is not in the book"
+        self.book.append(entry, emit.token_number, emit.token_id, logprob)
+        self._tell(entry)
+
+    def end(self, end: End, now_s: float) -> None:
+        """A job ended."""
+        entry = self.book.get(end.job)
+        assert entry is not None, f"job {end.job} lives and is not in the book"
+        timings = JobTimings(end.queue_s, end.prefill_s, end.decode_s, end.preemptions)
+        if end.reason in (EndReason.STOP, EndReason.LENGTH):
+            entry.is_cancelled = False
+            for forgotten in self.book.end(entry, _FINISHES[end.reason], timings, now_s):
+                self._lose(forgotten)
+            self._tell(entry)
+        elif end.reason is EndReason.DEADLINE:
+            self._last_words(entry, error=DeadlineError("the deadline passed before the end"))
+        else:
+            self._last_words(entry, finish=Finish.ABORT, timings=timings)
+
+    def reject(self, reject: Reject) -> None:
+        """A job was not admitted."""
+        entry = self.book.get(reject.job)
+        assert entry is not None, f"job {reject.job} was submitted and is not in the book"
+        self._last_words(entry, error=error_of_rejection(reject))
+
+    def expire(self, now_s: float) -> list[Cancel]:
+        """Jobs whose gateways have been gone for too long."""
+        cancels: list[Cancel] = []
+        for entry in self.book.expire(now_s):
+            entry.is_cancelled = True
+            cancels.append(Cancel(entry.job, EndReason.CANCELLED))
+        return cancels
+
+    def _fault(self, submission: Submission) -> FastServeError | None:
+        """What is wrong with a new job, before the machine looks at its counts."""
+        if self.draining:
+            return NotReadyError("the scheduler is shutting down", RETRY_S)
+        if submission.prompt and max(submission.prompt) >= self._vocabulary_size:
+            return InvalidFieldError("prompt", f"token ids must be less than {self._vocabulary_size}")
+        return None
+
+    def _defer(self, item: Submitted) -> None:
+        if len(self._deferred) >= MOST_DEFERRED:
+            error = NotReadyError("a job of this id is still being released", RETRY_S)
+            item.peer.tell_last_word(JobUpdate(item.submission.job, 0, (), (), error=error))
+            return
+        self._deferred.append(item)
+
+    def _follow(self, entry: Entry, peer: GatewayPeer, submission: Submission) -> None:
+        """Join a job that is known, from the token asked for; of one that has ended, all of it at once."""
+        if entry.body_digest != submission.body_digest:
+            error = DuplicateRequestError(f"the id of job {entry.job} is known with another body")
+            peer.tell_last_word(JobUpdate(entry.job, 0, (), (), error=error))
+            return
+        entry.followers[peer.gateway_id] = submission.resume_from_token
+        peer.tell_news(entry.job)
+
+    def _followers(self, entry: Entry) -> Iterable[GatewayPeer]:
+        return [self._peers[gateway_id] for gateway_id in entry.followers]
+
+    def _tell(self, entry: Entry) -> None:
+        for gateway_id in entry.followers:
+            self._peers[gateway_id].tell_news(entry.job)
+
+    def _last_words(
+        self,
+        entry: Entry,
+        finish: Finish | None = None,
+        error: FastServeError | None = None,
+        timings: JobTimings | None = None,
+    ) -> None:
+        """Forget a job, telling its followers what they have not got yet and why it ended."""
+        for peer in self._followers(entry):
+            while (update := self.book.update(entry, peer.gateway_id)[0]) is not None:
+                peer.tell_last_word(update)
+            number = len(entry.output)
+            peer.tell_last_word(JobUpdate(entry.job, number, (), (), finish, error, timings))
+        self.book.drop(entry)
+
+    def _lose(self, entry: Entry) -> None:
+        """An ended job had to be forgotten. Whoever has not even got its end yet is too slow to be served."""
+        for peer in self._followers(entry):
+            peer.close(NotReadyError("this gateway does not read what it is told"))

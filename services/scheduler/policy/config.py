@@ -1,0 +1,51 @@
+"""The knobs of the scheduler's policy, as one value."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class PolicyName(StrEnum):
+    """Who runs next. Each is described in queues.py or orders.py."""
+
+    STATIC = "static"
+    FCFS = "fcfs"
+    MLFQ = "mlfq"
+    MLFQ_KILL = "mlfq-kill"
+    FIXED_PRIORITY = "fixed-priority"
+    SKIP_JOIN_MLFQ = "skip-join-mlfq"
+    SRPT = "srpt"
+
+
+class Charge(StrEnum):
+    """What an iteration costs a job in it: all of its time (the papers), or the job's own part of it."""
+
+    WALL = "wall"
+    MARGINAL = "marginal"
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """All of it. `prefill_chunk_tokens` None: a prefill is one entry. `starvation_limit_s` None: nobody is promoted.
+
+    `demotion_levels` is the paper's eta. A queued token is one of prompt + max_tokens of a job that was admitted and
+    has not ended.
+    """
+
+    policy: PolicyName = PolicyName.SKIP_JOIN_MLFQ
+    max_batch: int = 16
+    max_batch_tokens: int = 2048
+    prefill_chunk_tokens: int | None = None
+    plans_in_flight: int = 2
+    quantum_ratio: float = 2.0
+    demotion_levels: int = 1
+    starvation_limit_s: float | None = 10.0
+    promotions_per_step: int = 1
+    charge: Charge = Charge.WALL
+    max_queued_jobs: int = 20_000
+    max_queued_tokens: int = 16_000_000
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.max_batch <= self.max_batch_tokens, "a full batch of decodes must fit the token budget"
+        assert min(self.plans_in_flight, self.demotion_levels, self.promotions_per_step) >= 1
+        assert self.quantum_ratio > 1.0, "levels must differ"
+        assert self.prefill_chunk_tokens is None or self.prefill_chunk_tokens >= 1

@@ -1,0 +1,216 @@
+"""Plans: making the next one, and taking the result of the oldest (PROTOCOL rules 1 and 2).
+
+Several plans are under way, so that the worker never waits for the scheduler. Plan n + 1 is made before n's tokens are
+known: a job of plan n that will sample there is planned again one position further, never past max_tokens. If it turns
+out to have ended in n, what n + 1 made of it is dropped. A job whose prefill may be cut in plan n is not planned again
+before n's result, because nobody knows yet where it stands.
+
+A preemption is a job that left the running batch before its end while another ran in its place. A job that sits out an
+iteration because it is short of capacity, or because all its tokens are under way, is not preempted by that; it is when
+the KV manager takes its blocks meanwhile.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from services.domain.cost import CostProfile
+from services.domain.errors import ProtocolError
+from services.domain.ids import JobId, PlanNumber
+from services.domain.protocol import IterationResult, Rank, SampledToken
+from services.scheduler.policy.batching import Part, build_batch
+from services.scheduler.policy.charging import Charging
+from services.scheduler.policy.config import SchedulerConfig
+from services.scheduler.policy.counters import Counters
+from services.scheduler.policy.job import Job, JobState
+from services.scheduler.policy.messages import Emit, EndReason
+from services.scheduler.policy.promotion import Promotion
+from services.scheduler.policy.queues import Policy
+from services.scheduler.policy.ranking import Ranking
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A plan under way."""
+
+    plan: PlanNumber
+    parts: list[Part]
+    cut_after_s: tuple[tuple[JobId, float], ...]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an iteration made: tokens to give out, and the jobs that ended with theirs."""
+
+    emits: list[Emit] = field(default_factory=list)
+    ended: list[tuple[Job, EndReason]] = field(default_factory=list)
+
+
+class Iterations:
+    """The plans under way, oldest first."""
+
+    def __init__(
+        self, config: SchedulerConfig, policy: Policy, promotion: Promotion, ranking: Ranking, counters: Counters
+    ) -> None:
+        self.unfinished: deque[Flight] = deque()
+        self.running: dict[JobId, Job] = {}
+        """Jobs of the running batch, and those that sit out. In order of their joining it."""
+        self._config = config
+        self._policy = policy
+        self._promotion = promotion
+        self._ranking = ranking
+        self._counters = counters
+        self._charging = Charging(config.charge)
+        self._chunked = config.prefill_chunk_tokens is not None
+        self._next_plan = 0
+
+    @property
+    def next_plan(self) -> int:
+        """Number of the next plan."""
+        return self._next_plan
+
+    def calibrate(self, profile: CostProfile) -> None:
+        """A worker joined: numbers start anew."""
+        self._charging.calibrate(profile)
+        self._next_plan = 0
+
+    def plannable(self, job: Job) -> bool:
+        """Rule 1 and 2: resident, a token left that is not under way, and capacity for what comes next."""
+        expected = job.expected_tokens
+        if (
+            job.state is not JobState.RESIDENT
+            or job.cut_plan is not None
+            or expected - job.prompt_tokens >= job.max_tokens
+        ):
+            return False
+        return (min(expected, job.planned_tokens + 1) if self._chunked else expected) <= job.capacity_tokens
+
+    def make(self, now_s: float) -> Flight | None:
+        """The next plan; None when nobody can run."""
+        config = self._config
+        parts = build_batch(
+            self._ranking.ready(),
+            max_batch=config.max_batch,
+            max_batch_tokens=config.max_batch_tokens,
+            prefill_chunk_tokens=config.prefill_chunk_tokens,
+            closed_level=self._policy.closed_level,
+        )
+        if not parts:
+            return None
+        number = self._next_plan
+        self._next_plan += 1
+        cuts: list[tuple[JobId, float]] = []
+        for job, entry, samples in parts:
+            job.in_flight += 1
+            job.last_plan = number
+            job.planned_tokens = entry.to_token
+            if job.first_planned_s is None:
+                job.first_planned_s = now_s
+            tokens = entry.to_token - entry.from_token
+            if tokens > 1 and (cut_after_s := self._policy.cut_after_s(job, tokens)) is not None:
+                cuts.append((job.job, cut_after_s))
+                job.cut_plan = number
+            if samples:
+                job.expected_tokens += 1
+            if not self.plannable(job):
+                self._ranking.set_ready(job, False)
+        self._note_preemptions(parts, number)
+        flight = Flight(PlanNumber(number), parts, tuple(cuts))
+        self.unfinished.append(flight)
+        return flight
+
+    def finish(self, result: IterationResult, now_s: float) -> Outcome:
+        """Take the result of the oldest plan. Raises ProtocolError if it is not one of that plan."""
+        tokens = self._checked(result)
+        parts = self.unfinished.popleft().parts
+        entries = [part.entry for part in parts]
+        self._counters.iteration(sum([entry.to_token - entry.from_token for entry in entries]))
+        outcome = Outcome()
+        shares_s = self._charging.shares_s(entries, result.duration_s)
+        for (job, entry, samples), service_s in zip(parts, shares_s, strict=True):
+            job.in_flight -= 1
+            if job.in_flight == 0:
+                job.waiting_since_s = now_s
+            if job.state is JobState.CLOSING:
+                continue
+            if job.cut_plan == result.plan and job.job in result.cut:
+                self._cut(job, entry.from_token)
+                continue
+            job.finished_tokens = entry.to_token
+            if samples:
+                token = tokens[job.job]
+                outcome.emits.append(Emit(job.job, result.plan, job.known_tokens - job.prompt_tokens, token.token_id))
+                job.known_tokens += 1
+                if job.first_token_s is None:
+                    job.first_token_s = now_s
+                if token.end_of_sequence or job.known_tokens - job.prompt_tokens == job.max_tokens:
+                    outcome.ended.append((job, EndReason.STOP if token.end_of_sequence else EndReason.LENGTH))
+                    continue
+            if job.cut_plan == result.plan:
+                job.cut_plan = None
+                self.refresh(job)
+            self._ranking.ran(job)
+            place = self._policy.ran(job, service_s)
+            if place is not None:
+                self._place(job, place)
+        self._counters.generation_tokens += len(outcome.emits)
+        return outcome
+
+    def refresh(self, job: Job) -> None:
+        """Something happened to the job: can it be planned now?"""
+        self._ranking.set_ready(job, self.plannable(job))
+
+    def preempted(self, job: Job) -> None:
+        """The job left the running batch, if it was in it, for another's sake."""
+        if self.running.pop(job.job, None) is not None:
+            job.preemptions += 1
+            self._counters.preemptions += 1
+
+    def void(self) -> None:
+        """The worker is gone, its plans with it."""
+        self.unfinished.clear()
+        self.running.clear()
+
+    def _checked(self, result: IterationResult) -> dict[JobId, SampledToken]:
+        """The result's tokens by job: one for every part that samples and was not cut, no others."""
+        if not self.unfinished or self.unfinished[0].plan != result.plan:
+            under_way = [flight.plan for flight in self.unfinished]
+            raise ProtocolError(f"worker: result of plan {result.plan}, but {under_way} are under way, oldest first")
+        flight = self.unfinished[0]
+        tokens = {token.job: token for token in result.tokens}
+        may_be_cut = [job for job, _ in flight.cut_after_s]
+        if not all(job in may_be_cut for job in result.cut):
+            raise ProtocolError(f"worker: plan {result.plan} cut {result.cut}, but only {may_be_cut} had a limit")
+        sampling = {part.job.job: part.job for part in flight.parts if part.samples and part.job.job not in result.cut}
+        # A job that ended in an earlier plan may be left out: the worker knows of an end of sequence before we do.
+        due = [job for job, known in sampling.items() if known.state is not JobState.CLOSING]
+        if (
+            len(tokens) != len(result.tokens)
+            or not all(job in sampling for job in tokens)
+            or not all(job in tokens for job in due)
+        ):
+            raise ProtocolError(
+                f"worker: result of plan {result.plan} has tokens of {list(tokens)}, but {due} sample in it"
+            )
+        return tokens
+
+    def _cut(self, job: Job, from_token: int) -> None:
+        """The prefill was abandoned, nothing of it is kept: it starts again where it started."""
+        job.cut_plan = None
+        job.planned_tokens = job.finished_tokens = from_token
+        job.expected_tokens = job.known_tokens
+        self.refresh(job)
+        self._ranking.ran(job)
+        self._place(job, self._policy.cut(job))
+
+    def _place(self, job: Job, place: Rank) -> None:
+        if place.level > job.place.level:
+            self._counters.demotions += 1
+        self._ranking.place(job, place)
+        self._promotion.watch(job)
+
+    def _note_preemptions(self, parts: list[Part], number: int) -> None:
+        """Whoever is ready, was in the running batch and is not in this one has been preempted."""
+        for job in [job for job in self.running.values() if job.last_plan != number and job.is_ready]:
+            self.preempted(job)
+        for part in parts:
+            self.running[part.job.job] = part.job

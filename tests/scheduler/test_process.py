@@ -1,0 +1,133 @@
+"""The scheduler as a process: its flags, its readiness, its memory, its end."""
+
+import asyncio
+import json
+import signal
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fastserve.v1 import admin_pb2, admin_pb2_grpc
+from services.runtime.channel import open_channel
+from services.runtime.model_files import fingerprint, read_facts
+from services.scheduler.__main__ import main
+from services.scheduler.policy.config import Charge, PolicyName
+from services.scheduler.settings import SchedulerSettings
+from tests.scheduler.fakes import FakeGateway, FakeWorker, kv_manager
+
+MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
+LIMIT_S = 30.0
+QUEUED_JOBS = 10_000
+PROMPT_TOKENS = 512
+
+
+@asynccontextmanager
+async def process(folder: Path, *flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, str]]]:
+    """A scheduler process that is up, and its addresses."""
+    ready_file = folder / "ready.json"
+    argv = ["--model", str(MODEL), "--listen", "127.0.0.1:0", "--ready-file", str(ready_file), *flags]
+    running = await asyncio.create_subprocess_exec(sys.executable, "-m", "services.scheduler", *argv)
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not ready_file.exists():
+                assert running.returncode is None
+                await asyncio.sleep(0.01)
+        yield running, json.loads(ready_file.read_text())
+    finally:
+        if running.returncode is None:
+            running.kill()
+            await running.wait()
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("VmRSS:"))) / 1024
+
+
+async def admitted(admin: Any) -> int:
+    """Jobs admitted."""
+    status: admin_pb2.Status = (await admin.GetStatus(admin_pb2.GetStatusRequest())).status
+    return status.counters.jobs_admitted
+
+
+async def test_ten_thousand_queued_jobs_fit_in_200_mb_and_torch_is_not_loaded(tmp_path: Path) -> None:
+    async with (
+        kv_manager() as (_, kv_address),
+        process(tmp_path, "--kv-manager", kv_address, "--drain-limit", "0") as (running, addresses),
+        open_channel(addresses["grpc"]) as channel,
+    ):
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        readiness = health_pb2.HealthCheckRequest(service="readiness")
+        assert (await health.Check(readiness)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        context = read_facts(MODEL).max_model_len
+        worker = FakeWorker(channel, model_fingerprint=fingerprint(MODEL), max_model_len=context)
+        await worker.join()
+        watch = health.Watch(readiness)
+        async with asyncio.timeout(LIMIT_S):
+            while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
+                pass
+        gateway = FakeGateway(channel, fingerprint=fingerprint(MODEL))
+        await gateway.join()
+        prompt = [number % 1000 for number in range(PROMPT_TOKENS)]
+        for number in range(QUEUED_JOBS):
+            await gateway.submit(f"request-{number}/0", prompt, output=128)
+        admin = admin_pb2_grpc.AdminServiceStub(channel)
+        async with asyncio.timeout(LIMIT_S):
+            while await admitted(admin) < QUEUED_JOBS:  # noqa: ASYNC110 (another process counts)
+                await asyncio.sleep(0.05)
+        for _ in range(5):
+            await worker.step()
+        assert resident_mb(running.pid) < 200
+        assert "libtorch" not in Path(f"/proc/{running.pid}/maps").read_text()
+        url = f"http://{addresses['metrics']}/metrics"
+        scraped = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())).decode()
+        assert 'fastserve:num_requests_running{group="0",model_name="fastserve-bundled"} 16.0' in scraped
+        for name in ("num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total", "iteration_tokens_bucket"):
+            assert f"fastserve:{name}{{" in scraped
+        running.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(LIMIT_S):
+            assert await running.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--max-batch", "0"], "--max-batch"),
+        (["--policy", "best"], "--policy"),
+        (["--max-batch", "64", "--max-batch-tokens", "32"], "--max-batch-tokens"),
+        (["--model", "/nowhere"], "/nowhere"),
+        (["--starvation-limit", "-1"], "--starvation-limit"),
+    ],
+)
+def test_bad_settings_end_the_start_with_one_line(
+    flags: Sequence[str], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--kv-manager", "127.0.0.1:1", *([] if "--model" in flags else ["--model", str(MODEL)]), *flags]
+    assert main(argv) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert word in lines[0]
+
+
+def test_settings_become_the_policys_configuration() -> None:
+    settings = SchedulerSettings.model_validate(
+        {
+            "kv_manager": "127.0.0.1:1",
+            "model": MODEL,
+            "policy": "srpt",
+            "max_batch": 8,
+            "prefill_chunk": 64,
+            "starvation_limit": None,
+            "charge": "marginal",
+        }
+    )
+    config = settings.config
+    assert (config.policy, config.max_batch, config.prefill_chunk_tokens) == (PolicyName.SRPT, 8, 64)
+    assert (config.starvation_limit_s, config.charge, config.plans_in_flight) == (None, Charge.MARGINAL, 2)

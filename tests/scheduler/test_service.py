@@ -1,0 +1,218 @@
+"""The scheduler's shell over real gRPC on loopback: its workers, its KV manager, its status."""
+
+import asyncio
+from contextlib import suppress
+
+import grpc
+import pytest
+
+from fastserve.v1 import admin_pb2
+from fastserve.v1 import scheduler_pb2 as wire
+from services.domain.errors import (
+    InvalidFieldError,
+    NotReadyError,
+    PeerMismatchError,
+    SupersededError,
+)
+from services.domain.ids import JobId
+from services.domain.protocol import Jobs
+from services.domain.work import PoolStatus
+from services.runtime.status import from_grpc
+from services.scheduler.messages import Finish
+from tests.scheduler.fakes import (
+    BLOCK_SIZE,
+    FakeGateway,
+    FakeWorker,
+    end_of,
+    running,
+    serving,
+    steps,
+    tokens_of,
+)
+
+
+async def test_a_gateway_gets_every_token_of_its_jobs_in_order_and_their_end() -> None:
+    async with serving() as (served, worker, gateway):
+        for name in ("a", "b", "c"):
+            await gateway.submit(name, prompt=range(1, 30), output=5)
+        running_worker = asyncio.create_task(worker.serve())
+        await gateway.until_ended("a", "b", "c")
+        running_worker.cancel()
+        for name in ("a", "b", "c"):
+            assert gateway.outputs[name] == tokens_of(name, 5)
+            assert gateway.last[name].finish is Finish.LENGTH
+            timings = gateway.last[name].timings
+            assert timings is not None
+            assert timings.decode_s > 0
+        await served.until(lambda: len(served.kv.kv.released) == 3)
+
+
+async def test_each_token_is_told_in_the_iteration_that_made_it() -> None:
+    async with serving() as (_, worker, gateway):
+        await gateway.submit("a", output=3)
+        for made in (1, 2, 3):
+            await worker.step()
+            while len(gateway.outputs.get("a", [])) < made:
+                await gateway.read()
+            assert gateway.outputs["a"] == tokens_of("a", made)
+
+
+async def test_the_worker_gets_prompt_and_sampling_once_and_no_tokens_to_decode() -> None:
+    async with serving() as (_, worker, gateway):
+        await gateway.submit("a", prompt=[5, 6, 7], output=3)
+        await steps(worker, 3)
+        first, *others = [plan.entries[0] for plan in worker.plans]
+        assert tuple(first.token_ids) == (5, 6, 7)
+        assert first.spec is not None
+        assert (first.spec.prompt_tokens, first.spec.known_tokens) == (3, 3)
+        assert first.spec.sampling.max_tokens == 3
+        assert [(entry.token_ids, entry.spec) for entry in others] == [((), None)] * 2
+
+
+async def test_a_stop_token_ends_the_job() -> None:
+    async with serving() as (_, worker, gateway):
+        worker.ends_at["a"] = 1
+        await gateway.submit("a", output=10)
+        await steps(worker, 3)
+        await gateway.until_ended("a")
+        assert gateway.outputs["a"] == tokens_of("a", 2)
+        assert gateway.last["a"].finish is Finish.STOP
+
+
+async def test_log_probabilities_are_passed_on_where_asked_for() -> None:
+    async with serving() as (_, worker, gateway):
+        await gateway.submit("a", output=2, logprobs=1)
+        await steps(worker, 2)
+        await gateway.until_ended("a")
+        assert [one.token_id for one in gateway.logprobs["a"]] == tokens_of("a", 2)
+
+
+async def test_a_dead_workers_jobs_go_on_from_their_last_token_on_the_next_one() -> None:
+    async with serving() as (served, worker, gateway):
+        await gateway.submit("a", prompt=[5, 6, 7], output=5)
+        await steps(worker, 2)
+        while len(gateway.outputs.get("a", [])) < 2:
+            await gateway.read()
+        worker.call.cancel()
+        await served.until(lambda: served.ready == [True, False])
+        second = FakeWorker(served.channel, epoch=2)
+        await second.join()
+        await steps(second, 3)
+        await gateway.until_ended("a")
+        assert gateway.outputs["a"] == tokens_of("a", 5)
+        again = second.plans[0].entries[0]
+        assert tuple(again.token_ids) == (5, 6, 7, *tokens_of("a", 2))
+        assert again.spec is not None
+        assert (again.spec.prompt_tokens, again.spec.known_tokens) == (3, 5)
+
+
+async def test_a_newer_worker_takes_the_group_over_and_the_older_stream_is_aborted() -> None:
+    async with serving() as (served, worker, _):
+        second = FakeWorker(served.channel, epoch=2)
+        await second.join()
+        assert isinstance(await end_of(worker.call), SupersededError)
+
+
+@pytest.mark.parametrize(
+    ("facts", "field"),
+    [
+        ({"model_fingerprint": "other"}, "model_fingerprint"),
+        ({"block_size": BLOCK_SIZE * 2}, "block_size"),
+        ({"group": 1}, "group"),
+        ({"max_model_len": 4096}, "max_model_len"),
+        ({"device_blocks": 0}, "device_blocks"),
+    ],
+)
+async def test_a_worker_that_differs_is_refused_by_the_name_of_the_field(facts: dict[str, object], field: str) -> None:
+    async with running() as served:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await FakeWorker(served.channel, 1, **facts).join()
+        failure = from_grpc(error.value)
+        assert isinstance(failure, PeerMismatchError)
+        assert failure.field == field
+
+
+async def test_a_worker_of_an_older_epoch_is_refused() -> None:
+    async with serving() as (served, _, _):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await FakeWorker(served.channel, epoch=1).join()
+        assert isinstance(from_grpc(error.value), SupersededError)
+
+
+async def test_a_stream_without_a_hello_is_refused() -> None:
+    async with running() as served:
+        gateway = FakeGateway(served.channel)
+        await gateway.submit("a")
+        assert isinstance(await end_of(gateway.call), InvalidFieldError)
+
+
+async def test_a_kv_manager_that_comes_back_makes_the_worker_come_back_with_empty_pools() -> None:
+    async with serving() as (served, worker, gateway):
+        await gateway.submit("a", output=4)
+        await worker.step()
+        with suppress(grpc.aio.AbortError):
+            await served.kv.calls[0].abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+        await served.until(lambda: served.kv.streams == 2)
+        assert isinstance(await end_of(worker.call), NotReadyError)
+        second = FakeWorker(served.channel, epoch=2)
+        await second.join()
+        serve = asyncio.create_task(second.serve())
+        await gateway.until_ended("a")
+        serve.cancel()
+        assert gateway.outputs["a"] == tokens_of("a", 4)
+        jobs = [message for message in served.kv.heard if isinstance(message, Jobs)]
+        assert [message.epoch for message in jobs] == [1, 2]
+
+
+async def test_a_worker_that_breaks_the_protocol_is_dropped_and_jobs_go_on_with_the_next() -> None:
+    async with serving() as (served, worker, gateway):
+        await gateway.submit("a", output=4)
+        await worker.step()
+        await worker.call.write(wire.WorkerLinkRequest(result=wire.IterationResult(epoch=1, plan_number=99)))
+        assert isinstance(await end_of(worker.call), NotReadyError)
+        second = FakeWorker(served.channel, epoch=2)
+        await second.join()
+        serve = asyncio.create_task(second.serve())
+        await gateway.until_ended("a")
+        serve.cancel()
+        assert gateway.outputs["a"] == tokens_of("a", 4)
+
+
+async def test_status_counts_every_job_once_and_adds_up_the_lives_of_the_worker() -> None:
+    async with serving() as (served, worker, gateway):
+        for number in range(20):
+            await gateway.submit(f"j{number}", output=50)
+        await served.until(lambda: served.driver.report().counters.jobs_admitted == 20)
+        served.kv.extra = [PoolStatus(900, 3900, "proactive", (JobId("j18"), JobId("j19")), ())]
+        await steps(worker, 4)
+        await served.until(lambda: served.driver.report().kv_policy == "proactive")
+        status = (await served.admin.GetStatus(admin_pb2.GetStatusRequest())).status
+        (group,) = status.groups
+        assert group.ready
+        assert group.running + group.waiting + group.swapped_out == 20
+        assert sum(level.running for level in group.levels) == group.running > 0
+        assert (group.device_blocks_total, group.device_blocks_free) == (1000, 900)
+        assert (status.model, status.policy) == ("tiny", "skip-join-mlfq")
+        assert len(status.iteration_tokens.counts) == len(status.iteration_tokens.bounds) + 1
+        assert status.counters.busy_s == pytest.approx(1.0)
+        worker.call.cancel()
+        await served.until(lambda: served.ready[-1] is False)
+        second = FakeWorker(served.channel, epoch=2)
+        await second.join()
+        await steps(second, 2)
+        await served.until(lambda: served.driver.report().worker.busy_s == pytest.approx(1.5))
+
+
+async def test_watching_the_status_keeps_its_interval_within_limits() -> None:
+    async with running() as served:
+        for interval_s in (0.01, 61.0, float("nan")):
+            call = served.admin.WatchStatus(admin_pb2.WatchStatusRequest(interval_s=interval_s))
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await call.read()
+            failure = from_grpc(error.value)
+            assert isinstance(failure, InvalidFieldError)
+            assert failure.field == "interval_s"
+        call = served.admin.WatchStatus(admin_pb2.WatchStatusRequest(interval_s=0.05))
+        for _ in range(3):
+            assert (await call.read()).status.model == "tiny"
+        call.cancel()
