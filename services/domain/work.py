@@ -61,7 +61,7 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounters:
-    """Since the worker started.
+    """Since the worker's present life began.
 
     `stall_s`: a plan at hand waited for a copy; `plan_wait_s`: jobs known, no plan at hand, between iterations.
     """
@@ -71,6 +71,16 @@ class WorkerCounters:
     plan_wait_s: float = 0.0
     offloaded_bytes: int = 0
     uploaded_bytes: int = 0
+
+    def since(self, earlier: "WorkerCounters") -> "WorkerCounters":
+        """What was counted after `earlier`."""
+        return WorkerCounters(
+            self.stall_s - earlier.stall_s,
+            self.busy_s - earlier.busy_s,
+            self.plan_wait_s - earlier.plan_wait_s,
+            self.offloaded_bytes - earlier.offloaded_bytes,
+            self.uploaded_bytes - earlier.uploaded_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -732,7 +732,7 @@ class IterationResult(_message.Message):
 
     @_builtins.property
     def counters(self) -> Global___WorkerCounters:
-        """The worker's counters, since it started."""
+        """The worker's counters, since this epoch began."""
 
     def __init__(
         self,
@@ -790,7 +790,7 @@ Global___SampledToken: _TypeAlias = SampledToken  # noqa: Y015
 
 @_typing.final
 class WorkerCounters(_message.Message):
-    """Counters of a worker since it started."""
+    """Counters of a worker since its present life (epoch) began."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

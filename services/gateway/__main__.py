@@ -1,0 +1,119 @@
+"""Runs one gateway."""
+
+import asyncio
+import gc
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from services.domain.errors import FastServeError
+from services.gateway.clients import AdminClient, SchedulerLink
+from services.gateway.driver import Driver, ServedModel
+from services.gateway.metrics import GatewayMetrics, SchedulerCollector
+from services.gateway.policy.status import SchedulerLoad
+from services.gateway.policy.validation import ModelLimits
+from services.gateway.service import ADMIN_SERVICE, INFERENCE_SERVICE, register
+from services.gateway.settings import GatewaySettings
+from services.gateway.tokenizer import ModelTokenizer
+from services.runtime.channel import open_channel
+from services.runtime.metrics import MetricsServer, new_registry
+from services.runtime.model_files import fingerprint, read_facts
+from services.runtime.process import ServiceProcess, service_main
+from services.runtime.server import RpcServer
+
+SCRAPE_LIMIT_S = 1.0
+CLOSE_LIMIT_S = 0.5
+"""For the last bytes; what is still open then are streams without an end, such as WatchStatus."""
+
+
+def _load_model(settings: GatewaySettings) -> ServedModel:
+    facts = read_facts(settings.model)
+    return ServedModel(
+        name=settings.model_name,
+        limits=ModelLimits(facts.vocabulary_size, facts.max_model_len, facts.eos_token_ids),
+        tokenizer=ModelTokenizer(settings.model),
+        created_s=int(time.time()),
+    )
+
+
+def _load_reader(admin: AdminClient) -> Callable[[], SchedulerLoad | None]:
+    """Asks the scheduler from the thread of the metrics server."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> SchedulerLoad | None:
+        if not loop.is_running():
+            return None
+        future = asyncio.run_coroutine_threadsafe(admin.load(SCRAPE_LIMIT_S), loop)
+        try:
+            return future.result(SCRAPE_LIMIT_S)
+        except (FastServeError, FutureTimeoutError):
+            future.cancel()
+            return None
+
+    return read
+
+
+async def _follow_ready(server: RpcServer, driver: Driver, changed: asyncio.Event) -> None:
+    while True:
+        await changed.wait()
+        changed.clear()
+        await server.set_ready(driver.ready)
+
+
+async def _serve_until_stopped(process: ServiceProcess[GatewaySettings], link_task: "asyncio.Task[None]") -> None:
+    """Returns at the first signal. Raises what ended the link: PeerMismatchError."""
+    stopping = asyncio.create_task(process.stopping.wait())
+    await asyncio.wait((stopping, link_task), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if link_task.done():
+        link_task.result()
+
+
+async def serve(process: ServiceProcess[GatewaySettings]) -> None:
+    """The gateway's life: listen, dial the scheduler, serve, drain."""
+    settings = process.settings
+    model = _load_model(settings)
+    registry = new_registry()
+    metrics = GatewayMetrics(registry, model.name)
+    changed = asyncio.Event()
+    async with open_channel(settings.scheduler) as channel:
+        link = SchedulerLink(channel, settings.scheduler, uuid.uuid4().hex, fingerprint(settings.model))
+        admin = AdminClient(channel)
+        driver = Driver(model, link, metrics, settings.max_open_requests, changed.set)
+        server = RpcServer(
+            f"{settings.host}:{settings.grpc_port}",
+            (INFERENCE_SERVICE, ADMIN_SERVICE),
+            lambda grpc_server: register(grpc_server, driver, admin),
+        )
+        metrics_server = MetricsServer(settings.host, settings.metrics_port, registry)
+        registry.register(SchedulerCollector(model.name, _load_reader(admin), lambda: metrics.refused))
+        await server.start()
+        process.announce_ready(server.address, metrics_server.address)
+        follower = asyncio.create_task(_follow_ready(server, driver, changed))
+        link_task = asyncio.create_task(link.run(driver.on_limits, driver.on_updates, driver.on_lost))
+        try:
+            await _serve_until_stopped(process, link_task)
+            await driver.drain(settings.drain_limit)
+            await link.flush()
+        finally:
+            await server.stop(CLOSE_LIMIT_S)
+            follower.cancel()
+            link_task.cancel()
+            await asyncio.gather(follower, link_task, return_exceptions=True)
+            driver.close()
+            # Its thread may be asking this loop; so it is stopped from another one.
+            await asyncio.to_thread(metrics_server.stop)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a gateway until a signal ends it; the exit status."""
+    # Thousands of open streams are live objects that the collector's full walks find alive again and again: with the
+    # usual thresholds that takes a fifth of the time of a token. Nothing here makes cycles at the rate of tokens.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+    return service_main("gateway", GatewaySettings, argv, serve)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,385 @@
+"""The owner of the gateway's state: which requests are open, what their jobs made, what the scheduler allows.
+
+Life of a request: `open` checks it and finds out whether its id is known (then the client only listens), else the
+prompt is tokenized, at once where it is short, beside the event loop where it is long; each choice is submitted as a
+job; `on_updates` brings tokens, which become text at once and wake the listeners; the job ends by the scheduler's word,
+by a stop string (told to the scheduler), or because the last listener left.
+
+Everything here runs on the event loop and is called by the link to the scheduler and by the RPC handlers.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.domain.errors import (
+    AdmissionFullError,
+    DuplicateRequestError,
+    InvalidFieldError,
+    NotReadyError,
+    ProtocolError,
+)
+from services.domain.ids import JobId
+from services.domain.work import ServingLimits
+from services.gateway.leaving import LeavingRequests
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.open_request import Choice, Listener, OpenRequest
+from services.gateway.policy.detokenizer import CONTEXT_TOKENS
+from services.gateway.policy.messages import CancelReason, FinishReason, JobUpdate, Submission
+from services.gateway.policy.output import ChoiceOutput
+from services.gateway.policy.request import Request
+from services.gateway.policy.resolve import job_id_of, resolve, seed_of
+from services.gateway.policy.validation import ModelLimits, check_prompt, check_request, utf8_length
+from services.gateway.tokenizer import ModelTokenizer
+
+_log = logging.getLogger(__name__)
+
+SHORT_TEXT_CHARACTERS = 1024
+"""Tokenized on the event loop: it takes about a millisecond at most."""
+MOST_LONG_TEXTS = 256
+LAST_MESSAGES_LIMIT_S = 5.0
+LAST_WORD_LIMIT_S = 0.5
+"""How long the end of a choice waits, after a stop string, for the scheduler's timings."""
+RETRY_S = 1.0
+
+
+class Link(Protocol):
+    """The way to the scheduler. Neither call waits."""
+
+    def submit(self, submission: Submission) -> None: ...
+    def cancel(self, job: JobId, reason: CancelReason) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the gateway serves. `created_s` is Unix time."""
+
+    name: str
+    limits: ModelLimits
+    tokenizer: ModelTokenizer
+    created_s: int
+
+
+class Driver:
+    """Open requests and their jobs. `on_ready_changed` is called whenever `ready` may have changed."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        link: Link,
+        metrics: GatewayMetrics,
+        most_requests: int,
+        on_ready_changed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model = model
+        self._link = link
+        self._metrics = metrics
+        self._most_requests = most_requests
+        self._on_ready_changed = on_ready_changed
+        self._clock = clock
+        self._limits: ServingLimits | None = None
+        self._draining = False
+        self._requests: dict[str, OpenRequest] = {}
+        self._choices: dict[JobId, Choice] = {}
+        self._leaving = LeavingRequests()
+        self._listeners = 0
+        self._long_texts = 0
+        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> ServingLimits | None:
+        """What the scheduler admits; None while it can't be reached."""
+        return self._limits
+
+    @property
+    def ready(self) -> bool:
+        """A request that fits would be admitted."""
+        return self._limits is not None and self._limits.ready and not self._draining
+
+    def usable_limits(self) -> ServingLimits:
+        """Limits of a job. Raises NotReadyError, told for the client."""
+        if self._draining:
+            raise NotReadyError("this gateway is shutting down", RETRY_S)
+        if self._limits is None:
+            raise NotReadyError("the scheduler can't be reached", RETRY_S)
+        if not self._limits.ready:
+            raise NotReadyError("no worker group is ready yet", RETRY_S)
+        return self._limits
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """Refuses whatever can be refused without tokenizing, and in any state of the server."""
+        check_request(request, self.model.name, self.model.limits)
+        context = self.model.limits.max_model_len
+        if request.text is not None:
+            least = self.model.tokenizer.least_tokens(utf8_length(request.text))
+            if least >= context:
+                raise InvalidFieldError(
+                    "text", f"must leave room for output in the context of {context} tokens, it has more than {least}"
+                )
+
+    def open(self, request: Request, body_digest: bytes, deadline_in_s: float | None) -> Listener:
+        """A listener to this request's output, to be closed by the caller. `request` has passed `check`.
+
+        Raises DuplicateRequestError, NotReadyError, AdmissionFullError, and InvalidFieldError for a prompt that does
+        not fit; where the prompt is long, the listener raises the latter.
+        """
+        known = None if request.request_id is None else self._requests.get(request.request_id)
+        if known is not None:
+            if known.body_digest != body_digest:
+                raise DuplicateRequestError(f"request_id {known.request_id!r} is known with another body")
+            return self._listen(known, request)
+        self.usable_limits()
+        if len(self._requests) >= self._most_requests:
+            self._metrics.refused += 1
+            raise AdmissionFullError(f"{self._most_requests} requests are open at this gateway, the most", RETRY_S)
+        opened = OpenRequest(
+            request.request_id or f"gen-{uuid.uuid4().hex}", request.request_id is not None, body_digest, self._clock()
+        )
+        # A client that named an id may be joined by another one, whose deadline is later: then the gateway alone
+        # watches.
+        deadline_s = None if opened.id_is_given or deadline_in_s is None else opened.arrived_s + deadline_in_s
+        self._start(opened, request, deadline_s)
+        self._requests[opened.request_id] = opened
+        return self._listen(opened, request)
+
+    def _listen(self, opened: OpenRequest, request: Request) -> Listener:
+        listener = Listener(opened, request.resume_from_token or 0, self._leave)
+        opened.listeners.append(listener)
+        self._listeners += 1
+        self._idle.clear()
+        return listener
+
+    def _start(self, opened: OpenRequest, request: Request, deadline_s: float | None) -> None:
+        """Submits the jobs now, or when the text is tokenized and no earlier job of this name is left."""
+        is_long = request.text is not None and len(request.text) > SHORT_TEXT_CHARACTERS
+        if not is_long and opened.request_id not in self._leaving:
+            self._submit(opened, request, self._encode(request), deadline_s)
+            return
+        if self._long_texts >= MOST_LONG_TEXTS:
+            self._metrics.refused += 1
+            raise AdmissionFullError("too many long prompts are being tokenized", RETRY_S)
+        self._long_texts += 1
+        opened.preparation = asyncio.create_task(self._prepare(opened, request, deadline_s))
+
+    async def _prepare(self, opened: OpenRequest, request: Request, deadline_s: float | None) -> None:
+        try:
+            await self._leaving.wait_gone(opened.request_id)
+            loop = asyncio.get_running_loop()
+            prompt = await loop.run_in_executor(self._executor, self._encode, request)
+            self._submit(opened, request, prompt, deadline_s)
+        except Exception as error:  # whatever it is, the listeners must hear of it
+            self._fail(opened, error)
+        finally:
+            self._long_texts -= 1
+            opened.preparation = None
+
+    def _encode(self, request: Request) -> "array[int]":
+        return (
+            self.model.tokenizer.encode(request.text)
+            if request.text is not None
+            else array("I", request.token_ids or ())
+        )
+
+    def _submit(self, opened: OpenRequest, request: Request, prompt: "array[int]", deadline_s: float | None) -> None:
+        """One job per choice. Raises InvalidFieldError, NotReadyError."""
+        limits = self.usable_limits()
+        field = "text" if request.text is not None else "token_ids.ids"
+        check_prompt(field, len(prompt), request.sampling.max_tokens_or_default, self.model.limits, limits)
+        seed = seed_of(opened.request_id, opened.body_digest)
+        context = prompt[-CONTEXT_TOKENS:]
+        choices: list[Choice] = []
+        for sampling in resolve(request.sampling, self.model.limits.eos_token_ids, seed):
+            output = ChoiceOutput(sampling, self.model.tokenizer.detokenizer(context), request.sampling.stop)
+            choice = Choice(opened, job_id_of(opened.request_id, sampling.choice), sampling.choice, output)
+            choices.append(choice)
+            self._choices[choice.job] = choice
+            remaining_s = None if deadline_s is None else max(0.0, deadline_s - self._clock())
+            self._link.submit(Submission(choice.job, opened.body_digest, prompt, sampling, remaining_s))
+        opened.prompt_tokens = len(prompt)
+        opened.choices = tuple(choices)
+        opened.open_choices = len(choices)
+
+    def _leave(self, listener: Listener, reason: CancelReason) -> None:
+        opened = listener.request
+        opened.listeners.remove(listener)
+        self._listeners -= 1
+        if self._listeners == 0:
+            self._idle.set()
+        if opened.listeners:
+            return
+        if not opened.over:
+            if opened.preparation is not None:
+                opened.preparation.cancel()
+            self._cancel_jobs(opened, reason)
+        self._forget(opened)
+
+    def _forget(self, opened: OpenRequest) -> None:
+        if self._requests.get(opened.request_id) is opened:
+            del self._requests[opened.request_id]
+
+    def _cancel_jobs(self, opened: OpenRequest, reason: CancelReason) -> None:
+        """Ends what is left of a request, here and at the scheduler."""
+        now_s = self._clock()
+        left: list[JobId] = []
+        for choice in opened.choices:
+            if self._choices.pop(choice.job, None) is None:
+                continue
+            if choice.stop_timer is None:
+                left.append(choice.job)
+                self._link.cancel(choice.job, reason)
+            self._end(choice, FinishReason.STOP if choice.output.stop_found else FinishReason.ABORT, now_s)
+        if left and opened.id_is_given and self._limits is not None:
+            self._leaving.add(opened.request_id, left)
+
+    def _fail(self, opened: OpenRequest, error: Exception, failed: JobId | None = None) -> None:
+        """Ends a request with an error for all its listeners. `failed`: the job that the scheduler has ended itself."""
+        # A name that belongs to somebody else's request: its jobs are not ours to cancel.
+        is_foreign = isinstance(error, DuplicateRequestError)
+        for choice in opened.choices:
+            if self._choices.pop(choice.job, None) is not None:
+                self._metrics.choice_failed()
+                self._stop_timer(choice)
+                if choice.job != failed and not is_foreign:
+                    self._link.cancel(choice.job, CancelReason.CLIENT_GONE)
+        opened.error = error
+        self._forget(opened)
+        opened.wake()
+
+    # --- the scheduler -----------------------------------------------------------------------------------------------
+
+    def on_limits(self, limits: ServingLimits) -> None:
+        """The scheduler is there, or its limits changed."""
+        self._limits = limits
+        self._on_ready_changed()
+
+    def on_lost(self) -> None:
+        """The stream to the scheduler ended, and with it every job."""
+        self._limits = None
+        self._on_ready_changed()
+        self._leaving.clear()
+        for opened in list(self._requests.values()):
+            if not opened.over and opened.preparation is None:
+                self._fail(opened, NotReadyError("the connection to the scheduler was lost", RETRY_S))
+
+    def on_updates(self, updates: Sequence[JobUpdate]) -> None:
+        """News of jobs. What concerns a job that nobody waits for any more is dropped."""
+        now_s = self._clock()
+        for update in updates:
+            choice = self._choices.get(update.job)
+            if choice is None:
+                if update.finish is not None or update.error is not None:
+                    self._leaving.on_last_word(update.job)
+                continue
+            try:
+                self._apply(choice, update, now_s)
+            except ProtocolError as error:
+                self._fail(choice.request, error)
+
+    def _apply(self, choice: Choice, update: JobUpdate, now_s: float) -> None:
+        output = choice.output
+        if update.error is not None:
+            if output.stop_found:
+                self._finish(choice, FinishReason.STOP, now_s)
+            else:
+                self._fail(choice.request, update.error, failed=choice.job)
+            return
+        was_stopped = output.stop_found
+        if not was_stopped and update.token_ids:
+            self._measure(choice, output.extend(update.first_token_number, update.token_ids, update.logprobs), now_s)
+        choice.timings = update.timings
+        if update.finish is not None:
+            self._finish(choice, FinishReason.STOP if output.stop_found else update.finish, now_s)
+        elif output.stop_found and not was_stopped:
+            self._link.cancel(choice.job, CancelReason.STOP_STRING)
+            loop = asyncio.get_running_loop()
+            choice.stop_timer = loop.call_later(LAST_WORD_LIMIT_S, self._on_no_last_word, choice)
+        choice.request.wake()
+
+    def _on_no_last_word(self, choice: Choice) -> None:
+        self._finish(choice, FinishReason.STOP, self._clock())
+        choice.request.wake()
+
+    def _measure(self, choice: Choice, new_tokens: int, now_s: float) -> None:
+        if not new_tokens:
+            return
+        self._metrics.tokens_made(new_tokens)
+        if choice.first_token_s is None:
+            choice.first_token_s = now_s
+            self._metrics.first_token(now_s - choice.request.arrived_s)
+            if not any(other.first_token_s is not None for other in choice.request.choices if other is not choice):
+                self._metrics.prompt_admitted(choice.request.prompt_tokens)
+        else:
+            self._metrics.token_gap(now_s - choice.last_token_s)
+        for _ in range(new_tokens - 1):
+            self._metrics.token_gap(0.0)
+        choice.last_token_s = now_s
+
+    def _finish(self, choice: Choice, finish: FinishReason, now_s: float) -> None:
+        """The choice's job is over at the scheduler too."""
+        self._choices.pop(choice.job, None)
+        self._end(choice, finish, now_s)
+
+    def _end(self, choice: Choice, finish: FinishReason, now_s: float) -> None:
+        choice.output.end(finish)
+        choice.request.open_choices -= 1
+        self._stop_timer(choice)
+        decode_s = 0.0 if choice.first_token_s is None else choice.last_token_s - choice.first_token_s
+        self._metrics.choice_ended(
+            finish, len(choice.output.token_ids), now_s - choice.request.arrived_s, decode_s, choice.timings
+        )
+
+    @staticmethod
+    def _stop_timer(choice: Choice) -> None:
+        if choice.stop_timer is not None:
+            choice.stop_timer.cancel()
+            choice.stop_timer = None
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def drain(self, limit_s: float) -> None:
+        """Takes no new requests, waits for the open ones, and ends those that are left after `limit_s` with ABORT."""
+        self._draining = True
+        self._on_ready_changed()
+        if await self._all_left(limit_s):
+            return
+        _log.warning("aborting %d requests that did not end within %g s", len(self._requests), limit_s)
+        for opened in list(self._requests.values()):
+            self._abort(opened)
+        await self._all_left(LAST_MESSAGES_LIMIT_S)
+
+    async def _all_left(self, limit_s: float) -> bool:
+        """Whether every client got its last message within the limit."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), limit_s)
+        except TimeoutError:
+            return self._idle.is_set()
+        return True
+
+    def _abort(self, opened: OpenRequest) -> None:
+        if opened.over:
+            return
+        if opened.preparation is not None:
+            opened.preparation.cancel()
+        if not opened.choices:
+            self._fail(opened, NotReadyError("this gateway is shutting down", RETRY_S))
+            return
+        self._cancel_jobs(opened, CancelReason.CLIENT_GONE)
+        opened.wake()
+
+    def close(self) -> None:
+        """Ends the tokenizer's threads."""
+        self._leaving.clear()
+        self._executor.shutdown(wait=False, cancel_futures=True)

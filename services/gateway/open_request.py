@@ -1,0 +1,147 @@
+"""A request under way, and those who listen to it.
+
+A request has one job per choice and any number of listeners: each is a client's stream, and two clients that send the
+same id and body share one request. A listener has a cursor per choice. It takes pieces until there are none, then
+sleeps until something new is there; so a client that reads slowly gets fewer, larger pieces, and holds back nobody. The
+request's jobs are cancelled when its last listener leaves.
+
+All of this runs on one event loop and between two awaits nothing else runs, so there are no locks.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from services.domain.ids import JobId
+from services.gateway.policy.messages import CancelReason, JobTimings, Usage
+from services.gateway.policy.output import ChoiceOutput, Cursor, Piece
+
+
+class Choice:
+    """One choice of a request: its output so far, and what is measured about it."""
+
+    __slots__ = ("first_token_s", "index", "job", "last_token_s", "output", "request", "stop_timer", "timings")
+
+    def __init__(self, request: "OpenRequest", job: JobId, index: int, output: ChoiceOutput) -> None:
+        self.request = request
+        self.job = job
+        self.index = index
+        self.output = output
+        self.timings: JobTimings | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s = 0.0
+        self.stop_timer: asyncio.TimerHandle | None = None
+        """Runs between a stop string and the scheduler's last word on the job."""
+
+
+class OpenRequest:
+    """All that is known of a request. `choices` is empty until the prompt is tokenized."""
+
+    __slots__ = (
+        "arrived_s",
+        "body_digest",
+        "choices",
+        "error",
+        "id_is_given",
+        "listeners",
+        "open_choices",
+        "preparation",
+        "prompt_tokens",
+        "request_id",
+    )
+
+    def __init__(self, request_id: str, id_is_given: bool, body_digest: bytes, arrived_s: float) -> None:
+        self.request_id = request_id
+        self.id_is_given = id_is_given
+        self.body_digest = body_digest
+        self.arrived_s = arrived_s
+        self.prompt_tokens = 0
+        self.choices: tuple[Choice, ...] = ()
+        self.open_choices = 0
+        self.listeners: list[Listener] = []
+        self.preparation: asyncio.Task[None] | None = None
+        self.error: Exception | None = None
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will come."""
+        return self.error is not None or (bool(self.choices) and self.open_choices == 0)
+
+    @property
+    def usage(self) -> Usage:
+        """To be told at the end."""
+        return Usage(
+            self.prompt_tokens,
+            sum(len(choice.output.token_ids) for choice in self.choices),
+            sum(choice.timings.preemptions for choice in self.choices if choice.timings is not None),
+        )
+
+    def wake(self) -> None:
+        """There is something new for every listener."""
+        for listener in self.listeners:
+            listener.wake()
+
+
+class Taken(NamedTuple):
+    """A piece for a client, with the usage if it is the last of the stream."""
+
+    piece: Piece
+    usage: Usage | None
+
+
+class Listener:
+    """One client's stream. To be closed when the client is served or gone."""
+
+    __slots__ = ("_cursors", "_from_token", "_leave", "_open_cursors", "_turn", "_waiter", "request")
+
+    def __init__(
+        self, request: OpenRequest, from_token: int, leave: "Callable[[Listener, CancelReason], None]"
+    ) -> None:
+        self.request = request
+        self._from_token = from_token
+        self._leave = leave
+        self._cursors: tuple[Cursor, ...] = ()
+        self._open_cursors = 0
+        self._turn = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Every choice's last piece was taken."""
+        return bool(self._cursors) and self._open_cursors == 0
+
+    def take(self) -> Taken | None:
+        """The next piece, if there is one. Raises the request's error once everything before it was taken."""
+        if not self._cursors:
+            choices = self.request.choices
+            self._cursors = tuple(Cursor(choice.index, choice.output, self._from_token) for choice in choices)
+            self._open_cursors = len(choices)
+        for _ in self._cursors:
+            # In turn, so that no choice waits for another one where the client reads slowly.
+            piece = self._cursors[self._turn].take()
+            self._turn = (self._turn + 1) % len(self._cursors)
+            if piece is None:
+                continue
+            if piece.finish is not None:
+                self._open_cursors -= 1
+            return Taken(piece, self.request.usage if self._open_cursors == 0 else None)
+        if self.request.error is not None:
+            raise self.request.error
+        return None
+
+    async def wait(self) -> None:
+        """Until there is something to take. To be called right after `take` gave nothing."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        """Ends `wait`."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def close(self, reason: CancelReason) -> None:
+        """The client listens no more; `reason` says why, where the request is not over."""
+        self._leave(self, reason)

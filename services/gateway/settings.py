@@ -1,0 +1,34 @@
+"""Settings of the gateway."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from services.runtime.settings import Address, Settings
+
+_BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
+BUNDLED_MODEL_NAME = "fastserve-bundled"
+
+
+class GatewaySettings(Settings):
+    """The gateway: validates and tokenizes requests, streams tokens and text, forwards to the scheduler."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    grpc_port: int = Field(50051, ge=0, le=65535, description="port of the public gRPC services; 0: a free one")
+    scheduler: Address = Field(description="HOST:PORT of the scheduler")
+    model: Path = Field(description="model folder, of which the gateway reads config and tokenizer")
+    served_model_name: str | None = Field(
+        None, min_length=1, max_length=128, description="name of the model for clients; off: the folder's name"
+    )
+    max_open_requests: int = Field(32_768, ge=1, le=1_000_000, description="most requests open at a time")
+    drain_limit: float = Field(
+        30.0, ge=0, le=3600, description="seconds that open streams have to end after SIGTERM before they are aborted"
+    )
+
+    @property
+    def model_name(self) -> str:
+        """The model's name for clients."""
+        if self.served_model_name is not None:
+            return self.served_model_name
+        folder = self.model.resolve()
+        return BUNDLED_MODEL_NAME if folder == _BUNDLED_MODEL else folder.name

@@ -1,0 +1,36 @@
+"""What the gateway's tests share."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.gateway.fake_scheduler import FakeScheduler
+from tests.gateway.harness import Gateway, running_pair
+from tests.gateway.tiny_model import write_byte_level_folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that is served."""
+    return write_byte_level_folder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(model / "tokenizer.json"))
+
+
+@pytest.fixture
+async def pair(model: Path) -> AsyncIterator[tuple[Gateway, FakeScheduler]]:
+    async with running_pair(model) as both:
+        yield both
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[FakeScheduler]:
+    fake = FakeScheduler()
+    await fake.start()
+    yield fake
+    await fake.stop()

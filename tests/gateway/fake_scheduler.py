@@ -1,0 +1,215 @@
+"""A scheduler that makes the tokens a test tells it to, and shows what the gateway asked of it.
+
+It speaks the real GatewayLink over a real socket. A test takes each job as it arrives (`next_job`) and sends its
+tokens, or sets `script`, and every job runs by itself.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from fastserve.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from services.domain.errors import DuplicateRequestError, FastServeError, InvalidFieldError, PeerMismatchError
+from services.domain.ids import JobId
+from services.domain.work import ServingLimits, TokenLogprob
+from services.gateway.convert import cancel_from_wire, submission_from_wire, updates_to_wire
+from services.gateway.policy.messages import CancelReason, FinishReason, JobTimings, JobUpdate, Submission
+from services.runtime.scheduler_link.convert import limits_to_wire
+from services.runtime.server import RpcServer
+
+SOON_S = 20.0
+READY = ServingLimits(ready=True, max_model_len=512, device_pool_tokens=400)
+TIMINGS = JobTimings(queue_s=0.25, prefill_s=0.5, decode_s=1.0, preemptions=2)
+
+
+Stream = asyncio.Queue[scheduler_pb2.GatewayLinkResponse | None]
+"""What is to be sent to one gateway; None ends it."""
+
+
+class FakeJob:
+    """A job as the scheduler has it."""
+
+    def __init__(self, scheduler: "FakeScheduler", submission: Submission, stream: Stream) -> None:
+        self._scheduler = scheduler
+        self.streams = [stream]
+        self.submission = submission
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finish: FinishReason | None = None
+        self.cancelled: asyncio.Future[CancelReason] = asyncio.get_running_loop().create_future()
+
+    @property
+    def job(self) -> JobId:
+        return self.submission.job
+
+    def update(
+        self,
+        token_ids: Sequence[int] = (),
+        finish: FinishReason | None = None,
+        logprobs: Sequence[TokenLogprob] = (),
+        timings: JobTimings = TIMINGS,
+    ) -> JobUpdate:
+        """News of this job, remembered but not sent."""
+        first = len(self.token_ids)
+        self.token_ids.extend(token_ids)
+        self.logprobs.extend(logprobs)
+        self.finish = finish
+        return JobUpdate(self.job, first, token_ids, logprobs, finish, None, None if finish is None else timings)
+
+    def send(
+        self,
+        *token_ids: int,
+        finish: FinishReason | None = None,
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> None:
+        """Tokens of one iteration."""
+        self._scheduler.send([self.update(token_ids, finish, logprobs)])
+
+    def refuse(self, error: FastServeError, stream: Stream | None = None) -> None:
+        """Tells the gateway that sent the job, or another one."""
+        update = JobUpdate(self.job, 0, (), (), None, error, None)
+        (stream or self.streams[0]).put_nowait(_updates([update]))
+
+    def replay(self, stream: Stream) -> None:
+        """Everything so far, for one who joins."""
+        self.streams.append(stream)
+        timings = None if self.finish is None else TIMINGS
+        update = JobUpdate(self.job, 0, self.token_ids, self.logprobs, self.finish, None, timings)
+        stream.put_nowait(_updates([update]))
+
+    async def cancel_reason(self) -> CancelReason:
+        return await asyncio.wait_for(asyncio.shield(self.cancelled), SOON_S)
+
+
+def _updates(updates: Sequence[JobUpdate]) -> scheduler_pb2.GatewayLinkResponse:
+    return scheduler_pb2.GatewayLinkResponse(updates=updates_to_wire(updates))
+
+
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.AdminServiceServicer):
+    """Start it, point gateways to `address`, stop it."""
+
+    def __init__(self, limits: ServingLimits = READY, address: str = "127.0.0.1:0") -> None:
+        self._server = RpcServer(
+            address, ("fastserve.v1.SchedulerService", "fastserve.v1.AdminService"), self._register
+        )
+        self._arrived: asyncio.Queue[FakeJob] = asyncio.Queue()
+        self._streams: list[Stream] = []
+        self.limits = limits
+        self.jobs: dict[JobId, FakeJob] = {}
+        self.hellos: list[scheduler_pb2.GatewayHello] = []
+        self.status = admin_pb2.Status(model="tiny", policy="fcfs")
+        self.script: Callable[[Submission], Sequence[int]] | None = None
+        self.mismatch: str | None = None
+        self.keep_jobs = True
+
+    def _register(self, server: Any) -> None:
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self, server)
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def stop(self) -> None:
+        for stream in self._streams:
+            stream.put_nowait(None)
+        await self._server.stop(0.1)
+
+    async def next_job(self) -> FakeJob:
+        return await asyncio.wait_for(self._arrived.get(), SOON_S)
+
+    @property
+    def waiting_jobs(self) -> int:
+        """Jobs that arrived and were not taken by `next_job`."""
+        return self._arrived.qsize()
+
+    def send(self, updates: Sequence[JobUpdate]) -> None:
+        """One turn's news, to each gateway what concerns its jobs."""
+        for stream in self._streams:
+            own = [update for update in updates if stream in self.jobs[update.job].streams]
+            if own:
+                stream.put_nowait(_updates(own))
+
+    def set_limits(self, limits: ServingLimits) -> None:
+        self.limits = limits
+        for stream in self._streams:
+            stream.put_nowait(scheduler_pb2.GatewayLinkResponse(limits=limits_to_wire(limits)))
+
+    async def GatewayLink(
+        self, requests: AsyncIterator[scheduler_pb2.GatewayLinkRequest], context: Any
+    ) -> AsyncIterator[scheduler_pb2.GatewayLinkResponse]:
+        if self.mismatch is not None:
+            raise PeerMismatchError("model_fingerprint", self.mismatch)
+        stream: Stream = asyncio.Queue()
+        reader = asyncio.create_task(self._read(requests, stream))
+        try:
+            while (response := await stream.get()) is not None:
+                yield response
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            if stream in self._streams:
+                self._streams.remove(stream)
+
+    async def _read(
+        self,
+        requests: AsyncIterator[scheduler_pb2.GatewayLinkRequest],
+        stream: Stream,
+    ) -> None:
+        async for request in requests:
+            if request.HasField("hello"):
+                self.hellos.append(request.hello)
+                welcome = scheduler_pb2.SchedulerWelcome(limits=limits_to_wire(self.limits))
+                stream.put_nowait(scheduler_pb2.GatewayLinkResponse(welcome=welcome))
+                self._streams.append(stream)
+            elif request.HasField("submit"):
+                self._on_submit(submission_from_wire(request.submit), stream)
+            else:
+                self._on_cancel(*cancel_from_wire(request.cancel))
+
+    def _on_submit(self, submission: Submission, stream: Stream) -> None:
+        known = self.jobs.get(submission.job)
+        if known is not None and self.keep_jobs:
+            if known.submission.body_digest == submission.body_digest:
+                known.replay(stream)
+            else:
+                known.refuse(DuplicateRequestError("the request id is known with another body"), stream)
+            return
+        job = self.jobs[submission.job] = FakeJob(self, submission, stream)
+        if self.script is None:
+            self._arrived.put_nowait(job)
+            return
+        token_ids = self.script(submission)
+        for token_id in token_ids[:-1]:
+            job.send(token_id)
+        job.send(token_ids[-1], finish=FinishReason.LENGTH)
+
+    def _on_cancel(self, name: JobId, reason: CancelReason) -> None:
+        job = self.jobs.get(name)
+        if job is None or job.cancelled.done():
+            return
+        job.cancelled.set_result(reason)
+        if job.finish is None:
+            job.send(finish=FinishReason.STOP if reason is CancelReason.STOP_STRING else FinishReason.ABORT)
+
+    async def WorkerLink(
+        self, requests: AsyncIterator[scheduler_pb2.WorkerLinkRequest], context: Any
+    ) -> AsyncIterator[scheduler_pb2.WorkerLinkResponse]:
+        """No worker ever dials a fake."""
+        raise PeerMismatchError("group", "there are no groups here")
+        yield
+
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Any) -> admin_pb2.GetStatusResponse:
+        return admin_pb2.GetStatusResponse(status=self.status)
+
+    async def WatchStatus(
+        self, request: admin_pb2.WatchStatusRequest, context: Any
+    ) -> AsyncIterator[admin_pb2.WatchStatusResponse]:
+        if request.interval_s < 0.05:
+            raise InvalidFieldError("interval_s", "must be from 0.05 to 60")
+        while True:
+            yield admin_pb2.WatchStatusResponse(status=self.status)
+            await asyncio.sleep(request.interval_s)

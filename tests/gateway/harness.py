@@ -1,0 +1,151 @@
+"""A gateway with its real sockets, in the test's own process, and a client of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fastserve.v1 import admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from services.gateway.__main__ import serve
+from services.gateway.settings import GatewaySettings
+from services.runtime.channel import open_channel
+from services.runtime.process import ServiceProcess
+from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
+
+MODEL_NAME = "tiny"
+
+
+class HarnessProcess(ServiceProcess[GatewaySettings]):
+    """Tells its addresses to the test."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        super().__init__("gateway", settings)
+        self.addresses: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+
+    def announce_ready(self, grpc: str, metrics: str | None = None) -> None:
+        self.addresses.set_result((grpc, metrics or ""))
+
+
+class Gateway:
+    """A running gateway and stubs to it."""
+
+    def __init__(self, process: HarnessProcess, channel: grpc.aio.Channel, serving: "asyncio.Task[None]") -> None:
+        self.process = process
+        self.serving = serving
+        self.address, self.metrics_address = process.addresses.result()
+        self.channel = channel
+        self.inference = inference_pb2_grpc.InferenceServiceStub(channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(channel)
+        self._health: Any = health_pb2_grpc.HealthStub(channel)
+
+    def generate(self, request: inference_pb2.GenerateRequest, timeout: float | None = SOON_S) -> Any:
+        return self.inference.Generate(request, timeout=timeout)
+
+    async def collect(self, request: inference_pb2.GenerateRequest) -> list[inference_pb2.GenerateResponse]:
+        """All messages of a stream."""
+        return [message async for message in self.generate(request)]
+
+    async def refusal(self, request: inference_pb2.GenerateRequest) -> grpc.aio.AioRpcError:
+        """The error of a request that must fail."""
+        try:
+            await self.collect(request)
+        except grpc.aio.AioRpcError as error:
+            return error
+        raise AssertionError("was not refused")
+
+    async def health(self, service: str) -> str:
+        response = await self._health.Check(health_pb2.HealthCheckRequest(service=service), timeout=SOON_S)
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+
+    async def until_health(self, service: str, wanted: str) -> None:
+        """Waits for the health service to say so."""
+        watch = self._health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=SOON_S)
+        async for response in watch:
+            if health_pb2.HealthCheckResponse.ServingStatus.Name(response.status) == wanted:
+                watch.cancel()
+                return
+
+    async def metrics(self) -> dict[str, float]:
+        """The samples of a scrape, by name and labels as they are written."""
+        reader, writer = await asyncio.open_connection(*self.metrics_address.split(":"))
+        writer.write(b"GET /metrics HTTP/1.0\r\nHost: test\r\n\r\n")
+        text = (await asyncio.wait_for(reader.read(), SOON_S)).decode()
+        writer.close()
+        lines = text.partition("\r\n\r\n")[2].splitlines()
+        samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+    async def stop(self) -> None:
+        self.process.stopping.set()
+        await asyncio.wait_for(self.serving, SOON_S)
+
+
+@asynccontextmanager
+async def running_gateway(
+    model: Path, scheduler: str, wait_ready: bool = True, **settings: Any
+) -> AsyncIterator[Gateway]:
+    """A gateway on free ports, stopped at the end."""
+    process = HarnessProcess(
+        GatewaySettings(
+            grpc_port=0,
+            scheduler=scheduler,
+            model=model,
+            served_model_name=MODEL_NAME,
+            **{"drain_limit": 0.0, **settings},
+        )
+    )
+    serving = asyncio.create_task(serve(process))
+    await asyncio.wait((serving, process.addresses), timeout=SOON_S, return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        serving.result()
+    async with open_channel(process.addresses.result()[0]) as channel:
+        gateway = Gateway(process, channel, serving)
+        try:
+            if wait_ready:
+                await gateway.until_health("readiness", "SERVING")
+            yield gateway
+        finally:
+            await gateway.stop()
+
+
+@asynccontextmanager
+async def running_pair(model: Path, **settings: Any) -> AsyncIterator[tuple[Gateway, FakeScheduler]]:
+    """A gateway and its scheduler."""
+    scheduler = FakeScheduler()
+    await scheduler.start()
+    try:
+        async with running_gateway(model, scheduler.address, **settings) as gateway:
+            yield gateway, scheduler
+    finally:
+        await scheduler.stop()
+
+
+def details(error: grpc.aio.AioRpcError) -> list[Any]:
+    """The google.rpc details of a status: BadRequest and RetryInfo."""
+    packed = next(value for key, value in error.trailing_metadata() if key == "grpc-status-details-bin")
+    found: list[Any] = []
+    for detail in status_pb2.Status.FromString(packed).details:
+        for kind in (error_details_pb2.BadRequest, error_details_pb2.RetryInfo):
+            message = kind()
+            if detail.Unpack(message):
+                found.append(message)
+    return found
+
+
+def violated_field(error: grpc.aio.AioRpcError) -> str:
+    """The field that an INVALID_ARGUMENT names."""
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
+    (bad,) = details(error)
+    field: str = bad.field_violations[0].field
+    return field
+
+
+def retry_after_s(error: grpc.aio.AioRpcError) -> float:
+    """How long a refusal asks to wait."""
+    (retry,) = details(error)
+    return float(retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)

@@ -1,0 +1,100 @@
+"""The stream to the scheduler: found, lost, found again, refused."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fastserve.v1 import inference_pb2 as api
+from services.domain.errors import PeerMismatchError
+from services.gateway.policy.messages import FinishReason
+from services.runtime.model_files import fingerprint
+from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
+from tests.gateway.harness import Gateway, retry_after_s, running_gateway
+
+REQUEST = api.GenerateRequest(text="the dog")
+
+
+async def test_the_gateway_says_which_model_it_has(model: Path, pair: tuple[Gateway, FakeScheduler]) -> None:
+    (hello,) = pair[1].hellos
+    assert hello.model_fingerprint == fingerprint(model)
+    assert hello.gateway_id
+
+
+async def test_without_a_scheduler_requests_are_unavailable_and_the_gateway_lives(model: Path) -> None:
+    async with running_gateway(model, "127.0.0.1:1", wait_ready=False) as gateway:
+        error = await gateway.refusal(REQUEST)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert retry_after_s(error) > 0
+        assert await gateway.health("readiness") == "NOT_SERVING"
+        assert await gateway.health("liveness") == "SERVING"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await gateway.inference.ListModels(api.ListModelsRequest())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_lost_scheduler_ends_open_requests_as_unavailable_and_a_new_one_is_found(model: Path) -> None:
+    scheduler = FakeScheduler()
+    await scheduler.start()
+    async with running_gateway(model, scheduler.address) as gateway:
+        streams = [gateway.generate(REQUEST) for _ in range(3)]
+        for job in [await scheduler.next_job() for _ in streams]:
+            job.send(5)
+        for stream in streams:
+            assert isinstance(await stream.read(), api.GenerateResponse)
+        await scheduler.stop()
+        for stream in streams:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await asyncio.wait_for(stream.read(), SOON_S)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert retry_after_s(caught.value) > 0
+        await gateway.until_health("readiness", "NOT_SERVING")
+        assert (await gateway.refusal(REQUEST)).code() is grpc.StatusCode.UNAVAILABLE
+        successor = FakeScheduler(address=scheduler.address)
+        await successor.start()
+        await gateway.until_health("readiness", "SERVING")
+        collecting = asyncio.create_task(gateway.collect(REQUEST))
+        (await successor.next_job()).send(6, finish=FinishReason.LENGTH)
+        assert list((await collecting)[0].token_ids) == [6]
+    await successor.stop()
+
+
+async def test_a_pause_of_the_tokens_is_only_a_pause(pair: tuple[Gateway, FakeScheduler]) -> None:
+    gateway, scheduler = pair
+    stream = gateway.generate(REQUEST)
+    job = await scheduler.next_job()
+    job.send(5)
+    assert isinstance(await stream.read(), api.GenerateResponse)
+    reading = asyncio.create_task(stream.read())
+    await gateway.health("readiness")
+    assert not reading.done()
+    job.send(6, finish=FinishReason.LENGTH)
+    message = await asyncio.wait_for(reading, SOON_S)
+    assert isinstance(message, api.GenerateResponse)
+    assert list(message.token_ids) == [6]
+
+
+async def test_a_gap_in_the_numbers_of_tokens_is_an_internal_error_of_that_request_alone(
+    pair: tuple[Gateway, FakeScheduler],
+) -> None:
+    gateway, scheduler = pair
+    broken = asyncio.create_task(gateway.refusal(REQUEST))
+    job = await scheduler.next_job()
+    sound = asyncio.create_task(gateway.collect(REQUEST))
+    other = await scheduler.next_job()
+    job.update([5])
+    job.send(6)
+    assert (await broken).code() is grpc.StatusCode.INTERNAL
+    other.send(7, finish=FinishReason.LENGTH)
+    assert list((await sound)[0].token_ids) == [7]
+
+
+async def test_a_scheduler_of_another_model_ends_the_gateway_with_the_reason(model: Path) -> None:
+    scheduler = FakeScheduler()
+    scheduler.mismatch = "the scheduler serves another model"
+    await scheduler.start()
+    with pytest.raises(PeerMismatchError, match="another model"):
+        async with running_gateway(model, scheduler.address, wait_ready=False) as gateway:
+            await asyncio.wait_for(asyncio.shield(gateway.serving), SOON_S)
+    await scheduler.stop()

@@ -1,0 +1,160 @@
+"""The gateway as its own process: memory and imports, many streams, drain, and what ends it at the start."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from fastserve.v1 import inference_pb2 as api
+from fastserve.v1 import inference_pb2_grpc
+from services.gateway.policy.messages import FinishReason
+from services.runtime.channel import open_channel
+from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
+
+STREAMS = 300
+TOKENS = 20
+
+
+async def start(model: Path, scheduler: str, *flags: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.gateway", "--model", str(model), "--scheduler", scheduler,
+        "--served-model-name", "tiny", "--grpc-port", "0", *flags,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
+async def address_of(process: asyncio.subprocess.Process, ready_file: Path) -> str:
+    """The address in the ready file, which is there when the process says that it is ready."""
+    assert process.stderr is not None
+    async with asyncio.timeout(SOON_S):
+        while line := await process.stderr.readline():
+            if ready_file.exists():
+                address: str = json.loads(ready_file.read_text())["grpc"]
+                return address
+    raise AssertionError(f"ended: {line!r}")
+
+
+@asynccontextmanager
+async def gateway_process(
+    model: Path, scheduler: FakeScheduler, folder: Path, *flags: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any]]:
+    ready_file = folder / "ready.json"
+    process = await start(model, scheduler.address, "--ready-file", str(ready_file), *flags)
+    try:
+        async with open_channel(await address_of(process, ready_file)) as channel:
+            stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+            async with asyncio.timeout(SOON_S):
+                await until_listed(stub)
+            yield process, stub
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def until_listed(stub: Any) -> None:
+    """Waits until the gateway has found its scheduler."""
+    while True:
+        call = stub.ListModels(api.ListModelsRequest())
+        code = await call.code()
+        if code is grpc.StatusCode.OK:
+            return
+        assert code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_hundreds_of_streams_at_a_time_each_get_their_own_tokens(
+    model: Path, tmp_path: Path, scheduler: FakeScheduler
+) -> None:
+    async with gateway_process(model, scheduler, tmp_path) as (_, stub):
+
+        async def one(number: int) -> list[int]:
+            request = api.GenerateRequest(
+                token_ids=api.TokenIds(ids=[number, 1]), sampling=api.SamplingParams(max_tokens=TOKENS)
+            )
+            stream = stub.Generate(request, timeout=60)
+            return [token_id async for message in stream for token_id in message.token_ids]
+
+        running = [asyncio.create_task(one(number)) for number in range(STREAMS)]
+        jobs = [await scheduler.next_job() for _ in range(STREAMS)]
+        for turn in range(TOKENS):
+            finish = FinishReason.LENGTH if turn == TOKENS - 1 else None
+            scheduler.send([job.update([(job.submission.prompt[0] + turn) % 400], finish) for job in jobs])
+        made = await asyncio.wait_for(asyncio.gather(*running), 60)
+    assert made == [[(number + turn) % 400 for turn in range(TOKENS)] for number in range(STREAMS)]
+
+
+async def test_sigterm_lets_open_streams_end_refuses_new_ones_and_exits_0(
+    model: Path, tmp_path: Path, scheduler: FakeScheduler
+) -> None:
+    async with gateway_process(model, scheduler, tmp_path) as (process, stub):
+        stream = stub.Generate(api.GenerateRequest(text="the dog"), timeout=SOON_S)
+        job = await scheduler.next_job()
+        job.send(5)
+        assert isinstance(await stream.read(), api.GenerateResponse)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(SOON_S):
+            await until_refused(stub, scheduler)
+        job.send(6, finish=FinishReason.LENGTH)
+        last = await stream.read()
+        assert isinstance(last, api.GenerateResponse)
+        assert (list(last.token_ids), last.finish_reason) == ([6], api.FINISH_REASON_LENGTH)
+        assert await asyncio.wait_for(process.wait(), SOON_S) == 0
+
+
+async def until_refused(stub: Any, scheduler: FakeScheduler) -> None:
+    """Sends requests until one is refused: the signal has arrived."""
+    while True:
+        stream = stub.Generate(api.GenerateRequest(text="another"), timeout=SOON_S)
+        arrival = asyncio.create_task(scheduler.next_job())
+        code = asyncio.create_task(stream.code())
+        await asyncio.wait((arrival, code), return_when=asyncio.FIRST_COMPLETED)
+        if code.done():
+            arrival.cancel()
+            assert code.result() is grpc.StatusCode.UNAVAILABLE
+            return
+        arrival.result().send(finish=FinishReason.LENGTH)
+        await code
+
+
+async def test_streams_that_outlast_the_drain_are_aborted_with_what_they_have(
+    model: Path, tmp_path: Path, scheduler: FakeScheduler
+) -> None:
+    async with gateway_process(model, scheduler, tmp_path, "--drain-limit", "0.1") as (process, stub):
+        stream = stub.Generate(api.GenerateRequest(text="the dog"), timeout=SOON_S)
+        job = await scheduler.next_job()
+        job.send(5)
+        assert isinstance(await stream.read(), api.GenerateResponse)
+        process.send_signal(signal.SIGTERM)
+        last = await stream.read()
+        assert isinstance(last, api.GenerateResponse)
+        assert last.finish_reason == api.FINISH_REASON_ABORT
+        assert last.usage.completion_tokens == 1
+        await job.cancel_reason()
+        assert await asyncio.wait_for(process.wait(), SOON_S) == 0
+
+
+async def test_what_is_wrong_at_the_start_is_told_in_one_line(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for flags, word in (
+        (("--model", str(tmp_path / "nowhere")), "no folder"),
+        (("--model", str(tmp_path / "empty")), "config.json"),
+        (("--grpc-port", "99999"), "--grpc-port"),
+    ):
+        process = await start(model, "127.0.0.1:1", *flags)
+        _, stderr = await asyncio.wait_for(process.communicate(), SOON_S)
+        assert process.returncode == 1
+        assert stderr.decode().count("\n") == 1
+        assert word in stderr.decode()
+
+
+async def test_the_gateway_never_imports_torch() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "import sys, services.gateway.__main__; sys.exit('torch' in sys.modules)"
+    )
+    assert await asyncio.wait_for(process.wait(), SOON_S) == 0
