@@ -4,10 +4,8 @@ from pathlib import Path
 
 from pydantic import Field
 
+from services.runtime.model_files import served_name
 from services.runtime.settings import Address, Settings
-
-_BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
-BUNDLED_MODEL_NAME = "fastserve-bundled"
 
 
 class GatewaySettings(Settings):
@@ -28,7 +26,4 @@ class GatewaySettings(Settings):
     @property
     def model_name(self) -> str:
         """The model's name for clients."""
-        if self.served_model_name is not None:
-            return self.served_model_name
-        folder = self.model.resolve()
-        return BUNDLED_MODEL_NAME if folder == _BUNDLED_MODEL else folder.name
+        return served_name(self.model, self.served_model_name)

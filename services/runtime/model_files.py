@@ -18,6 +18,9 @@ from typing import Any
 
 from services.domain.errors import ModelFolderError
 
+BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
+"""Comes with the source tree, not with a wheel."""
+BUNDLED_MODEL_NAME = "fastserve-bundled"
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -208,3 +211,11 @@ def fingerprint(folder: Path) -> str:
     except OSError as error:
         raise ModelFolderError(f"can't read {error.filename}: {error.strerror}") from None
     return digest.hexdigest()
+
+
+def served_name(folder: Path, given: str | None) -> str:
+    """The model's name for clients: the given one, else that of the bundled model, else the folder's."""
+    if given is not None:
+        return given
+    resolved = folder.resolve()
+    return BUNDLED_MODEL_NAME if resolved == BUNDLED_MODEL else resolved.name

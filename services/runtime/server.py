@@ -40,7 +40,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # Calls that came and were not looked at yet. Beyond gRPC's own limits, 1000 and 3000, a burst is cancelled at random.
+    # Calls that came and were not looked at yet. Beyond gRPC's own limits, 1000 and 3000, a burst is cancelled.
     ("grpc.server.max_pending_requests", 50_000),
     ("grpc.server.max_pending_requests_hard_limit", 100_000),
     # Clients ping calls under way every 10 s (channel.py); gRPC's own limit of one in 5 minutes would call that abuse.

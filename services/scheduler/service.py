@@ -17,6 +17,7 @@ from services.runtime.scheduler_link.convert import (
     result_from_wire,
     worker_facts_from_wire,
 )
+from services.runtime.streams import first_message, until_one_ends
 from services.scheduler.convert import (
     cancel_from_wire,
     check_interval,
@@ -39,30 +40,7 @@ from services.scheduler.peers import GatewayPeer, WorkerPeer
 SCHEDULER_SERVICE = wire.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 
-HELLO_LIMIT_S = 5.0
 MOST_GATEWAY_ID = 128
-
-
-async def _first(requests: AsyncIterator[Any]) -> Any:
-    """The stream's first message. Raises InvalidFieldError for a stream without one."""
-    try:
-        async with asyncio.timeout(HELLO_LIMIT_S):
-            return await anext(requests)
-    except (StopAsyncIteration, TimeoutError):
-        raise InvalidFieldError("hello", "must be the first message of the stream") from None
-
-
-async def _both(reading: Awaitable[None], writing: Awaitable[None]) -> None:
-    """Until the peer ends its side, or writing raises why the stream is to end."""
-    tasks = [asyncio.ensure_future(reading), asyncio.ensure_future(writing)]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -72,7 +50,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._driver = driver
 
     async def GatewayLink(self, requests: AsyncIterator[wire.GatewayLinkRequest], context: Any) -> None:  # type: ignore[override]
-        hello = (await _first(requests)).hello
+        hello = (await first_message(requests)).hello
         if not 0 < len(hello.gateway_id) <= MOST_GATEWAY_ID:
             raise InvalidFieldError("hello.gateway_id", f"must have 1 to {MOST_GATEWAY_ID} characters")
         self._driver.check_gateway(hello.model_fingerprint)
@@ -81,7 +59,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._driver.post(GatewayJoined(peer))
         try:
             await context.write(wire.GatewayLinkResponse(welcome=welcome))
-            await _both(self._read_gateway(peer, requests), self._write_gateway(peer, context.write))
+            await until_one_ends(self._read_gateway(peer, requests), self._write_gateway(peer, context.write))
         finally:
             self._driver.post(GatewayLeft(peer))
 
@@ -108,7 +86,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 await write(wire.GatewayLinkResponse(updates=updates_to_wire(updates)))
 
     async def WorkerLink(self, requests: AsyncIterator[wire.WorkerLinkRequest], context: Any) -> None:  # type: ignore[override]
-        first = await _first(requests)
+        first = await first_message(requests)
         if first.WhichOneof("message") != "hello":
             raise InvalidFieldError("hello", "must be the first message of the stream")
         facts = worker_facts_from_wire(first.hello)
@@ -117,7 +95,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._driver.post(WorkerArrived(peer, facts))
         try:
             await context.write(wire.WorkerLinkResponse(welcome=wire.WorkerWelcome()))
-            await _both(self._read_worker(peer, requests), self._write_worker(peer, context.write))
+            await until_one_ends(self._read_worker(peer, requests), self._write_worker(peer, context.write))
         finally:
             self._driver.post(WorkerLeft(peer))
 

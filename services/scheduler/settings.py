@@ -4,11 +4,9 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
+from services.runtime.model_files import served_name
 from services.runtime.settings import Address, Settings
 from services.scheduler.policy.config import Charge, PolicyName, SchedulerConfig
-
-_BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
-_BUNDLED_MODEL_NAME = "fastserve-bundled"
 
 
 class SchedulerSettings(Settings):
@@ -59,10 +57,7 @@ class SchedulerSettings(Settings):
     @property
     def model_name(self) -> str:
         """The model's name for clients."""
-        if self.served_model_name is not None:
-            return self.served_model_name
-        folder = self.model.resolve()
-        return _BUNDLED_MODEL_NAME if folder == _BUNDLED_MODEL else folder.name
+        return served_name(self.model, self.served_model_name)
 
     @property
     def config(self) -> SchedulerConfig:

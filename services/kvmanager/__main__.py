@@ -1,0 +1,53 @@
+"""Runs the KV manager."""
+
+import asyncio
+
+from services.kvmanager.driver import Driver
+from services.kvmanager.metrics import PoolCollector
+from services.kvmanager.service import KV_MANAGER_SERVICE, register
+from services.kvmanager.settings import KvManagerSettings
+from services.runtime.metrics import MetricsServer, new_registry
+from services.runtime.process import ServiceProcess, service_main
+from services.runtime.server import RpcServer
+from services.runtime.settings import split_address
+
+CLOSE_LIMIT_S = 0.5
+"""For the last bytes of the streams."""
+
+
+async def serve(process: ServiceProcess[KvManagerSettings]) -> None:
+    """The KV manager's life: listen, decide, say good-bye."""
+    settings = process.settings
+    driver = Driver(settings.knobs)
+    server = RpcServer(settings.listen, (KV_MANAGER_SERVICE,), lambda grpc_server: register(grpc_server, driver))
+    registry = new_registry()
+    registry.register(PoolCollector(settings.served_model_name or "", lambda: driver.figures))
+    metrics_server = MetricsServer(split_address(settings.listen).host, settings.metrics_port, registry)
+    try:
+        await server.start()
+        running = asyncio.create_task(driver.run())
+        stopping = asyncio.create_task(process.stopping.wait())
+        await server.set_ready(True)
+        process.announce_ready(server.address, metrics_server.address)
+        try:
+            await asyncio.wait((stopping, running), return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+            await server.set_ready(False)
+            driver.close()
+        finally:
+            await server.stop(CLOSE_LIMIT_S)
+            for task in (running, stopping):
+                task.cancel()
+            await asyncio.gather(running, stopping, return_exceptions=True)
+    finally:
+        metrics_server.stop()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a KV manager until a signal ends it; the exit status."""
+    return service_main("kvmanager", KvManagerSettings, argv, serve)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,246 @@
+"""The owner of the KV manager's state: one task that takes everything that happened since the last turn, asks the
+machine what follows, and hands its commands out, one batch a peer.
+
+Handlers put what they hear into the inbox and write what they find in their peer's outbox; nobody but this task
+changes the machine. A turn has no await in it. Only the newest stream of the scheduler and the newest epoch of the
+worker are listened to; what still comes of others is dropped.
+
+A peer that breaks the protocol ends both streams and the machine: the scheduler dials again, the worker begins a new
+epoch, and all KV is made anew.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from services.domain.errors import FastServeError, NotReadyError, PeerMismatchError, ProtocolError, SupersededError
+from services.domain.ids import Epoch
+from services.domain.protocol import KvToWorker
+from services.domain.work import KvLinkItem, KvWorkerFacts, PoolStatus
+from services.kvmanager.messages import (
+    Inbound,
+    Nudge,
+    SchedulerArrived,
+    SchedulerLeft,
+    SchedulerSaid,
+    WorkerArrived,
+    WorkerLeft,
+    WorkerSaid,
+)
+from services.kvmanager.peers import SchedulerPeer, WorkerPeer
+from services.kvmanager.policy.machine import KvManager
+from services.kvmanager.policy.messages import (
+    Command,
+    EndWorker,
+    Event,
+    FromScheduler,
+    FromWorker,
+    PoolFigures,
+    SchedulerConnected,
+    SchedulerLost,
+    ToScheduler,
+    ToWorker,
+    WorkerLost,
+)
+from services.kvmanager.policy.policies import KvKnobs
+
+_log = logging.getLogger(__name__)
+
+MOST_INBOX = 10_000
+"""Turns of peers; beyond it they wait at their streams."""
+STATUS_PERIOD_S = 0.1
+MOST_BLOCKS = 1 << 24
+MOST_STAGES = 64
+
+
+class Driver:
+    """Runs the machine. Made on its event loop."""
+
+    def __init__(self, knobs: KvKnobs) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._knobs = knobs
+        self._machine = KvManager(knobs)
+        self._inbox: list[Inbound] = []
+        self._something = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._scheduler: SchedulerPeer | None = None
+        self._workers: dict[int, WorkerPeer] = {}
+        """The newest epoch's streams, by stage."""
+        self._newest_epoch = Epoch(0)
+        self._told: PoolFigures | None = None
+        self._told_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.figures: PoolFigures | None = None
+        """State of the pools after the last turn, to be read by anybody; None while there is no worker or no
+        scheduler.
+        """
+
+    # --- for the streams ---------------------------------------------------------------------------------------------
+
+    def post(self, item: Inbound) -> None:
+        """Something happened."""
+        self._inbox.append(item)
+        self._something.set()
+
+    async def put(self, item: Inbound) -> None:
+        """The same; waits while the inbox is full."""
+        while len(self._inbox) >= MOST_INBOX:
+            self._has_room.clear()
+            await self._has_room.wait()
+        self.post(item)
+
+    def check_worker(self, facts: KvWorkerFacts) -> None:
+        """Raises PeerMismatchError for pools that can't be used, SupersededError for an earlier life."""
+        pools = facts.pools
+        for field, value, least, most in (
+            ("group", facts.group, 0, 0),
+            ("block_size", pools.block_size, 1, 1024),
+            ("device_blocks", pools.device_block_count, 1, MOST_BLOCKS),
+            ("host_blocks", pools.host_block_count, 0, MOST_BLOCKS),
+            ("stages", pools.stage_count, 1, MOST_STAGES),
+            ("stage", pools.stage, 0, pools.stage_count - 1),
+        ):
+            if not least <= value <= most:
+                raise PeerMismatchError(field, f"must be {least} to {most}, got {value}")
+        self._check_epoch(pools.epoch, pools.stage)
+
+    def _check_epoch(self, epoch: Epoch, stage: int) -> None:
+        joins = epoch == self._newest_epoch and self._workers and stage not in self._workers
+        if epoch <= self._newest_epoch and not joins:
+            raise SupersededError(f"worker epoch {epoch} is not newer than {self._newest_epoch}")
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Takes turns for ever. What ends it is a bug."""
+        while True:
+            await self._something.wait()
+            self._something.clear()
+            items, self._inbox = self._inbox, []
+            self._has_room.set()
+            self._turn(items)
+
+    def close(self) -> None:
+        """The service ends: tell the peers to dial again."""
+        self._end_streams(NotReadyError("the KV manager is shutting down"))
+
+    def _turn(self, items: Sequence[Inbound]) -> None:
+        events: list[Event] = []
+        for item in items:
+            events += self._heard(item)
+        try:
+            commands = self._machine.handle(events, self._loop.time())
+        except ProtocolError as error:
+            _log.error("starting anew: %s", error)
+            self._machine = KvManager(self._knobs)
+            self._end_streams(error)
+            commands = []
+        self._execute(commands)
+
+    def _heard(self, item: Inbound) -> list[Event]:
+        """What something means to the machine."""
+        match item:
+            case SchedulerSaid(peer, epoch, messages):
+                return [FromScheduler(epoch, message) for message in messages] if peer is self._scheduler else []
+            case WorkerSaid(peer, epoch, answers):
+                is_known = self._workers.get(peer.stage) is peer and epoch == peer.epoch
+                return [FromWorker(epoch, message) for message in answers] if is_known else []
+            case SchedulerArrived(peer):
+                return self._scheduler_arrived(peer)
+            case SchedulerLeft(peer):
+                if peer is self._scheduler:
+                    self._scheduler = None
+                    _log.warning("scheduler lost")
+                    return [SchedulerLost()]
+            case WorkerArrived(peer, facts):
+                return self._worker_arrived(peer, facts)
+            case WorkerLeft(peer):
+                if self._workers.get(peer.stage) is peer:
+                    _log.warning("worker of epoch %d lost", peer.epoch)
+                    self._end_workers(NotReadyError(f"stage {peer.stage} of this worker was lost"))
+                    return [WorkerLost(peer.epoch, peer.stage)]
+            case Nudge():
+                self._timer = None
+        return []
+
+    def _scheduler_arrived(self, peer: SchedulerPeer) -> list[Event]:
+        """The newest stream is the scheduler's; an earlier one is over."""
+        events: list[Event] = []
+        if self._scheduler is not None:
+            self._scheduler.close(SupersededError("a newer stream of the scheduler took over"))
+            events.append(SchedulerLost())
+        self._scheduler = peer
+        self._told = None
+        _log.info("scheduler connected")
+        return [*events, SchedulerConnected()]
+
+    def _worker_arrived(self, peer: WorkerPeer, facts: KvWorkerFacts) -> list[Event]:
+        """A newer epoch ends the one before."""
+        try:
+            self._check_epoch(peer.epoch, peer.stage)
+        except SupersededError as error:
+            # Between its hello and this turn another came.
+            peer.close(error)
+            return []
+        if peer.epoch > self._newest_epoch:
+            self._end_workers(SupersededError(f"a worker of the newer epoch {peer.epoch} took over"))
+            self._newest_epoch = peer.epoch
+        self._workers[peer.stage] = peer
+        pools = facts.pools
+        _log.info(
+            "worker of epoch %d joined: %d device and %d host blocks of %d tokens",
+            peer.epoch,
+            pools.device_block_count,
+            pools.host_block_count,
+            pools.block_size,
+        )
+        return [FromWorker(peer.epoch, pools)]
+
+    def _end_workers(self, error: FastServeError) -> None:
+        for peer in self._workers.values():
+            peer.close(error)
+        self._workers = {}
+
+    def _end_streams(self, error: FastServeError) -> None:
+        self._end_workers(error)
+        if self._scheduler is not None:
+            self._scheduler.close(error)
+            self._scheduler = None
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def _execute(self, commands: Sequence[Command]) -> None:
+        """Hand out a turn's commands: one batch a peer. All of a turn are of one epoch."""
+        to_scheduler: list[KvLinkItem] = []
+        to_worker: list[KvToWorker] = []
+        for command in commands:
+            match command:
+                case ToScheduler(_, message):
+                    to_scheduler.append(message)
+                case ToWorker(_, message):
+                    to_worker.append(message)
+                case EndWorker(epoch):
+                    _log.warning("ending worker epoch %d: nobody can vouch for its tables", epoch)
+                    self._end_workers(NotReadyError("the scheduler was lost, and with it what these tables mean"))
+        to_scheduler += self._status()
+        epoch = self._machine.epoch
+        if to_worker:
+            for peer in self._workers.values():
+                peer.send(epoch, to_worker)
+        if to_scheduler and self._scheduler is not None:
+            self._scheduler.send(epoch, to_scheduler)
+
+    def _status(self) -> list[KvLinkItem]:
+        """Figures for operators, when something changed, at most once a period."""
+        self.figures = figures = self._machine.figures()
+        if figures is None or (figures == self._told and not self._machine.has_swaps):
+            return []
+        wait_s = self._told_s + STATUS_PERIOD_S - self._loop.time()
+        if wait_s > 0:
+            if self._timer is None:
+                self._timer = self._loop.call_later(wait_s, self.post, Nudge())
+            return []
+        self._told, self._told_s = figures, self._loop.time()
+        swaps = self._machine.take_swaps()
+        name = self._knobs.policy.name
+        return [PoolStatus(figures.device_blocks_free, figures.host_blocks_free, name, swaps.out, swaps.back)]

@@ -1,0 +1,165 @@
+"""What the KV manager knows of a job, and the states that its KV cache goes through.
+
+    WAITING --Assign--> ASSIGNING --Applied--> DEVICE --ReclaimRequest--> ASKED
+    ASKED --Refuse--> DEVICE
+    ASKED --Ack--> (EVICTING) --> OFFLOADING --Done--> HOST, or WAITING if nothing is kept
+    HOST --Upload--> UPLOADING --Applied and Done--> DEVICE
+    HOST --dropped for want of host blocks--> WAITING
+
+A job that ends leaves at once, or, while a copy of its blocks runs, as a ZOMBIE that holds just the blocks of that
+copy until it is Done. EVICTING is an acknowledged job whose upload still runs on a later pipeline stage; with one
+stage nobody is ever EVICTING.
+
+Token counts follow the plans: `planned` is the end of the last entry sent to the worker, `finished` that of the last
+one whose result is back, hence the tokens whose KV is valid. Both are 0 for a job without KV; `known` then says how
+many tokens its next prefill computes.
+"""
+
+from enum import Enum
+
+from services.domain.errors import ProtocolError
+from services.domain.ids import BlockId, CommandNumber, JobId
+from services.domain.protocol import Rank
+
+STORY_LENGTH = 12
+
+
+class JobState(Enum):
+    """Where a job's KV cache is, or is going."""
+
+    WAITING = "waiting"
+    ASSIGNING = "assigning"
+    DEVICE = "device"
+    ASKED = "asked"
+    EVICTING = "evicting"
+    OFFLOADING = "offloading"
+    HOST = "host"
+    UPLOADING = "uploading"
+    ZOMBIE = "zombie"
+
+
+LEGAL_MOVES: dict[JobState, frozenset[JobState]] = {
+    JobState.WAITING: frozenset({JobState.ASSIGNING}),
+    JobState.ASSIGNING: frozenset({JobState.DEVICE}),
+    JobState.DEVICE: frozenset({JobState.ASKED, JobState.ZOMBIE}),
+    JobState.ASKED: frozenset(
+        {JobState.DEVICE, JobState.EVICTING, JobState.OFFLOADING, JobState.WAITING, JobState.ZOMBIE}
+    ),
+    JobState.EVICTING: frozenset({JobState.OFFLOADING, JobState.WAITING, JobState.ZOMBIE}),
+    JobState.OFFLOADING: frozenset({JobState.HOST, JobState.ZOMBIE}),
+    JobState.HOST: frozenset({JobState.UPLOADING, JobState.WAITING}),
+    JobState.UPLOADING: frozenset({JobState.DEVICE, JobState.ZOMBIE}),
+    JobState.ZOMBIE: frozenset(),
+}
+
+ENDS_AT_ONCE = frozenset({JobState.WAITING, JobState.ASSIGNING, JobState.DEVICE, JobState.ASKED, JobState.HOST})
+"""States in which an ended job may leave at once; in DEVICE and ASKED only if no copy of it runs."""
+
+HELD = frozenset({JobState.ASSIGNING, JobState.DEVICE, JobState.UPLOADING})
+"""States whose device blocks stay where they are until somebody asks for them."""
+
+LEAVING = frozenset({JobState.ASKED, JobState.EVICTING, JobState.OFFLOADING, JobState.ZOMBIE})
+"""States whose device blocks are on their way to being free."""
+
+SWAPPED_OUT = frozenset({JobState.OFFLOADING, JobState.HOST})
+"""States of a job whose KV cache is in host memory or on its way there."""
+
+
+class CommandKind(Enum):
+    """Commands whose acknowledgement somebody waits for."""
+
+    ASSIGN = "assign"
+    UPLOAD = "upload"
+    OFFLOAD = "offload"
+
+
+class PendingCommand:
+    """A command under way. `applied` and `done` have a bit per stage that said so."""
+
+    __slots__ = ("applied", "done", "job", "kind", "number")
+
+    def __init__(self, number: CommandNumber, kind: CommandKind, job: "KvJob") -> None:
+        self.number = number
+        self.kind = kind
+        self.job = job
+        self.applied = 0
+        self.done = 0
+
+
+class KvJob:
+    """One job. Its owner is the ledger; nothing else changes it but the token counts."""
+
+    __slots__ = (
+        "announced_blocks",
+        "assign",
+        "brought_in",
+        "copy",
+        "device",
+        "finished",
+        "host",
+        "id",
+        "known",
+        "most",
+        "passed_over",
+        "planned",
+        "plans",
+        "rank",
+        "state",
+        "story",
+        "waiting_since_s",
+    )
+
+    def __init__(self, job_id: JobId, known_tokens: int, most_tokens: int, now_s: float) -> None:
+        self.id = job_id
+        self.known = known_tokens
+        """Tokens to compute when its KV has to be made from nothing."""
+        self.most = most_tokens
+        """The most that its KV may come to hold."""
+        self.state = JobState.WAITING
+        self.rank: Rank | None = None
+        self.planned = 0
+        self.finished = 0
+        self.plans = 0
+        """Unfinished plans that name it."""
+        self.device: list[BlockId] = []
+        self.host: list[BlockId] = []
+        self.announced_blocks = 0
+        """Blocks that the scheduler knows of."""
+        self.assign: PendingCommand | None = None
+        """First blocks or growth under way."""
+        self.copy: PendingCommand | None = None
+        """Offload or upload under way at any stage (rule 10: one at a time)."""
+        self.brought_in = False
+        """Its blocks were given to it lately and it has not run one iteration since."""
+        self.passed_over = 0
+        """Plans made without it since it was brought in."""
+        self.waiting_since_s = now_s
+        self.story: list[str] = ["arrived"]
+
+    def __lt__(self, other: "KvJob") -> bool:
+        """Never decides an order (arrival numbers differ); it keeps sorted lists total."""
+        return self.id < other.id
+
+    def __repr__(self) -> str:
+        tokens = f"{self.finished}/{self.planned}/{self.most}"
+        return f"{self.id} {self.state.value} {tokens} device {self.device} host {self.host}"
+
+    def move(self, state: JobState) -> None:
+        """Enter a state. An illegal move is a bug and tells the job's story."""
+        assert state in LEGAL_MOVES[self.state], self.told(f"{self.state.value} -> {state.value} is not legal")
+        self.state = state
+        self.note(state.value)
+
+    def note(self, what: str) -> None:
+        """Add to the story."""
+        if len(self.story) == STORY_LENGTH:
+            del self.story[0]
+        self.story.append(what)
+
+    def told(self, what: str) -> str:
+        """A sentence with the story behind it."""
+        return f"job {self.id}: {what} (story: {', '.join(self.story)}; {self!r})"
+
+    def broken(self, what: str) -> ProtocolError:
+        """The peer broke PROTOCOL about this job."""
+        return ProtocolError(self.told(what))

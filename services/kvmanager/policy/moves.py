@@ -1,0 +1,279 @@
+"""Every change of where a job's KV is: the commands for the worker, the news for the scheduler, and what
+acknowledgements make of them.
+
+Two rules give the shapes here. A capacity is announced when every stage has Applied the command, and after an Upload
+when stage 0 is Done too (PROTOCOL 8): so a plan never waits for a command. A block named in a copy is free when every
+stage is Done, any other one at once (PROTOCOL 9): workers apply commands in order, so the block's next table comes to
+be after its last one ended, but a copy goes on behind both.
+"""
+
+from typing import assert_never
+
+from services.domain.errors import ProtocolError
+from services.domain.ids import BlockId, CommandNumber
+from services.domain.protocol import (
+    Applied,
+    Assign,
+    BlockMove,
+    Done,
+    Grown,
+    KvToScheduler,
+    KvToWorker,
+    Offload,
+    ReclaimRequest,
+    ReleaseBlocks,
+    Resident,
+    Upload,
+)
+from services.kvmanager.policy.job import CommandKind, JobState, KvJob, PendingCommand
+from services.kvmanager.policy.ledger import Ledger
+from services.kvmanager.policy.messages import ToScheduler, ToWorker
+
+HOST_DROP_LIMIT = 64
+"""Most jobs dropped from the host pool for one offload."""
+
+
+def _tell(ledger: Ledger, message: KvToScheduler) -> None:
+    ledger.commands.append(ToScheduler(ledger.epoch, message))
+
+
+def _command(ledger: Ledger, message: KvToWorker) -> None:
+    ledger.commands.append(ToWorker(ledger.epoch, message))
+    ledger.next_command = CommandNumber(ledger.next_command + 1)
+
+
+def _pend(ledger: Ledger, kind: CommandKind, job: KvJob) -> PendingCommand:
+    command = PendingCommand(ledger.next_command, kind, job)
+    ledger.pending[command.number] = command
+    return command
+
+
+def _block_moves(device: list[BlockId], host: list[BlockId]) -> tuple[BlockMove, ...]:
+    return tuple(BlockMove(index, device[index], host_block) for index, host_block in enumerate(host))
+
+
+# --- commands of a decision ------------------------------------------------------------------------------------------
+
+
+def assign(ledger: Ledger, job: KvJob, blocks: int) -> None:
+    """Give a WAITING job its first blocks, or a DEVICE job more."""
+    if job.state is JobState.WAITING:
+        ledger.enter(job, JobState.ASSIGNING)
+        _protect(ledger, job)
+    assert job.assign is None, job.told("grows already")
+    given = ledger.take_device(job, blocks)
+    job.assign = _pend(ledger, CommandKind.ASSIGN, job)
+    _command(ledger, Assign(job.assign.number, job.id, given))
+
+
+def upload(ledger: Ledger, job: KvJob, blocks: int) -> None:
+    """Bring a HOST job to the device, into a table of `blocks` blocks."""
+    ledger.enter(job, JobState.UPLOADING)
+    _protect(ledger, job)
+    ledger.take_device(job, blocks)
+    job.copy = _pend(ledger, CommandKind.UPLOAD, job)
+    moves = _block_moves(job.device, job.host)
+    _command(ledger, Upload(job.copy.number, job.id, tuple(job.device), moves, job.finished))
+
+
+def ask(ledger: Ledger, job: KvJob, beneficiary: KvJob | None) -> None:
+    """Ask the scheduler for a DEVICE job's blocks."""
+    ledger.enter(job, JobState.ASKED)
+    _tell(ledger, ReclaimRequest(job.id, None if beneficiary is None else beneficiary.id))
+
+
+def _protect(ledger: Ledger, job: KvJob) -> None:
+    job.brought_in = True
+    job.passed_over = 0
+    ledger.brought_in[job.id] = job
+
+
+def unprotect(ledger: Ledger, job: KvJob) -> None:
+    """The job ran, or has nothing to protect any more."""
+    job.brought_in = False
+    del ledger.brought_in[job.id]
+
+
+# --- answers of the scheduler ----------------------------------------------------------------------------------------
+
+
+def acknowledged(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
+    """No unfinished plan names the ASKED job any more: its blocks may go (PROTOCOL 15), after the copy that may still
+    run (10).
+    """
+    if job.state is not JobState.ASKED:
+        raise job.broken("acknowledged, but nobody asked for it")
+    if job.plans:
+        raise job.broken(f"acknowledged, but {job.plans} unfinished plans name it")
+    _forget_growth(ledger, job)
+    if job.copy is None:
+        _evict(ledger, job, keeps_kv)
+    else:
+        ledger.enter(job, JobState.EVICTING)
+
+
+def refused(ledger: Ledger, job: KvJob) -> None:
+    """The ASKED job stays. Growth applied meanwhile is announced now (PROTOCOL 14), and it is not asked for again at
+    once.
+    """
+    if job.state is not JobState.ASKED:
+        raise job.broken("refused, but nobody asked for it")
+    ledger.enter(job, JobState.DEVICE)
+    _protect(ledger, job)
+    if job.assign is None and job.announced_blocks < len(job.device):
+        _announce_growth(ledger, job)
+
+
+def _forget_growth(ledger: Ledger, job: KvJob) -> None:
+    """Acknowledgements of growth that is void now find no command."""
+    if job.assign is not None:
+        del ledger.pending[job.assign.number]
+        job.assign = None
+
+
+def _evict(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
+    """Offload, or drop where nothing can be kept."""
+    if job.brought_in:
+        unprotect(ledger, job)
+    wanted = ledger.blocks_for(job.finished)
+    if not keeps_kv or wanted == 0 or not _make_host_room(ledger, job, wanted):
+        drop(ledger, job)
+        return
+    ledger.enter(job, JobState.OFFLOADING)
+    ledger.free_device(job, keep=wanted)
+    job.host = ledger.host.allocate(wanted)
+    job.announced_blocks = 0
+    job.copy = _pend(ledger, CommandKind.OFFLOAD, job)
+    moves = _block_moves(job.device, job.host)
+    _command(ledger, Offload(job.copy.number, job.id, moves, job.finished))
+
+
+def _make_host_room(ledger: Ledger, victim: KvJob, wanted: int) -> bool:
+    """Drop the lowest HOST jobs below the victim until its blocks fit, but only if that is enough."""
+    assert victim.rank is not None
+    dropped: list[KvJob] = []
+    room = ledger.host.free_count
+    for job in [] if room >= wanted else ledger.on_host.below(victim.rank, HOST_DROP_LIMIT):
+        dropped.append(job)
+        room += len(job.host)
+        if room >= wanted:
+            break
+    if room < wanted:
+        return False
+    for job in dropped:
+        drop(ledger, job)
+    return True
+
+
+def drop(ledger: Ledger, job: KvJob) -> None:
+    """Forget a job's KV, wherever it is; it is made again later."""
+    assert job.copy is None, job.told("a copy of it runs")
+    ledger.enter(job, JobState.WAITING)
+    ledger.free_device(job, keep=0)
+    ledger.free_host(job)
+    job.known = max(job.known, job.finished + 1)
+    job.planned = job.finished = job.announced_blocks = 0
+    _command(ledger, ReleaseBlocks(ledger.next_command, job.id))
+
+
+def release(ledger: Ledger, job: KvJob) -> None:
+    """The job ended. Blocks in a copy stay with its ZOMBIE until every stage is Done (PROTOCOL 9)."""
+    if job.plans:
+        raise job.broken(f"released, but {job.plans} unfinished plans name it")
+    _forget_growth(ledger, job)
+    known_to_worker = job.state is not JobState.WAITING
+    if job.copy is None:
+        ledger.remove(job)
+        ledger.device.free(job.device)
+        ledger.free_host(job)
+    else:
+        ledger.enter(job, JobState.ZOMBIE)
+        ledger.remove(job)
+        ledger.free_device(job, keep=len(job.host))
+        ledger.zombies[job.copy.number] = job
+    if known_to_worker:
+        _command(ledger, ReleaseBlocks(ledger.next_command, job.id))
+
+
+# --- acknowledgements of the worker ----------------------------------------------------------------------------------
+
+
+def worker_said(ledger: Ledger, message: Applied | Done, keeps_kv: bool) -> None:
+    """Match an acknowledgement by command number (PROTOCOL 8); those of commands that nobody waits for are nothing."""
+    if message.command >= ledger.next_command:
+        raise ProtocolError(f"the worker acknowledged command {message.command}, which was never given")
+    command = ledger.pending.get(message.command)
+    if command is None:
+        return
+    bit = 1 << message.stage
+    if isinstance(message, Applied):
+        command.applied |= bit
+    else:
+        command.done |= bit
+    match command.kind:
+        case CommandKind.ASSIGN:
+            if command.applied == ledger.all_stages:
+                _assigned(ledger, command)
+        case CommandKind.UPLOAD:
+            _upload_went_on(ledger, command, keeps_kv)
+        case CommandKind.OFFLOAD:
+            if command.done == ledger.all_stages:
+                _offloaded(ledger, command)
+        case _:
+            assert_never(command.kind)
+
+
+def _assigned(ledger: Ledger, command: PendingCommand) -> None:
+    job = command.job
+    del ledger.pending[command.number]
+    job.assign = None
+    if job.state is JobState.ASSIGNING:
+        _become_resident(ledger, job)
+    elif job.state is JobState.DEVICE:
+        _announce_growth(ledger, job)
+
+
+def _upload_went_on(ledger: Ledger, command: PendingCommand, keeps_kv: bool) -> None:
+    """Resident when the table is known everywhere and stage 0 has the KV; over when every stage has."""
+    job = command.job
+    everywhere = command.applied == ledger.all_stages
+    if job.state is JobState.UPLOADING and everywhere and command.done & 1:
+        _become_resident(ledger, job)
+    if not everywhere or command.done != ledger.all_stages:
+        return
+    del ledger.pending[command.number]
+    job.copy = None
+    ledger.free_host(job)
+    if job.state is JobState.ZOMBIE:
+        _bury(ledger, command)
+    elif job.state is JobState.EVICTING:
+        _evict(ledger, job, keeps_kv)
+
+
+def _offloaded(ledger: Ledger, command: PendingCommand) -> None:
+    job = command.job
+    del ledger.pending[command.number]
+    job.copy = None
+    if job.state is JobState.ZOMBIE:
+        ledger.free_host(job)
+        _bury(ledger, command)
+    else:
+        ledger.free_device(job, keep=0)
+        ledger.enter(job, JobState.HOST)
+
+
+def _bury(ledger: Ledger, command: PendingCommand) -> None:
+    job = ledger.zombies.pop(command.number)
+    ledger.free_device(job, keep=0)
+
+
+def _become_resident(ledger: Ledger, job: KvJob) -> None:
+    ledger.enter(job, JobState.DEVICE)
+    job.planned = job.finished
+    job.announced_blocks = len(job.device)
+    _tell(ledger, Resident(job.id, job.announced_blocks * ledger.block_size, job.finished))
+
+
+def _announce_growth(ledger: Ledger, job: KvJob) -> None:
+    job.announced_blocks = len(job.device)
+    _tell(ledger, Grown(job.id, job.announced_blocks * ledger.block_size))

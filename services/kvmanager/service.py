@@ -1,0 +1,98 @@
+"""The RPCs of the KV manager: thin handlers that put what they read into the driver's inbox, and write what waits in
+their peer's outbox.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from fastserve.v1 import kvmanager_pb2 as wire
+from fastserve.v1 import kvmanager_pb2_grpc
+from services.domain.errors import InvalidFieldError, ProtocolError
+from services.domain.work import KvWorkerFacts
+from services.kvmanager.driver import Driver
+from services.kvmanager.messages import (
+    SchedulerArrived,
+    SchedulerLeft,
+    SchedulerSaid,
+    WorkerArrived,
+    WorkerLeft,
+    WorkerSaid,
+)
+from services.kvmanager.peers import SchedulerPeer, WorkerPeer
+from services.runtime.kv_link.convert import (
+    acknowledgements_from_wire,
+    commands_to_wire,
+    kv_batch_to_wire,
+    kv_hello_from_wire,
+    scheduler_batch_from_wire,
+)
+from services.runtime.streams import first_message, until_one_ends
+
+KV_MANAGER_SERVICE = wire.DESCRIPTOR.services_by_name["KvManagerService"].full_name
+
+
+async def _hello(requests: AsyncIterator[wire.KvManagerServiceWorkerLinkRequest]) -> KvWorkerFacts:
+    """The stream's first message. Raises InvalidFieldError for a stream that does not begin with a hello."""
+    first = await first_message(requests)
+    try:
+        return kv_hello_from_wire(first)
+    except ProtocolError as error:
+        raise InvalidFieldError("hello", str(error)) from None
+
+
+class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
+    """The streams of the scheduler and of workers."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def SchedulerLink(self, requests: AsyncIterator[wire.SchedulerLinkRequest], context: Any) -> None:  # type: ignore[override]
+        peer = SchedulerPeer()
+        await self._driver.put(SchedulerArrived(peer))
+        try:
+            await until_one_ends(self._read_scheduler(peer, requests), self._write_scheduler(peer, context.write))
+        finally:
+            self._driver.post(SchedulerLeft(peer))
+
+    async def _read_scheduler(self, peer: SchedulerPeer, requests: AsyncIterator[wire.SchedulerLinkRequest]) -> None:
+        async for request in requests:
+            await self._driver.put(SchedulerSaid(peer, *scheduler_batch_from_wire(request)))
+
+    async def _write_scheduler(
+        self, peer: SchedulerPeer, write: Callable[[wire.SchedulerLinkResponse], Awaitable[None]]
+    ) -> None:
+        while True:
+            for epoch, items in await peer.take():
+                await write(kv_batch_to_wire(epoch, items))
+
+    async def WorkerLink(  # type: ignore[override]
+        self, requests: AsyncIterator[wire.KvManagerServiceWorkerLinkRequest], context: Any
+    ) -> None:
+        facts = await _hello(requests)
+        self._driver.check_worker(facts)
+        peer = WorkerPeer(facts.pools.epoch, facts.pools.stage)
+        await self._driver.put(WorkerArrived(peer, facts))
+        try:
+            await until_one_ends(self._read_worker(peer, requests), self._write_worker(peer, context.write))
+        finally:
+            self._driver.post(WorkerLeft(peer))
+
+    async def _read_worker(
+        self, peer: WorkerPeer, requests: AsyncIterator[wire.KvManagerServiceWorkerLinkRequest]
+    ) -> None:
+        async for request in requests:
+            await self._driver.put(WorkerSaid(peer, *acknowledgements_from_wire(request, peer.stage)))
+
+    async def _write_worker(
+        self, peer: WorkerPeer, write: Callable[[wire.KvManagerServiceWorkerLinkResponse], Awaitable[None]]
+    ) -> None:
+        while True:
+            for epoch, commands in await peer.take():
+                await write(commands_to_wire(epoch, commands))
+
+
+def register(server: grpc.aio.Server, driver: Driver) -> None:
+    """Adds the service to a server."""
+    kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(KvManagerService(driver), server)

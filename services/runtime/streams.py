@@ -1,0 +1,33 @@
+"""What the servicers of bidirectional streams share: the first message, and both directions until one of them ends."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
+
+from services.domain.errors import InvalidFieldError
+
+MessageT = TypeVar("MessageT")
+
+HELLO_LIMIT_S = 5.0
+
+
+async def first_message(requests: AsyncIterator[MessageT]) -> MessageT:
+    """The stream's first message, which says who dials. Raises InvalidFieldError where none comes in time."""
+    try:
+        async with asyncio.timeout(HELLO_LIMIT_S):
+            return await anext(requests)
+    except (StopAsyncIteration, TimeoutError):
+        raise InvalidFieldError("hello", "must be the first message of the stream") from None
+
+
+async def until_one_ends(reading: Awaitable[None], writing: Awaitable[None]) -> None:
+    """Until the peer ends its side, or writing raises why the stream is to end."""
+    tasks = [asyncio.ensure_future(reading), asyncio.ensure_future(writing)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

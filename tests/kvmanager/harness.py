@@ -1,0 +1,212 @@
+"""A KV manager with short names for what its peers say; every invariant is checked after every turn."""
+
+from collections.abc import Sequence
+
+from services.domain.ids import CommandNumber, Epoch, JobId, PlanNumber
+from services.domain.protocol import (
+    Ack,
+    Applied,
+    Arrive,
+    ArrivedJob,
+    Done,
+    Finished,
+    Grown,
+    Jobs,
+    KvToScheduler,
+    KvToWorker,
+    Order,
+    OrderChange,
+    PlanEntry,
+    Planned,
+    Rank,
+    ReclaimRequest,
+    Refuse,
+    Release,
+    Resident,
+    SchedulerToKv,
+    WorkerPools,
+)
+from services.kvmanager.policy.job import JobState
+from services.kvmanager.policy.machine import KvManager
+from services.kvmanager.policy.messages import (
+    Command,
+    Event,
+    FromScheduler,
+    FromWorker,
+    SchedulerConnected,
+    ToScheduler,
+    ToWorker,
+)
+from services.kvmanager.policy.policies import KvKnobs, policy_named
+
+EPOCH = Epoch(7)
+Message = KvToScheduler | KvToWorker
+
+
+def jid(name: str) -> JobId:
+    """Job ids are typed."""
+    return JobId(name)
+
+
+def resident(name: str, capacity: int, valid: int = 0) -> Resident:
+    """The job may be planned."""
+    return Resident(jid(name), capacity, valid)
+
+
+def grown(name: str, capacity: int) -> Grown:
+    """The job may be planned further."""
+    return Grown(jid(name), capacity)
+
+
+def reclaim(name: str, beneficiary: str | None) -> ReclaimRequest:
+    """May this job's blocks be taken?"""
+    return ReclaimRequest(jid(name), None if beneficiary is None else jid(beneficiary))
+
+
+def knobs(policy: str, *, lookahead: int = 0, grant: int = 1, idle_slots: int = 0, share: float = 1.0) -> KvKnobs:
+    """A policy without growth ahead of need, and without a reserve, unless a test is about them."""
+    return KvKnobs(policy_named(policy, idle_slots, share), lookahead_tokens=lookahead, grant_blocks=grant)
+
+
+class Kv:
+    """The machine between a scheduler and a worker that say what the test says. Blocks hold one token by default."""
+
+    def __init__(
+        self,
+        policy: str | KvKnobs = "reactive",
+        *,
+        device: int = 4,
+        host: int = 8,
+        block_size: int = 1,
+        max_batch: int = 4,
+        stages: int = 1,
+        quanta_s: tuple[float, ...] = (),
+        starvation_limit_s: float | None = None,
+    ) -> None:
+        self.machine = KvManager(knobs(policy) if isinstance(policy, str) else policy)
+        self.now_s = 0.0
+        self.stages = stages
+        self._plans = 0
+        self._arrivals = 0
+        self.ranks: dict[str, Rank] = {}
+        self.turn(SchedulerConnected())
+        self.say(Jobs(EPOCH, (), (), max_batch, quanta_s, starvation_limit_s))
+        for stage in range(stages):
+            self.turn(FromWorker(EPOCH, WorkerPools(EPOCH, block_size, device, host, stage, stages)))
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    def turn(self, *events: Event) -> list[Message]:
+        """One turn; what it wants sent, to whomever."""
+        commands = self.commands(*events)
+        return [command.message for command in commands if isinstance(command, ToScheduler | ToWorker)]
+
+    def commands(self, *events: Event) -> list[Command]:
+        """One turn; its commands as they are."""
+        commands = self.machine.handle(events, self.now_s)
+        self.machine.check()
+        return commands
+
+    def say(self, *messages: SchedulerToKv, epoch: Epoch = EPOCH) -> list[Message]:
+        """One turn of the scheduler."""
+        return self.turn(*(FromScheduler(epoch, message) for message in messages))
+
+    # --- the scheduler -----------------------------------------------------------------------------------------------
+
+    def arrive(self, name: str, tokens: int, most: int, level: int = 0, key: float | None = None) -> list[Message]:
+        """A job arrives, behind all others of its level unless a key says more."""
+        return self.say(*self.arrival(name, tokens, most, level, key))
+
+    def arrival(
+        self, name: str, tokens: int, most: int, level: int = 0, key: float | None = None
+    ) -> tuple[Arrive, Order]:
+        """The messages of an arrival."""
+        self._arrivals += 1
+        rank = Rank(level, float(self._arrivals) if key is None else key, self._arrivals)
+        self.ranks[name] = rank
+        return Arrive(ArrivedJob(jid(name), tokens, most)), Order((OrderChange(jid(name), rank),))
+
+    def order(self, *best_first: str, level: int = 0) -> list[Message]:
+        """These jobs now stand before all others of the level, in this order."""
+        changes: list[OrderChange] = []
+        for place, name in enumerate(best_first):
+            self.ranks[name] = Rank(level, place - 1000.0, self.ranks[name].arrival_number)
+            changes.append(OrderChange(jid(name), self.ranks[name]))
+        return self.say(Order(tuple(changes)))
+
+    def plan(self, *entries: tuple[str, int, int]) -> list[Message]:
+        """The next plan: (job, from, to) of each entry."""
+        self._plans += 1
+        planned = tuple(PlanEntry(jid(name), start, stop) for name, start, stop in entries)
+        return self.say(Planned(PlanNumber(self._plans), planned))
+
+    def finish(self, plan: int | None = None) -> list[Message]:
+        """The last plan's result, or another's, is back."""
+        return self.say(Finished(PlanNumber(self._plans if plan is None else plan)))
+
+    def run(self, *entries: tuple[str, int, int]) -> list[Message]:
+        """A plan, and its result."""
+        return self.plan(*entries) + self.finish()
+
+    def ack(self, name: str) -> list[Message]:
+        """Consent."""
+        return self.say(Ack(jid(name)))
+
+    def refuse(self, name: str) -> list[Message]:
+        """No consent."""
+        return self.say(Refuse(jid(name)))
+
+    def release(self, name: str) -> list[Message]:
+        """The job ended."""
+        return self.say(Release(jid(name)))
+
+    # --- the worker --------------------------------------------------------------------------------------------------
+
+    def applied(self, command: int, stage: int = 0) -> list[Message]:
+        """A command's effect on the tables is known."""
+        return self.turn(FromWorker(EPOCH, Applied(CommandNumber(command), stage)))
+
+    def done(self, command: int, stage: int = 0) -> list[Message]:
+        """A command's copies have ended."""
+        return self.turn(FromWorker(EPOCH, Done(CommandNumber(command), stage)))
+
+    def settle(self, messages: Sequence[Message]) -> list[KvToScheduler]:
+        """The worker applies and copies at once what it is told, until nothing follows. What the scheduler hears."""
+        heard: list[KvToScheduler] = []
+        waiting = list(messages)
+        while waiting:
+            message = waiting.pop(0)
+            if isinstance(message, Resident | Grown | ReclaimRequest):
+                heard.append(message)
+                continue
+            for stage in range(self.stages):
+                waiting += self.applied(message.command, stage)
+                waiting += self.done(message.command, stage)
+        return heard
+
+    def bring(self, name: str, tokens: int, most: int, level: int = 0, key: float | None = None) -> None:
+        """A job arrives before all others, is resident, and its prefill has run; only then it takes its place."""
+        self.settle(self.arrive(name, tokens, most, min(level, 2), -1e6))
+        self.settle(self.run((name, 0, tokens)))
+        self.place(name, level, float(self._arrivals) if key is None else key)
+
+    def place(self, name: str, level: int, key: float) -> list[KvToScheduler]:
+        """The job's place changes."""
+        self.ranks[name] = Rank(level, key, self.ranks[name].arrival_number)
+        return self.settle(self.say(Order((OrderChange(jid(name), self.ranks[name]),))))
+
+    def swap_out(self, name: str) -> None:
+        """The job was asked for: consent, and its offload."""
+        self.settle(self.ack(name))
+
+    # --- questions ---------------------------------------------------------------------------------------------------
+
+    def state(self, name: str) -> JobState | None:
+        """Where the job's KV is."""
+        return self.machine.state_of(jid(name))
+
+    def free(self) -> tuple[int, int]:
+        """Free blocks of the device and of the host."""
+        figures = self.machine.figures()
+        assert figures is not None
+        return figures.device_blocks_free, figures.host_blocks_free

@@ -1,0 +1,91 @@
+"""What is explored: sizes, policies, and which mishaps may happen, each at any moment."""
+
+from dataclasses import dataclass
+
+from services.domain.cost import CostProfile, DecodeCost, PrefillCost
+from services.domain.ids import JobId
+from services.kvmanager.policy.machine import KvManager
+from services.kvmanager.policy.policies import KvKnobs, policy_named
+from services.scheduler.policy.config import PolicyName, SchedulerConfig
+from services.scheduler.policy.machine import Scheduler
+
+FLAT_PROFILE = CostProfile(prefill=(PrefillCost(1, 1.0),), decode=(DecodeCost(1, 1, 1.0),))
+"""Every iteration takes a second, and so the highest level's quantum is one iteration."""
+
+STEEP_PROFILE = CostProfile(
+    prefill=(PrefillCost(1, 1.0), PrefillCost(2, 2.0)), decode=(DecodeCost(1, 1, 1.0), DecodeCost(1, 2, 1.0))
+)
+"""A prefill takes a second a token, and so one of two tokens is over the highest level's quantum."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSize:
+    """Tokens of a job."""
+
+    prompt_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One small world.
+
+    late_arrivals: jobs arrive at any moment, in order; else all at the start. cancels: jobs that may be cancelled.
+    early_ends: jobs that may end before max_tokens. kills: times that the worker may die. breaks: times that the
+    stream between scheduler and KV manager may break. waits: times that the starvation limit may pass. merged_turns:
+    a machine may also find what waits from both its peers in one turn.
+    """
+
+    jobs: tuple[JobSize, ...]
+    device_blocks: int
+    host_blocks: int
+    block_size: int = 1
+    profile: CostProfile = FLAT_PROFILE
+    policy: PolicyName = PolicyName.SKIP_JOIN_MLFQ
+    kv_policy: str = "proactive"
+    max_batch: int = 1
+    plans_in_flight: int = 2
+    lookahead_tokens: int = 0
+    reserve_share: float = 0.5
+    idle_slots: int = 1
+    protected_plans: int = 1
+    prefill_chunk_tokens: int | None = None
+    late_arrivals: bool = False
+    cancels: frozenset[int] = frozenset()
+    early_ends: frozenset[int] = frozenset()
+    kills: int = 0
+    breaks: int = 0
+    waits: int = 0
+    merged_turns: bool = False
+
+    @property
+    def starvation_limit_s(self) -> float | None:
+        """Any number does: time passes only in whole limits."""
+        return 100.0 if self.waits else None
+
+    @property
+    def job_ids(self) -> tuple[JobId, ...]:
+        """a, b, c, ..."""
+        return tuple(JobId(chr(ord("a") + number)) for number in range(len(self.jobs)))
+
+    def make_scheduler(self) -> Scheduler:
+        """The real scheduler."""
+        return Scheduler(
+            SchedulerConfig(
+                policy=self.policy,
+                max_batch=self.max_batch,
+                max_batch_tokens=64,
+                prefill_chunk_tokens=self.prefill_chunk_tokens,
+                plans_in_flight=self.plans_in_flight,
+                starvation_limit_s=self.starvation_limit_s,
+            )
+        )
+
+    def make_manager(self) -> KvManager:
+        """The real KV manager."""
+        policy = policy_named(self.kv_policy, self.idle_slots, self.reserve_share)
+        return KvManager(
+            KvKnobs(
+                policy, lookahead_tokens=self.lookahead_tokens, grant_blocks=1, protected_plans=self.protected_plans
+            )
+        )

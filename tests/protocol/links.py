@@ -1,0 +1,98 @@
+"""What is on the links, and the numbers in it.
+
+Numbers of plans and commands only grow, so states of the world that differ in nothing else would never be recognised.
+On the links a command has its distance to the next one that the KV manager will give, which is renewed when it gives
+some; plans have no number, because they are made, run and finished in order. Both are put back before a machine sees
+them.
+"""
+
+from typing import Any, NamedTuple
+
+from services.domain.ids import CommandNumber, Epoch, JobId, PlanNumber
+from services.domain.protocol import Applied, Done, Finished, IterationResult, Jobs, KvToWorker, PlanEntry, Planned
+from services.kvmanager.policy import messages as kv
+from services.kvmanager.policy.machine import KvManager
+from services.scheduler.policy import messages as sched
+from services.scheduler.policy.machine import Scheduler
+
+NO_NUMBER = PlanNumber(-1)
+
+
+class PlanOnLink(NamedTuple):
+    """A plan on its way; `samples`: jobs that it gives a token; `may_be_cut`: jobs whose prefill may be abandoned."""
+
+    epoch: Epoch
+    entries: tuple[PlanEntry, ...]
+    samples: tuple[JobId, ...]
+    may_be_cut: tuple[JobId, ...]
+
+
+class CommandsOnLink(NamedTuple):
+    """A batch of commands on its way."""
+
+    epoch: Epoch
+    commands: tuple[KvToWorker, ...]
+
+
+class Batches:
+    """What is on the links, by number. Values of different kinds may be equal as tuples (Ack and Release of a job),
+    so their text tells them apart.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._batches: list[Any] = []
+
+    def put(self, batch: Any) -> int:
+        """Number of a batch."""
+        number = self._numbers.setdefault(repr(batch), len(self._batches))
+        if number == len(self._batches):
+            self._batches.append(batch)
+        return number
+
+    def get(self, number: int) -> Any:
+        """The batch with this number."""
+        return self._batches[number]
+
+
+def with_plan(event: sched.Event, machine: Scheduler) -> sched.Event:
+    """A result with the number of the plan that it must be of."""
+    if isinstance(event, IterationResult) and machine.iterations.unfinished:
+        plan = machine.iterations.unfinished[0].plan
+        return IterationResult(event.epoch, plan, event.tokens, event.cut, event.duration_s)
+    return event
+
+
+def without_plan(message: Any) -> Any:
+    """A message of the scheduler without the number of its plan."""
+    return message._replace(plan=NO_NUMBER) if isinstance(message, Planned | Finished) else message
+
+
+def numbered(events: tuple[kv.Event, ...], machine: KvManager) -> list[kv.Event]:
+    """Events with the numbers as this KV manager knows them."""
+    ledger = machine._ledger
+    plans = [] if ledger is None else list(ledger.plans)
+    next_command = 1 if ledger is None else ledger.next_command
+    next_plan = PlanNumber(plans[-1] + 1) if plans else PlanNumber(0)
+    known: list[kv.Event] = []
+    for event in events:
+        if isinstance(event, kv.FromScheduler):
+            message = event.message
+            if isinstance(message, Jobs):
+                plans, next_plan = [], PlanNumber(0)
+            elif isinstance(message, Planned):
+                event = kv.FromScheduler(event.epoch, Planned(next_plan, message.entries))
+                plans.append(next_plan)
+                next_plan = PlanNumber(next_plan + 1)
+            elif isinstance(message, Finished) and plans:
+                event = kv.FromScheduler(event.epoch, Finished(plans.pop(0)))
+        known.append(shifted(event, next_command))
+    return known
+
+
+def shifted(event: kv.Event, by: int) -> kv.Event:
+    """An acknowledgement of a command whose number is `by` more."""
+    if isinstance(event, kv.FromWorker) and isinstance(event.message, Applied | Done):
+        moved = event.message._replace(command=CommandNumber(event.message.command + by))
+        return kv.FromWorker(event.epoch, moved)
+    return event

@@ -1,0 +1,239 @@
+"""The explorer can fail: with a rule of PROTOCOL broken on purpose, it finds the way to what that rule is there for.
+
+Names in brackets are those of PROTOCOL section 2.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.domain.protocol import Ack, Applied, Done, Grown, Refuse, Release, Resident, SchedulerToKv
+from services.kvmanager.policy import decide, moves
+from services.kvmanager.policy.decide import blocks_wanted
+from services.kvmanager.policy.job import JobState, KvJob
+from services.kvmanager.policy.ledger import Ledger
+from services.kvmanager.policy.order import RankedJobs
+from services.kvmanager.policy.policies import KvKnobs
+from services.scheduler.policy.config import PolicyName
+from services.scheduler.policy.job import JobState as SchedulerJobState
+from services.scheduler.policy.leaving import Leaving
+from services.scheduler.policy.machine import Scheduler
+from services.scheduler.policy.messages import Event, FromKv
+from tests.protocol.explorer import CounterexampleError, explore
+from tests.protocol.instance import Instance, JobSize
+from tests.protocol.worker_model import WorkerModel
+
+MOST_STATES = 60_000
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def release_at_once(patch: pytest.MonkeyPatch) -> None:
+    """[release-waits] an ended job is released while a plan still names it."""
+
+    def release(self: Leaving, now_s: float) -> list[SchedulerToKv]:
+        ended, self.closing = self.closing, []
+        for job in ended:
+            self._forget(job, now_s)
+        return [Release(job.job) for job in ended]
+
+    patch.setattr(Leaving, "release", release)
+
+
+def consent_at_once(patch: pytest.MonkeyPatch) -> None:
+    """[ack-waits] consent is given while a plan still names the job."""
+
+    def acknowledge(self: Leaving, now_s: float) -> list[SchedulerToKv]:
+        draining, self.draining = self.draining, []
+        for job in draining:
+            job.move(SchedulerJobState.OUT, now_s, "consented")
+        return [Ack(job.job) for job in draining]
+
+    patch.setattr(Leaving, "acknowledge", acknowledge)
+    patch.setattr(Scheduler, "check", lambda self: None)
+
+
+def ask_again_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A refused job may be asked for again in the same turn."""
+    original = moves.refused
+
+    def refused(ledger: Ledger, job: KvJob) -> None:
+        original(ledger, job)
+        moves.unprotect(ledger, job)
+
+    patch.setattr(moves, "refused", refused)
+
+
+def refuse_the_planned(patch: pytest.MonkeyPatch) -> None:
+    """[consent-only-delayed] a job is refused because a plan names it: asking again at once floods the link."""
+    original = Leaving.answer
+
+    def answer(self: Leaving, now_s: float) -> list[SchedulerToKv]:
+        busy = [request for request in self._requests if self._jobs[request.job].in_flight]
+        self._requests = [request for request in self._requests if request not in busy]
+        return [*(Refuse(request.job) for request in busy), *original(self, now_s)]
+
+    patch.setattr(Leaving, "answer", answer)
+    ask_again_at_once(patch)
+
+
+def grown_is_resident(patch: pytest.MonkeyPatch) -> None:
+    """[grown-is-not-resident] growth is announced though the job was asked for, and taken for residency."""
+    take = Scheduler._from_kv
+    refuse = moves._assigned
+
+    def from_kv(self: Scheduler, message: Any, now_s: float) -> None:
+        job = self.jobs.get(message.job)
+        if isinstance(message, Grown) and job is not None and job.state is SchedulerJobState.OUT:
+            message = Resident(message.job, message.capacity_tokens, job.finished_tokens)
+        take(self, message, now_s)
+
+    def assigned(ledger: Ledger, command: Any) -> None:
+        was_asked = command.job.state is JobState.ASKED
+        refuse(ledger, command)
+        if was_asked:
+            moves._announce_growth(ledger, command.job)
+
+    patch.setattr(Scheduler, "_from_kv", from_kv)
+    patch.setattr(moves, "_assigned", assigned)
+
+
+def announce_before_applied(patch: pytest.MonkeyPatch) -> None:
+    """[confirm] a capacity is announced before the worker knows of it."""
+    original = moves.assign
+
+    def assign(ledger: Ledger, job: KvJob, blocks: int) -> None:
+        original(ledger, job, blocks)
+        assert job.assign is not None
+        moves._assigned(ledger, job.assign)
+
+    patch.setattr(moves, "assign", assign)
+
+
+def resident_before_uploaded(patch: pytest.MonkeyPatch) -> None:
+    """[wait-own-upload] a plan starts while an upload of its job is unfinished."""
+    original = moves.worker_said
+
+    def said(ledger: Ledger, message: Applied | Done, keeps_kv: bool) -> None:
+        command = ledger.pending.get(message.command)
+        if command is not None and isinstance(message, Applied) and command.job.state is JobState.UPLOADING:
+            command.done |= 1
+        original(ledger, message, keeps_kv)
+
+    patch.setattr(moves, "worker_said", said)
+    patch.setattr(WorkerModel, "can_start", lambda self, entries: True)
+
+
+def give_away_under_an_offload(patch: pytest.MonkeyPatch) -> None:
+    """[offload-waits-done] blocks are free when the offload begins."""
+    original = moves._evict
+
+    def evict(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
+        original(ledger, job, keeps_kv)
+        ledger.free_device(job, keep=0)
+
+    patch.setattr(moves, "_evict", evict)
+
+
+def give_away_under_a_released_copy(patch: pytest.MonkeyPatch) -> None:
+    """[release-keeps-copies] blocks are free when their job is released, though a copy of them runs."""
+    original = moves.release
+
+    def release(ledger: Ledger, job: KvJob) -> None:
+        original(ledger, job)
+        if job.state is JobState.ZOMBIE:
+            ledger.free_device(job, keep=0)
+
+    patch.setattr(moves, "release", release)
+
+
+def reclaim_from_anybody(patch: pytest.MonkeyPatch) -> None:
+    """[rank] jobs that rank above the beneficiary are asked for too, and refused, and asked for."""
+    patch.setattr(RankedJobs, "below", lambda self, rank, limit: list(self)[::-1])
+    overtake(patch)
+    ask_again_at_once(patch)
+
+
+def forget_growth_at_refusal(patch: pytest.MonkeyPatch) -> None:
+    """[refusal-announces] growth that was applied while the job was asked for is never announced."""
+
+    def refused(ledger: Ledger, job: KvJob) -> None:
+        ledger.enter(job, JobState.DEVICE)
+
+    patch.setattr(moves, "refused", refused)
+
+
+def overtake(patch: pytest.MonkeyPatch) -> None:
+    """[no-overtaking] lower jobs are served what a higher one could use."""
+
+    def serve_window(ledger: Ledger, knobs: KvKnobs, reserve: int) -> int:
+        for job in ledger.order.slice(0, ledger.max_batch):
+            wanted = blocks_wanted(ledger, job, knobs)
+            if wanted == 0:
+                continue
+            if wanted <= ledger.device.free_count:
+                decide._give(ledger, job, wanted, knobs, reserve)
+            else:
+                coming = ledger.device.free_count + ledger.leaving_blocks
+                decide._reclaim(ledger, job, wanted - coming, knobs)
+        return 0
+
+    patch.setattr(decide, "_serve_window", serve_window)
+
+
+def believe_old_residency(patch: pytest.MonkeyPatch) -> None:
+    """[epoch-checked] what the KV manager said about an earlier life of the worker is taken for news."""
+    original = Scheduler._take
+
+    def take(self: Scheduler, event: Event, now_s: float) -> None:
+        original(self, FromKv(self.epoch, event.message) if isinstance(event, FromKv) else event, now_s)
+
+    patch.setattr(Scheduler, "_take", take)
+
+
+def small(**changes: Any) -> Instance:
+    """Two jobs under a pool that holds one of them."""
+    return replace(Instance((JobSize(1, 3), JobSize(1, 3)), 3, 3, kv_policy="reactive"), **changes)
+
+
+THREE_JOBS = Instance(
+    (JobSize(1, 2), JobSize(1, 2), JobSize(2, 2)),
+    4,
+    4,
+    policy=PolicyName.SRPT,
+    kv_policy="reactive",
+    max_batch=3,
+    protected_plans=0,
+)
+"""Jobs that were just brought in are not protected here: else they would run, and the loop would make tokens."""
+
+BROKEN: list[tuple[Patch, Instance]] = [
+    (release_at_once, small(early_ends=frozenset({0}))),
+    (consent_at_once, small()),
+    (refuse_the_planned, small()),
+    (grown_is_resident, small()),
+    (announce_before_applied, small()),
+    (resident_before_uploaded, small()),
+    (give_away_under_an_offload, small()),
+    (give_away_under_a_released_copy, small(cancels=frozenset({0}))),
+    (reclaim_from_anybody, small(max_batch=2)),
+    (forget_growth_at_refusal, small()),
+    (overtake, THREE_JOBS),
+    (believe_old_residency, small(kills=1)),
+]
+
+
+@pytest.mark.parametrize(("break_it", "instance"), BROKEN, ids=[break_it.__name__ for break_it, _ in BROKEN])
+def test_a_broken_rule_has_a_counterexample(
+    break_it: Patch, instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    with pytest.raises(CounterexampleError) as found:
+        explore(instance, MOST_STATES)
+    print(found.value)
+
+
+@pytest.mark.parametrize("instance", [small(max_batch=2), THREE_JOBS], ids=["two jobs", "three jobs"])
+def test_the_same_instances_end_well_with_all_rules(instance: Instance) -> None:
+    assert explore(instance, MOST_STATES).ends > 0

@@ -1,0 +1,358 @@
+"""Scheduler, KV manager and worker with the links between them: which steps are possible, and what each leads to.
+
+Every link is FIFO and delivers when it likes; one turn's messages to a peer are one batch. A state of the world is a
+small tuple: numbers of the machines' states (see store), and what is on the links.
+"""
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from services.domain.ids import CommandNumber, Epoch, JobId
+from services.domain.protocol import (
+    Applied,
+    Done,
+    IterationResult,
+    PlanEntry,
+    SampledToken,
+    WorkerPools,
+)
+from services.kvmanager.policy import messages as kv
+from services.kvmanager.policy.machine import KvManager
+from services.scheduler.policy import messages as sched
+from services.scheduler.policy.machine import Scheduler
+from tests.protocol.instance import Instance
+from tests.protocol.links import (
+    NO_NUMBER,
+    Batches,
+    CommandsOnLink,
+    PlanOnLink,
+    numbered,
+    shifted,
+    with_plan,
+    without_plan,
+)
+from tests.protocol.store import Store
+from tests.protocol.worker_model import ViolationError, WorkerModel
+
+
+class State(NamedTuple):
+    """The whole world."""
+
+    scheduler: int
+    manager: int
+    worker: int
+    epoch: Epoch
+    """Of the living worker."""
+    to_manager: tuple[int, ...] = ()
+    """Numbers of the batches on each link, see Batches."""
+    to_scheduler: tuple[int, ...] = ()
+    commands: tuple[int, ...] = ()
+    answers: tuple[int, ...] = ()
+    """From the worker to the KV manager."""
+    plans: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    copies: tuple[CommandNumber, ...] = ()
+    """Commands of the worker's copies under way."""
+    arrived: int = 0
+    cancelled: frozenset[int] = frozenset()
+    kills: int = 0
+    breaks: int = 0
+    waits: int = 0
+
+
+Step = tuple[Any, ...]
+"""What happens: a name, and which of several it is."""
+
+
+class World:
+    """The rules of one instance. `merge` as in Store."""
+
+    def __init__(self, instance: Instance, *, merge: bool = True) -> None:
+        self.instance = instance
+        self.batches = Batches()
+        self._startable: dict[tuple[int, tuple[PlanEntry, ...]], bool] = {}
+        self._shifts: dict[tuple[int, int], int] = {}
+        self.schedulers = Store(_scheduler_key, Scheduler.check, merge=merge)
+        self.managers = Store(lambda machine: machine.state_key(0.0), KvManager.check, merge=merge)
+        self.workers = Store(WorkerModel.key, lambda machine: None, merge=merge)
+
+    def start(self) -> State:
+        """Scheduler and KV manager are connected; a worker dials both."""
+        scheduler = self.instance.make_scheduler()
+        scheduler.handle([sched.KvConnected()], 0.0)
+        manager = self.instance.make_manager()
+        manager.handle([kv.SchedulerConnected()], 0.0)
+        state = State(self.schedulers.put(scheduler), self.managers.put(manager), -1, Epoch(0))
+        state = self._new_worker(state)
+        # The scheduler must know the worker's limits before it admits anybody.
+        state = self._scheduler_turn(state._replace(results=()), self.batches.get(state.results[0]))
+        while not self.instance.late_arrivals and state.arrived < len(self.instance.jobs):
+            state = self._submit(state)
+        return state
+
+    def is_end(self, state: State) -> bool:
+        """Everybody came, everybody ended, and every block is free."""
+        if state.arrived < len(self.instance.jobs) or self.schedulers.get(state.scheduler).jobs:
+            return False
+        manager = self.managers.get(state.manager)
+        figures = manager.figures()
+        worker = self.workers.get(state.worker)
+        free = figures is not None and (figures.device_blocks_free, figures.host_blocks_free) == (
+            self.instance.device_blocks,
+            self.instance.host_blocks,
+        )
+        return free and not worker.tables and not worker.host_tables and sum(manager.status().values()) == 0
+
+    @staticmethod
+    def is_mishap(step: Step) -> bool:
+        """Whether the world must do without it: nothing may depend on it for going on."""
+        return step[0] in ("cancel", "kill", "break", "wait")
+
+    # --- what may happen ---------------------------------------------------------------------------------------------
+
+    def possible(self, state: State) -> Iterator[Step]:
+        """Names of everything that may happen next."""
+        instance = self.instance
+        for link in ("to_scheduler", "results", "to_manager", "answers"):
+            if getattr(state, link):
+                yield (link,)
+        if instance.merged_turns:
+            for one, other in (("to_scheduler", "results"), ("to_manager", "answers")):
+                if getattr(state, one) and getattr(state, other):
+                    yield (one, other)
+                    yield (other, one)
+        if state.commands:
+            yield ("commands",)
+        if state.plans:
+            yield from self._possible_runs(state)
+        yield from (("copy", index) for index in range(len(state.copies)))
+        if state.arrived < len(instance.jobs):
+            yield ("arrive",)
+        yield from (("cancel", job) for job in sorted(instance.cancels - state.cancelled) if job < state.arrived)
+        if state.kills < instance.kills:
+            yield ("kill", "keeping messages")
+            yield ("kill", "losing messages")
+        if state.breaks < instance.breaks:
+            yield ("break",)
+        if state.waits < instance.waits:
+            yield ("wait",)
+
+    def _possible_runs(self, state: State) -> Iterator[Step]:
+        """The next plan, if it can start: with every choice of jobs that end early, or are cut."""
+        plan: PlanOnLink = self.batches.get(state.plans[0])
+        if plan.epoch == state.epoch and not self._can_start(state.worker, plan):
+            return
+        may_end = [job for job in plan.samples if ord(job) - ord("a") in self.instance.early_ends]
+        for ended in _choices(may_end):
+            for cut in _choices([job for job in plan.may_be_cut if job not in ended]):
+                yield ("run", ended, cut)
+
+    def _can_start(self, worker: int, plan: PlanOnLink) -> bool:
+        known = self._startable.get((worker, plan.entries))
+        if known is None:
+            known = self._startable[worker, plan.entries] = self.workers.get(worker).can_start(plan.entries)
+        return known
+
+    def take(self, state: State, step: Step) -> State:
+        """What this step leads to."""
+        match step:
+            case ("commands",):
+                return self._apply(state)
+            case ("run", ended, cut):
+                return self._run(state, ended, cut)
+            case ("copy", index):
+                return self._end_copy(state, index)
+            case ("arrive",):
+                return self._submit(state)
+            case ("cancel", number):
+                job = self.instance.job_ids[number]
+                state = state._replace(cancelled=state.cancelled | {number})
+                return self._scheduler_turn(state, (sched.Cancel(job, sched.EndReason.CANCELLED),))
+            case ("kill", how):
+                return self._kill(state._replace(kills=state.kills + 1), loses=how == "losing messages")
+            case ("break",):
+                return self._break(state)
+            case ("wait",):
+                return self._scheduler_turn(state._replace(waits=state.waits + 1), (sched.Tick(),))
+            case _:
+                return self._deliver(state, step)
+
+    def _deliver(self, state: State, links: tuple[str, ...]) -> State:
+        """One turn of a machine with what waits first on these links."""
+        events: tuple[Any, ...] = ()
+        for link in links:
+            waiting = getattr(state, link)
+            events += self.batches.get(waiting[0])
+            state = state._replace(**{link: waiting[1:]})
+        if links[0] in ("to_scheduler", "results"):
+            return self._scheduler_turn(state, events)
+        return self._manager_turn(state, events)
+
+    # --- turns of the machines ---------------------------------------------------------------------------------------
+
+    def _now_s(self, state: State) -> float:
+        return state.waits * (self.instance.starvation_limit_s or 0.0)
+
+    def _scheduler_turn(self, state: State, events: tuple[sched.Event, ...]) -> State:
+        now_s = self._now_s(state)
+        given = (self.batches.put(events), now_s)
+        number, (plans, messages, dropped) = self.schedulers.step(
+            state.scheduler, given, lambda machine: self._scheduler_acts(machine, events, now_s)
+        )
+        state = state._replace(scheduler=number, plans=state.plans + plans, to_manager=state.to_manager + messages)
+        return self._kill(state, loses=False) if dropped == state.epoch else state
+
+    def _scheduler_acts(self, machine: Scheduler, events: tuple[sched.Event, ...], now_s: float) -> tuple[Any, ...]:
+        """Plans and a batch for the KV manager, by number, and the epoch of a worker to be dropped."""
+        commands = machine.handle([with_plan(event, machine) for event in events], now_s)
+        flights = {flight.plan: flight for flight in machine.iterations.unfinished}
+        plans: list[int] = []
+        messages: list[kv.Event] = []
+        dropped = None
+        for command in commands:
+            if isinstance(command, sched.SendPlan):
+                samples = tuple(part.job.job for part in flights[command.plan].parts if part.samples)
+                cuts = tuple(job for job, _ in command.cut_after_s)
+                plans.append(self.batches.put(PlanOnLink(command.epoch, command.entries, samples, cuts)))
+            elif isinstance(command, sched.ToKv):
+                messages.append(kv.FromScheduler(command.epoch, without_plan(command.message)))
+            elif isinstance(command, sched.DropWorker):
+                dropped = command.epoch
+            elif isinstance(command, sched.Reject):
+                raise ViolationError(f"{command}: the instance is none")
+        return tuple(plans), self._as_batch(messages), dropped
+
+    def _manager_turn(self, state: State, events: tuple[kv.Event, ...]) -> State:
+        now_s = self._now_s(state)
+        given = (self.batches.put(events), now_s)
+        number, (commands, count, messages, ended) = self.managers.step(
+            state.manager, given, lambda machine: self._manager_acts(machine, events, now_s)
+        )
+        state = state._replace(manager=number, to_scheduler=state.to_scheduler + messages)
+        if count:
+            state = self._shifted(state, -count)
+            state = state._replace(commands=state.commands + commands)
+        return self._kill(state, loses=False) if ended is not None and ended == state.epoch else state
+
+    def _manager_acts(self, machine: KvManager, events: tuple[kv.Event, ...], now_s: float) -> tuple[Any, ...]:
+        """A batch for the worker and how many commands it has, a batch for the scheduler, and the epoch of a worker
+        to be ended.
+        """
+        commands = machine.handle(numbered(events, machine), now_s)
+        to_worker = [command.message for command in commands if isinstance(command, kv.ToWorker)]
+        messages = [
+            sched.FromKv(command.epoch, command.message) for command in commands if isinstance(command, kv.ToScheduler)
+        ]
+        ended = next((command.epoch for command in commands if isinstance(command, kv.EndWorker)), None)
+        batch: tuple[int, ...] = ()
+        if to_worker:
+            base = to_worker[-1].command + 1
+            relative = tuple(message._replace(command=CommandNumber(message.command - base)) for message in to_worker)
+            batch = (self.batches.put(CommandsOnLink(machine.epoch, relative)),)
+        return batch, len(to_worker), self._as_batch(messages), ended
+
+    def _as_batch(self, messages: list[Any]) -> tuple[int, ...]:
+        return (self.batches.put(tuple(messages)),) if messages else ()
+
+    # --- the worker --------------------------------------------------------------------------------------------------
+
+    def _new_worker(self, state: State) -> State:
+        instance = self.instance
+        epoch = Epoch(state.epoch + 1)
+        worker = self.workers.put(WorkerModel(instance.block_size, instance.device_blocks, instance.host_blocks))
+        # A job's last token is never written, so its KV fits although the scheduler counts it.
+        pool_tokens = instance.device_blocks * instance.block_size + 1
+        joined = sched.WorkerJoined(epoch, pool_tokens, pool_tokens, instance.profile)
+        pools = WorkerPools(epoch, instance.block_size, instance.device_blocks, instance.host_blocks, 0, 1)
+        state = state._replace(worker=worker, epoch=epoch, commands=(), plans=(), copies=())
+        return self._say(self._answer(state, kv.FromWorker(epoch, pools)), joined)
+
+    def _say(self, state: State, *events: sched.Event) -> State:
+        """The worker tells the scheduler."""
+        return state._replace(results=(*state.results, self.batches.put(events)))
+
+    def _answer(self, state: State, *events: kv.Event) -> State:
+        """The worker tells the KV manager."""
+        return state._replace(answers=(*state.answers, self.batches.put(events)))
+
+    def _kill(self, state: State, *, loses: bool) -> State:
+        """The worker dies and comes back; what it had sent arrives before the news, or is lost."""
+        if loses:
+            state = state._replace(results=(), answers=())
+        state = self._answer(self._say(state, sched.WorkerLost(state.epoch)), kv.WorkerLost(state.epoch, 0))
+        return self._new_worker(state)
+
+    def _break(self, state: State) -> State:
+        """The stream between scheduler and KV manager breaks, and with it what is on it; the scheduler dials again."""
+        lost = self.batches.put((kv.SchedulerLost(), kv.SchedulerConnected()))
+        noticed = self.batches.put((sched.KvLost(), sched.KvConnected()))
+        return state._replace(breaks=state.breaks + 1, to_manager=(lost,), to_scheduler=(noticed,))
+
+    def _apply(self, state: State) -> State:
+        epoch, batch = self.batches.get(state.commands[0])
+        state = state._replace(commands=state.commands[1:])
+        if epoch != state.epoch:
+            return state
+        plain = tuple(command._replace(command=CommandNumber(index)) for index, command in enumerate(batch))
+        given = ("apply", self.batches.put(plain))
+        number, copying = self.workers.step(state.worker, given, lambda machine: machine.apply(plain))
+        copies = (*state.copies, *(batch[index].command for index in copying))
+        state = state._replace(worker=number, copies=copies)
+        return self._answer(state, *(kv.FromWorker(epoch, Applied(command.command, 0)) for command in batch))
+
+    def _end_copy(self, state: State, index: int) -> State:
+        number, _ = self.workers.step(state.worker, ("copy", index), lambda machine: machine.end_copy(index))
+        copies = state.copies[:index] + state.copies[index + 1 :]
+        done = kv.FromWorker(state.epoch, Done(state.copies[index], 0))
+        return self._answer(state._replace(worker=number, copies=copies), done)
+
+    def _run(self, state: State, ended: tuple[JobId, ...], cut: tuple[JobId, ...]) -> State:
+        plan: PlanOnLink = self.batches.get(state.plans[0])
+        state = state._replace(plans=state.plans[1:])
+        if plan.epoch != state.epoch:
+            return state
+        entries = tuple(entry for entry in plan.entries if entry.job not in cut)
+        number, _ = self.workers.step(state.worker, ("run", entries), lambda machine: machine.run(entries))
+        tokens = tuple(SampledToken(job, 0, job in ended) for job in plan.samples if job not in cut)
+        return self._say(state._replace(worker=number), IterationResult(plan.epoch, NO_NUMBER, tokens, cut, 1.0))
+
+    def _submit(self, state: State) -> State:
+        size = self.instance.jobs[state.arrived]
+        job = self.instance.job_ids[state.arrived]
+        state = state._replace(arrived=state.arrived + 1)
+        return self._scheduler_turn(state, (sched.Submit(job, size.prompt_tokens, size.max_tokens),))
+
+    def _shifted(self, state: State, by: int) -> State:
+        """Commands were given: those given before are that much further back."""
+        return state._replace(
+            commands=tuple(self._shift(number, by) for number in state.commands),
+            answers=tuple(self._shift(number, by) for number in state.answers),
+            copies=tuple(CommandNumber(number + by) for number in state.copies),
+        )
+
+    def _shift(self, number: int, by: int) -> int:
+        known = self._shifts.get((number, by))
+        if known is None:
+            batch = self.batches.get(number)
+            if isinstance(batch, CommandsOnLink):
+                moved = tuple(
+                    command._replace(command=CommandNumber(command.command + by)) for command in batch.commands
+                )
+                known = self.batches.put(batch._replace(commands=moved))
+            else:
+                known = self.batches.put(tuple(shifted(event, by) for event in batch))
+            self._shifts[number, by] = known
+        return known
+
+
+def _choices(jobs: list[JobId]) -> list[tuple[JobId, ...]]:
+    """Every subset."""
+    return [some for count in range(len(jobs) + 1) for some in combinations(jobs, count)]
+
+
+def _scheduler_key(machine: Scheduler) -> tuple[object, ...]:
+    """Names of ranks count here, unlike in the machine's own key: the KV manager knows them."""
+    ranks = tuple((job.job, job.rank, job.place, job.starvation_timer) for job in machine.jobs.values())
+    timers = tuple(sorted(entry[:2] for entry in machine.promotion._timers._heap))
+    return (machine.state_key(), ranks, getattr(machine.policy, "_joins", 0), timers)
