@@ -1,0 +1,136 @@
+"""Runs one worker. torch is imported only once the settings are known to be right and the environment is set."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from prometheus_client import CollectorRegistry
+
+from services.runtime.metrics import MetricsServer, new_registry
+from services.runtime.process import ServiceProcess, service_main
+from services.runtime.server import RpcServer
+from services.runtime.settings import split_address
+from services.worker.driver import Addresses, Driver
+from services.worker.environment import set_compute_environment
+from services.worker.metrics import EngineCollector
+from services.worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from services.worker.build import Built
+
+CLOSE_LIMIT_S = 0.5
+
+ValueT = TypeVar("ValueT")
+
+
+async def _beside_the_loop(make: Callable[[], ValueT]) -> ValueT:
+    """Runs something long in a thread that no end of the process waits for, unlike those of the loop's executor."""
+    loop = asyncio.get_running_loop()
+    made: asyncio.Future[ValueT] = loop.create_future()
+
+    def tell(value: ValueT | None, error: Exception | None) -> None:
+        if made.cancelled():
+            return
+        if error is not None:
+            made.set_exception(error)
+        else:
+            made.set_result(value)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            value, error = make(), None
+        except Exception as caught:  # raised again on the loop
+            value, error = None, caught
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(tell, value, error)
+
+    threading.Thread(target=run, name="loader", daemon=True).start()
+    return await made
+
+
+def _build(settings: WorkerSettings) -> "Built":
+    set_compute_environment()
+    from services.worker.build import build
+
+    built = build(settings, settings.group)
+    # What exists now stays: a full collection would walk torch's objects for a tenth of a second, between two tokens.
+    gc.collect()
+    gc.freeze()
+    return built
+
+
+class _Readiness:
+    """Carries "joined" and "lost" from the driver to the health service, and announces the first join."""
+
+    def __init__(self, process: ServiceProcess[WorkerSettings], server: RpcServer, metrics_address: str) -> None:
+        self._process = process
+        self._server = server
+        self._metrics_address = metrics_address
+        self._joined = False
+        self._announced = False
+        self._changed = asyncio.Event()
+
+    def set_joined(self, joined: bool) -> None:
+        self._joined = joined
+        self._changed.set()
+
+    async def follow(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._server.set_ready(self._joined)
+            if self._joined and not self._announced:
+                self._announced = True
+                self._process.announce_ready(self._server.address, self._metrics_address)
+
+
+async def _work(settings: WorkerSettings, registry: CollectorRegistry, readiness: _Readiness) -> None:
+    """Loads the model, then lives until cancelled or refused."""
+    built = await _beside_the_loop(lambda: _build(settings))
+    driver = Driver(
+        built.engine,
+        built.facts,
+        Addresses(settings.scheduler, settings.kv_manager),
+        readiness.set_joined,
+    )
+    registry.register(EngineCollector(settings.group, built.engine.counters, lambda: driver.lives))
+    try:
+        await driver.run()
+    finally:
+        await asyncio.to_thread(built.engine.close)
+
+
+async def serve(process: ServiceProcess[WorkerSettings]) -> None:
+    """The worker's life: health at once, then the model, then join and work until a signal or a refusal."""
+    settings = process.settings
+    server = RpcServer(settings.health_listen, (), lambda _: None)
+    registry = new_registry()
+    await server.start()
+    metrics_server = MetricsServer(split_address(settings.health_listen).host, settings.metrics_port, registry)
+    readiness = _Readiness(process, server, metrics_server.address)
+    tasks = [
+        asyncio.create_task(_work(settings, registry, readiness)),
+        asyncio.create_task(readiness.follow()),
+        asyncio.create_task(process.stopping.wait()),
+    ]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # raises what ended the work
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.stop(CLOSE_LIMIT_S)
+        await asyncio.to_thread(metrics_server.stop)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a worker until a signal ends it; the exit status."""
+    return service_main("worker", WorkerSettings, argv, serve)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

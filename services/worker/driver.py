@@ -1,0 +1,299 @@
+"""The worker's lives: joins scheduler and KV manager, hands plans to the stepping thread and commands to the engine.
+
+Theory of operation
+-------------------
+The event loop owns the streams; a thread of its own, the stepping thread, runs the plans, and nothing else runs
+there, so that no message is read or written between two iterations. Plans come to it through a queue, results go back
+by `call_soon_threadsafe`. The KV manager's commands are applied on the event loop, on arrival, also while an
+iteration runs.
+
+A life begins with an epoch that is greater than all before it, empty tables, and a dial to both peers. It ends when
+either stream ends, or when a peer breaks the protocol: then the iteration under way is finished and forgotten, and so
+is everything else, and the next life begins after a pause that grows with every life that did not last. Only a peer
+that refuses this worker for good ends the worker.
+"""
+
+import asyncio
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from services.domain.errors import (
+    FastServeError,
+    InvalidFieldError,
+    PeerMismatchError,
+    ProtocolError,
+    SupersededError,
+)
+from services.domain.ids import Epoch
+from services.domain.protocol import Applied, Done, KvToWorker, WorkerPools
+from services.domain.work import KvWorkerFacts, Plan, WorkerFacts, WorkerResult
+from services.runtime.channel import Backoff
+from services.worker.clients import ItemT, Outbox, run_kv_link, run_scheduler_link
+
+_log = logging.getLogger(__name__)
+
+MOST_WAITING_PLANS = 64
+STEADY_LIFE_S = 5.0
+"""A life that lasted this long was a good one: the next pause is the shortest again."""
+
+_FINAL = (PeerMismatchError, SupersededError, InvalidFieldError)
+"""A peer's answers after which dialling again can't help."""
+
+
+class RunsPlans(Protocol):
+    """What the driver needs of an engine."""
+
+    def prepare_thread(self) -> None: ...
+    def begin_life(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None: ...
+    def apply(self, command: KvToWorker) -> Applied: ...
+    def run(self, plan: Plan) -> WorkerResult: ...
+    def has_unfinished_jobs(self) -> bool: ...
+    def add_plan_wait(self, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Whom the worker dials, as HOST:PORT."""
+
+    scheduler: str
+    kv_manager: str
+
+
+class _Life:
+    """One epoch: its outboxes, and how far joining has come. Used on the event loop only."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self.epoch = epoch
+        self.results: Outbox[WorkerResult] = Outbox()
+        self.acknowledgements: Outbox[Applied | Done] = Outbox()
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.welcomed = asyncio.Event()
+        """The scheduler has taken this worker."""
+        self.kv_up = False
+
+    def fail(self, error: Exception) -> None:
+        """Ends the life."""
+        if not self.broken.done():
+            self.broken.set_exception(error)
+
+
+class Stepper:
+    """The stepping thread: runs the plans of the current life in the order in which they came."""
+
+    def __init__(
+        self, engine: RunsPlans, on_result: Callable[[WorkerResult], None], on_error: Callable[[Epoch, Exception], None]
+    ):
+        self._engine = engine
+        self._on_result = on_result
+        self._on_error = on_error
+        self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
+        self._epoch = Epoch(0)
+        self._engine_in_use = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="stepper", daemon=True)
+        self._thread.start()
+
+    def put(self, plan: Plan) -> None:
+        """Raises ProtocolError when far more plans wait than a scheduler keeps in flight."""
+        if self._plans.qsize() >= MOST_WAITING_PLANS:
+            raise ProtocolError(f"{MOST_WAITING_PLANS} plans wait to be run")
+        self._plans.put(plan)
+
+    def begin_life(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None:
+        """Waits for the iteration under way and for the copies, then empties the engine. Plans of earlier lives
+        are dropped.
+        """
+        self._epoch = epoch
+        with self._engine_in_use:
+            self._engine.begin_life(epoch, on_done)
+
+    def end_life(self) -> None:
+        """No further plan of this life is begun."""
+        self._epoch = Epoch(0)
+
+    def stop(self) -> None:
+        """Ends the thread after the iteration under way."""
+        self.end_life()
+        self._plans.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._engine.prepare_thread()
+        while (plan := self._next()) is not None:
+            if plan.epoch != self._epoch:
+                continue
+            with self._engine_in_use:
+                if plan.epoch != self._epoch:
+                    continue
+                try:
+                    result = self._engine.run(plan)
+                except Exception as error:  # told to the life, which ends and says so
+                    self._on_error(plan.epoch, error)
+                    continue
+            self._on_result(result)
+
+    def _next(self) -> Plan | None:
+        try:
+            return self._plans.get_nowait()
+        except queue.Empty:
+            pass
+        somebody_waits = self._engine.has_unfinished_jobs()
+        started_s = time.perf_counter()
+        plan = self._plans.get()
+        if somebody_waits:
+            self._engine.add_plan_wait(time.perf_counter() - started_s)
+        return plan
+
+
+class Driver:
+    """One worker. `facts` hold everything but the epoch, which each life has its own of."""
+
+    def __init__(
+        self,
+        engine: RunsPlans,
+        facts: WorkerFacts,
+        addresses: Addresses,
+        on_joined: Callable[[bool], None],
+        epoch_clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._engine = engine
+        self._facts = facts
+        self._addresses = addresses
+        self._on_joined = on_joined
+        self._epoch_clock = epoch_clock
+        self._loop = asyncio.get_running_loop()
+        self._life: _Life | None = None
+        self._last_epoch = Epoch(0)
+        self._stepper = Stepper(engine, self._result_ready, self._run_failed)
+        self.lives = 0
+        """Lives begun so far."""
+
+    async def run(self) -> None:
+        """Lives until cancelled. Raises PeerMismatchError, SupersededError or InvalidFieldError when a peer
+        refuses this worker.
+        """
+        backoff = Backoff()
+        try:
+            while True:
+                began_s = time.monotonic()
+                try:
+                    await self._live()
+                except _FINAL:
+                    raise
+                except FastServeError as error:
+                    _log.warning("%s; all jobs here are forgotten, dialling again", error)
+                if time.monotonic() - began_s > STEADY_LIFE_S:
+                    backoff.reset()
+                await asyncio.sleep(backoff.next_s() * random.uniform(0.5, 1.0))
+        finally:
+            self._life = None
+            await asyncio.to_thread(self._stepper.stop)
+
+    # --- one life ----------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        self.lives += 1
+        epoch = self._last_epoch = Epoch(max(self._epoch_clock(), self._last_epoch + 1))
+        life = _Life(epoch)
+        await asyncio.to_thread(self._stepper.begin_life, epoch, self._done_poster(life))
+        self._life = life
+        facts = replace(self._facts, epoch=epoch)
+        streams = (
+            run_scheduler_link(
+                self._addresses.scheduler, facts, life.results, lambda: self._up(life, scheduler=True), self._take_plan
+            ),
+            self._join_kv_manager(life, kv_facts_of(facts)),
+        )
+        try:
+            await _first_error(streams, life.broken, self._stepper.end_life)
+        finally:
+            self._life = None
+            self._on_joined(False)
+
+    async def _join_kv_manager(self, life: _Life, facts: KvWorkerFacts) -> None:
+        # The scheduler is the one that can tell a worker that does not fit. One that it refuses must not have taken
+        # the place of a good one at the KV manager by then.
+        await life.welcomed.wait()
+        await run_kv_link(
+            self._addresses.kv_manager,
+            facts,
+            life.acknowledgements,
+            lambda: self._up(life, scheduler=False),
+            self._take_commands,
+        )
+
+    def _up(self, life: _Life, scheduler: bool) -> None:
+        if scheduler:
+            life.welcomed.set()
+        else:
+            life.kv_up = True
+        if life.welcomed.is_set() and life.kv_up:
+            _log.info("joined scheduler and KV manager as epoch %d", life.epoch)
+            self._on_joined(True)
+
+    def _take_plan(self, plan: Plan) -> None:
+        self._stepper.put(plan)
+
+    def _take_commands(self, commands: Sequence[KvToWorker]) -> None:
+        if self._life is not None:
+            for command in commands:
+                self._life.acknowledgements.put(self._engine.apply(command))
+
+    # --- from other threads ------------------------------------------------------------------------------------------
+
+    def _done_poster(self, life: _Life) -> Callable[[Done], None]:
+        def post(done: Done) -> None:
+            self._loop.call_soon_threadsafe(_put, life, life.acknowledgements, done)
+
+        return post
+
+    def _result_ready(self, result: WorkerResult) -> None:
+        self._loop.call_soon_threadsafe(self._send_result, result)
+
+    def _send_result(self, result: WorkerResult) -> None:
+        if self._life is not None and result.result.epoch == self._life.epoch:
+            _put(self._life, self._life.results, result)
+
+    def _run_failed(self, epoch: Epoch, error: Exception) -> None:
+        self._loop.call_soon_threadsafe(self._fail, epoch, error)
+
+    def _fail(self, epoch: Epoch, error: Exception) -> None:
+        if self._life is not None and epoch == self._life.epoch:
+            self._life.fail(error)
+
+
+def _put(life: _Life, outbox: Outbox[ItemT], item: ItemT) -> None:
+    """Sends, or ends the life if the peer has stopped reading."""
+    try:
+        outbox.put(item)
+    except ProtocolError as error:
+        life.fail(error)
+
+
+def kv_facts_of(facts: WorkerFacts) -> KvWorkerFacts:
+    """The same facts as the KV manager gets them."""
+    pools = WorkerPools(facts.epoch, facts.block_size, facts.device_blocks, facts.host_blocks, stage=0, stage_count=1)
+    return KvWorkerFacts(facts.group, pools, facts.block_bytes)
+
+
+async def _first_error(
+    streams: Sequence[Coroutine[Any, Any, None]], broken: "asyncio.Future[None]", on_end: Callable[[], None]
+) -> None:
+    """Runs the streams until one ends or the life is broken, ends the others, and raises why. `on_end` comes first."""
+    tasks = [asyncio.ensure_future(stream) for stream in streams]
+    try:
+        done, _ = await asyncio.wait([*tasks, broken], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        on_end()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    errors = [error for task in done if (error := task.exception()) is not None]
+    assert errors, "a stream ends with an error"
+    # A refusal weighs more than the loss of the other stream at the same moment.
+    raise next((error for error in errors if isinstance(error, _FINAL)), errors[0])

@@ -1,0 +1,36 @@
+"""What /metrics of a worker shows beside its process: the counters of its engine, read at the moment of the scrape."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from services.domain.work import WorkerCounters
+
+_COUNTERS = (
+    ("stall_seconds", "Time in which a plan was at hand and a copy of one of its jobs was awaited.", "stall_s"),
+    ("busy_seconds", "Time in iterations.", "busy_s"),
+    ("plan_wait_seconds", "Time with unfinished jobs and no plan at hand.", "plan_wait_s"),
+    ("offloaded_bytes", "KV copied from the device pool to the host pool.", "offloaded_bytes"),
+    ("uploaded_bytes", "KV copied from the host pool to the device pool.", "uploaded_bytes"),
+)
+
+
+class EngineCollector(Collector):
+    """The counters, and how many lives the worker has begun."""
+
+    def __init__(self, group: int, counters: Callable[[], WorkerCounters], lives: Callable[[], int]) -> None:
+        self._group = str(group)
+        self._counters = counters
+        self._lives = lives
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        counters = self._counters()
+        for name, text, field in _COUNTERS:
+            yield self._family(name, text, getattr(counters, field))
+        yield self._family("lives", "Lives begun: 1, and one more each time a stream was lost.", self._lives())
+
+    def _family(self, name: str, text: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"fastserve:worker_{name}", text, labels=["group"])
+        family.add_metric([self._group], value)
+        return family

@@ -1,0 +1,136 @@
+"""What a forward pass works on: the rows of a batch, and the paged KV cache they read and write.
+
+Theory of operation
+-------------------
+A forward pass computes T rows, one per token, of several sequences laid end to end. Each sequence gives the rows of its
+positions from_token to to_token - 1: one row is a decode, more are a prefill or a chunk of one. Sequences of a single
+row come first, so that all decodes of a batch are one slice.
+
+A sequence's KV cache lives in blocks of `block_size` positions, anywhere in the pool: position p is in its block number
+p // block_size, at offset p % block_size. Position p of the blocks named by `blocks` must be valid for p < from_token;
+the pass writes from_token to to_token - 1 and reads all.
+
+Shape legend: T rows, S sequences, P blocks of the longest sequence, L layers, N blocks of the pool, O offset in a
+block, K kv heads, E head size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class SequenceRows(NamedTuple):
+    """A sequence's part in a batch. `blocks` may be longer than needed. `samples`: the logits after its last row are
+    wanted.
+
+    `longest_tokens` is the length that the sequence may come to have (prompt and output); it must not change while its
+    KV is kept. Only models whose rotary frequencies depend on the length look at it (see rope.py).
+    """
+
+    from_token: int
+    to_token: int
+    blocks: Sequence[int]
+    samples: bool = True
+    longest_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKv:
+    """A pool of KV blocks, [N, L, 2, O, K, E]: a block is contiguous across layers, so that moving it is one copy.
+
+    Index 0 of 2 is K, 1 is V.
+    """
+
+    pool: Tensor
+
+    def __post_init__(self) -> None:
+        assert self.pool.dim() == 6, "a pool has six dimensions"
+        assert self.pool.is_contiguous(), "a pool is contiguous"
+
+    @property
+    def block_size(self) -> int:
+        return self.pool.shape[3]
+
+    @property
+    def layer_count(self) -> int:
+        return self.pool.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """Where the rows of a batch come from and where their KV goes. Made by `of`; tensors are int64 and on the model's
+    device.
+
+    `first_rows[s]` is the first row of `sequences[s]`; sequences[:decode_count] have one row each. `slots_T` is block *
+    block_size + offset of each row's KV. `block_table_SP` is padded with block 0. `context_lengths_S` is to_token.
+    `logit_rows` names the last rows of the sequences that sample, in their order: the forward pass returns one row of
+    logits for each.
+    """
+
+    sequences: tuple[SequenceRows, ...]
+    first_rows: tuple[int, ...]
+    row_count: int
+    decode_count: int
+    block_size: int
+    position_ids_T: Tensor
+    slots_T: Tensor
+    block_table_SP: Tensor
+    context_lengths_S: Tensor
+    logit_rows: Tensor
+
+    @classmethod
+    def of(
+        cls, sequences: Sequence[SequenceRows], block_size: int, device: torch.device | str = "cpu"
+    ) -> "BatchLayout":
+        """Lays out sequences: single rows first. All index tensors travel to the device as one copy."""
+        row_counts = [sequence.to_token - sequence.from_token for sequence in sequences]
+        decode_count = next((number for number, rows in enumerate(row_counts) if rows > 1), len(row_counts))
+        assert row_counts, "an empty batch"
+        assert min(row_counts) >= 1, "a sequence without rows"
+        assert all(rows > 1 for rows in row_counts[decode_count:]), "sequences of one row come first"
+
+        first_rows: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        logit_rows: list[int] = []
+        row = 0
+        for sequence, rows in zip(sequences, row_counts, strict=True):
+            blocks = sequence.blocks
+            first_rows.append(row)
+            positions.extend(range(sequence.from_token, sequence.to_token))
+            slots.extend(
+                blocks[position // block_size] * block_size + position % block_size
+                for position in range(sequence.from_token, sequence.to_token)
+            )
+            row += rows
+            if sequence.samples:
+                logit_rows.append(row - 1)
+
+        used = [-(-sequence.to_token // block_size) for sequence in sequences]
+        widest = max(used)
+        table = chain.from_iterable(
+            chain(sequence.blocks[:count], (0,) * (widest - count))
+            for sequence, count in zip(sequences, used, strict=True)
+        )
+        lengths = [sequence.to_token for sequence in sequences]
+        sizes = [row, row, len(sequences) * widest, len(sequences), len(logit_rows)]
+        packed = torch.tensor([*positions, *slots, *table, *lengths, *logit_rows], dtype=torch.int64).to(
+            device, non_blocking=True
+        )
+        position_ids_T, slots_T, table_flat, context_lengths_S, logit_rows_tensor = torch.split(packed, sizes)
+        return cls(
+            sequences=tuple(sequences),
+            first_rows=tuple(first_rows),
+            row_count=row,
+            decode_count=decode_count,
+            block_size=block_size,
+            position_ids_T=position_ids_T,
+            slots_T=slots_T,
+            block_table_SP=table_flat.view(len(sequences), widest),
+            context_lengths_S=context_lengths_S,
+            logit_rows=logit_rows_tensor,
+        )

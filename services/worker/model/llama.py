@@ -1,0 +1,168 @@
+"""The decoder of the Llama family: Llama, Mistral, Qwen2 and Qwen3 (dense).
+
+A forward pass takes a flat batch of T tokens, rows of prefills and decodes alike (batch.py), writes their keys and
+values into a paged cache and gives the logits of the rows that sample. Nothing here knows of jobs, queues or devices'
+particulars; attention and linear products have their own files.
+
+Shape legend: T rows, D hidden, H query heads, K kv heads, E head size, V vocabulary, S rows that sample.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from services.worker.model import exact
+from services.worker.model.attention import Attention, AttentionPass
+from services.worker.model.attention_cpu import CpuAttention
+from services.worker.model.attention_cuda import CudaAttention
+from services.worker.model.batch import BatchLayout, PagedKv
+from services.worker.model.config import ModelConfig
+from services.worker.model.cut import PrefillCut
+from services.worker.model.linear import Linear
+from services.worker.model.rope import Rope, rotate
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+class Norm(nn.Module):
+    """Root mean square norm over the last dimension."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        qkv = {"q_proj": config.query_size, "k_proj": config.kv_size, "v_proj": config.kv_size}
+        self.qkv = Linear(config.hidden_size, qkv, config.qkv_bias)
+        self.output = Linear(config.query_size, {"o_proj": config.hidden_size}, config.output_bias)
+        self.query_norm = Norm(config.head_dim, config.norm_epsilon) if config.qk_norm else None
+        self.key_norm = Norm(config.head_dim, config.norm_epsilon) if config.qk_norm else None
+
+    def forward(self, x_TD: Tensor, tables: tuple[Tensor, Tensor], attention: AttentionPass, layer: int) -> Tensor:
+        heads, kv_heads, head_dim = self.config.head_count, self.config.kv_head_count, self.config.head_dim
+        qkv_TNE = self.qkv(x_TD).view(-1, heads + 2 * kv_heads, head_dim)
+        turning = qkv_TNE[:, : heads + kv_heads]
+        if self.query_norm is not None and self.key_norm is not None:
+            turning = torch.cat((self.query_norm(qkv_TNE[:, :heads]), self.key_norm(turning[:, heads:])), dim=1)
+        turned = rotate(turning, *tables)
+        qkv_TNE[:, : heads + kv_heads] = turned
+        key_value_T2KE = qkv_TNE[:, heads:].view(-1, 2, kv_heads, head_dim)
+        found_TX = attention.attend(layer, turned[:, :heads], key_value_T2KE)
+        return self.output(found_TX)  # type: ignore[no-any-return]
+
+    def destinations(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        yield from self.qkv.destinations(prefix)
+        yield from self.output.destinations(prefix)
+        if self.query_norm is not None and self.key_norm is not None:
+            yield f"{prefix}q_norm.weight", self.query_norm.weight
+            yield f"{prefix}k_norm.weight", self.key_norm.weight
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        size = config.intermediate_size
+        self.gate_up = Linear(config.hidden_size, {"gate_proj": size, "up_proj": size}, config.mlp_bias)
+        self.down = Linear(size, {"down_proj": config.hidden_size}, config.mlp_bias)
+        self.activation = _ACTIVATIONS[config.activation]
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        gate, up = self.gate_up(x_TD).chunk(2, dim=-1)
+        return self.down(exact.elementwise(self.activation, gate) * up)  # type: ignore[no-any-return]
+
+    def destinations(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        yield from self.gate_up.destinations(prefix)
+        yield from self.down.destinations(prefix)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = Norm(config.hidden_size, config.norm_epsilon)
+        self.attention = SelfAttention(config)
+        self.feed_forward_norm = Norm(config.hidden_size, config.norm_epsilon)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x_TD: Tensor, tables: tuple[Tensor, Tensor], attention: AttentionPass, layer: int) -> Tensor:
+        x_TD = x_TD + self.attention(self.attention_norm(x_TD), tables, attention, layer)
+        return x_TD + self.feed_forward(self.feed_forward_norm(x_TD))  # type: ignore[no-any-return]
+
+    def destinations(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        yield f"{prefix}input_layernorm.weight", self.attention_norm.weight
+        yield from self.attention.destinations(f"{prefix}self_attn.")
+        yield f"{prefix}post_attention_layernorm.weight", self.feed_forward_norm.weight
+        yield from self.feed_forward.destinations(f"{prefix}mlp.")
+
+
+class DecoderModel(nn.Module):
+    """A decoder with its weights.
+
+    `max_model_len` is the longest sequence it serves. One forward pass at a time: attention keeps buffers.
+    """
+
+    def __init__(self, config: ModelConfig, max_model_len: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self.max_model_len = max_model_len
+        self.dtype = dtype
+        self.embedding = nn.Parameter(torch.empty(config.vocabulary_size, config.hidden_size), requires_grad=False)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layer_count))
+        self.norm = Norm(config.hidden_size, config.norm_epsilon)
+        self.head = Linear(config.hidden_size, {"lm_head": config.vocabulary_size}, bias=False)
+        if config.tied_embeddings:
+            self.head.weight = self.embedding
+        self.rope = Rope(config.rope, config.head_dim, config.max_position, max_model_len, dtype)
+        self.attention: Attention = CpuAttention(config) if self.embedding.is_cpu else CudaAttention(config)
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    def pool_shape(self, block_count: int, block_size: int) -> tuple[int, int, int, int, int, int]:
+        """Shape of a PagedKv pool of so many blocks."""
+        return (block_count, self.config.layer_count, 2, block_size, self.config.kv_head_count, self.config.head_dim)
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids_T: Tensor, cache: PagedKv, batch: BatchLayout, keep_going: Callable[[], bool] | None = None
+    ) -> Tensor:
+        """Logits of the rows that `batch.logit_rows` names, float32 [S, V].
+
+        `keep_going` is asked before every layer; raises PrefillCut if it says no.
+        """
+        tables = self.rope.tables(batch)
+        attention = self.attention.begin(batch, cache)
+        x_TD = F.embedding(token_ids_T, self.embedding)
+        for number, layer in enumerate(self.layers):
+            if keep_going is not None and not keep_going():
+                raise PrefillCut
+            x_TD = layer(x_TD, tables, attention, number)
+        x_SD = self.norm(x_TD.index_select(0, batch.logit_rows))
+        return self.head(x_SD).float()  # type: ignore[no-any-return]
+
+    def destinations(self) -> dict[str, Tensor]:
+        """Every checkpoint tensor that the model needs, by name, and the memory that it fills."""
+        found = {"model.embed_tokens.weight": self.embedding.data, "model.norm.weight": self.norm.weight.data}
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            found.update(layer.destinations(f"model.layers.{number}."))
+        if not self.config.tied_embeddings:
+            found.update(self.head.destinations(""))
+        return found

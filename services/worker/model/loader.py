@@ -1,0 +1,130 @@
+"""Loads a model folder: config.json and safetensors, in one file or several with an index.
+
+Weights stream tensor by tensor from the mapped files into memory of their final type and place, so that a load needs
+the model's size and one tensor more. Every tensor that the model needs must be there with the right shape, and no
+tensor may be there that the model would not use.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from services.domain.errors import InvalidFieldError, ModelFolderError
+from services.worker.model.config import ModelConfig, read_config
+from services.worker.model.linear import Linear, packing_helps
+from services.worker.model.llama import DecoderModel
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_UNUSED = re.compile(r"(.*\.rotary_emb\.inv_freq|.*\.masked_bias|.*\.attn\.bias)$")
+
+
+def load_model(
+    folder: Path, device: torch.device | str, dtype: torch.dtype, max_model_len: int | None = None
+) -> DecoderModel:
+    """The folder's model on a device, its weights as `dtype`. `max_model_len` None serves the longest context that the
+    model has.
+
+    Raises ModelFolderError for a folder that is missing, broken or not supported, InvalidFieldError for a max_model_len
+    beyond the model's context.
+    """
+    config = read_config(folder)
+    if max_model_len is not None and not 1 <= max_model_len <= config.max_position:
+        raise InvalidFieldError(
+            "max_model_len",
+            f"must be from 1 to the model's context of {config.max_position} tokens, not {max_model_len}",
+        )
+    files = weight_files(folder)
+    model = empty_model(config, max_model_len or config.max_position, device, dtype)
+    _fill(model, files)
+    prepare(model)
+    return model
+
+
+def empty_model(
+    config: ModelConfig, max_model_len: int, device: torch.device | str, dtype: torch.dtype
+) -> DecoderModel:
+    """A model with memory for its weights, not filled."""
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = DecoderModel(config, max_model_len, dtype)
+    finally:
+        torch.set_default_dtype(previous)
+    return model.to(device)
+
+
+def prepare(model: DecoderModel) -> None:
+    """Brings filled weights into the layout that the device computes best with.
+
+    Tied weights are also a table: they stay.
+    """
+    for module in model.modules():
+        if isinstance(module, Linear) and module.weight is not model.embedding and packing_helps(module.weight):
+            module.pack()
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files of a folder.
+
+    Raises ModelFolderError if there are none, or one that the index names is missing.
+    """
+    index = folder / INDEX_FILE
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ModelFolderError(f"{index} is no index of safetensors files: {error!r}") from error
+        files = tuple(folder / Path(str(name)).name for name in names)
+    elif (folder / SINGLE_FILE).is_file():
+        files = (folder / SINGLE_FILE,)
+    else:
+        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        because = f", only pickles ({', '.join(pickles[:4])}), which are not read: they can run code" if pickles else ""
+        raise ModelFolderError(f"{folder} holds no {SINGLE_FILE} and no {INDEX_FILE}{because}")
+    missing = [path.name for path in files if not path.is_file()]
+    if missing or not files:
+        raise ModelFolderError(f"{index} names files that {folder} does not hold: {', '.join(missing[:4])}")
+    return files
+
+
+def _fill(model: DecoderModel, files: tuple[Path, ...]) -> None:
+    destinations = model.destinations()
+    waiting = set(destinations)
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (no mapping)
+                    if not _is_unused(name, model.config):
+                        _copy(name, tensors.get_tensor(name), destinations, path)
+                        waiting.discard(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelFolderError(f"{path} is truncated or no safetensors file: {error}") from error
+    if waiting:
+        raise ModelFolderError(
+            f"{files[0].parent} lacks the tensor {min(waiting)}"
+            + (f" and {len(waiting) - 1} more" if len(waiting) > 1 else "")
+        )
+
+
+def _is_unused(name: str, config: ModelConfig) -> bool:
+    return _UNUSED.match(name) is not None or (config.tied_embeddings and name == "lm_head.weight")
+
+
+def _copy(name: str, tensor: Tensor, destinations: Mapping[str, Tensor], path: Path) -> None:
+    destination = destinations.get(name)
+    if destination is None:
+        raise ModelFolderError(f"{path} holds the tensor {name}, which a model of this config.json does not use")
+    if tensor.shape != destination.shape:
+        raise ModelFolderError(
+            f"{path}: {name} has the shape {list(tensor.shape)}, config.json asks for {list(destination.shape)}"
+        )
+    if not tensor.is_floating_point():
+        raise ModelFolderError(f"{path}: {name} holds {tensor.dtype}, quantized weights are not supported")
+    destination.copy_(tensor)

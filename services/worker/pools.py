@@ -1,0 +1,151 @@
+"""The two pools of KV blocks: on the compute device, and in the host's memory.
+
+Theory of operation
+-------------------
+A block holds `block_size` positions of every layer, keys and values, in one piece of memory: `[block, layer, 2,
+block_size, kv_head, head_dim]`. Moving a block is therefore one copy, and moving neighbours is one longer copy. The
+same index means the same block on either side of the protocol: the KV manager hands the indices out, the worker only
+looks up the memory.
+
+Both pools are zeroed. Attention reads padded places of a block table and masks what it read; zeros, unlike whatever
+the memory held before, can't turn a masked product into NaN. On CUDA the host pool is pinned, so that copies run
+beside compute.
+
+How many blocks: what the settings ask for, bounded by memory. A size asked for that does not fit is an error; a
+default is made to fit.
+"""
+
+import contextlib
+import math
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from services.domain.errors import InvalidFieldError
+
+DEFAULT_DEVICE_TOKENS = 32768
+DEFAULT_HOST_FACTOR = 4
+MEMORY_SHARE = 0.8
+"""Share of the memory free now that a pool may take; the rest is for activations, and for the other services of
+this machine.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """What decides the memory of one block."""
+
+    layer_count: int
+    block_size: int
+    kv_head_count: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def block_bytes(self) -> int:
+        return self.layer_count * 2 * self.block_size * self.kv_head_count * self.head_dim * self.dtype.itemsize
+
+    def pool_shape(self, block_count: int) -> tuple[int, int, int, int, int, int]:
+        return (block_count, self.layer_count, 2, self.block_size, self.kv_head_count, self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class KvPools:
+    """Both pools, [N, L, 2, O, K, E] each; `shape` is that of their blocks."""
+
+    shape: BlockShape
+    device: Tensor
+    host: Tensor
+
+    @property
+    def device_block_count(self) -> int:
+        return self.device.shape[0]
+
+    @property
+    def host_block_count(self) -> int:
+        return self.host.shape[0]
+
+
+def make_pools(shape: BlockShape, device_blocks: int, host_blocks: int, device: torch.device) -> KvPools:
+    """Zeroed pools. What a CPU's pools hold is taken from the system when it is first used."""
+    device_shape, host_shape = shape.pool_shape(device_blocks), shape.pool_shape(host_blocks)
+    if device.type == "cpu":
+        return KvPools(shape, _host_memory(device_shape, shape.dtype), _host_memory(host_shape, shape.dtype))
+    device_pool = torch.zeros(device_shape, dtype=shape.dtype, device=device)
+    return KvPools(shape, device_pool, torch.zeros(host_shape, dtype=shape.dtype, pin_memory=True))
+
+
+def _host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeroed memory that takes no room before it is used, in huge pages where the system has them: a job's KV is
+    scattered over the pool, and reading it would miss the page table's cache all the time.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def available_host_bytes() -> int:
+    """Memory that this process may still take: what the system has free, or its control group allows, whichever is
+    less.
+    """
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        lines = (line.split() for line in meminfo.read_text().splitlines())
+        free = next((int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:"), free)
+    group = Path("/sys/fs/cgroup")
+    limit, used = group / "memory.max", group / "memory.current"
+    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+        free = min(free, int(limit.read_text()) - int(used.read_text()))
+    return max(free, 0)
+
+
+def available_device_bytes(device: torch.device) -> int:
+    """Memory that a device pool may still take."""
+    if device.type == "cuda":
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return free
+    return available_host_bytes()
+
+
+def block_counts(
+    shape: BlockShape,
+    device: torch.device,
+    device_tokens: int | None,
+    host_tokens: int | None,
+    device_bytes_free: int,
+    host_bytes_free: int,
+) -> tuple[int, int]:
+    """Blocks of the device pool and of the host pool. None: the default, made to fit.
+
+    Raises InvalidFieldError naming the flag, what it needs and what is free.
+    """
+    device_budget = int(device_bytes_free * MEMORY_SHARE)
+    device_blocks = _blocks("kv-device-tokens", shape, device_tokens, DEFAULT_DEVICE_TOKENS, device_budget)
+    host_budget = int(host_bytes_free * MEMORY_SHARE)
+    if device.type == "cpu":  # both pools come out of the same memory
+        host_budget -= device_blocks * shape.block_bytes
+    default_host_tokens = DEFAULT_HOST_FACTOR * device_blocks * shape.block_size
+    return device_blocks, _blocks("kv-host-tokens", shape, host_tokens, default_host_tokens, host_budget)
+
+
+def _blocks(field: str, shape: BlockShape, tokens: int | None, default_tokens: int, budget_bytes: int) -> int:
+    affordable = max(budget_bytes, 0) // shape.block_bytes
+    wanted = (default_tokens if tokens is None else tokens) // shape.block_size
+    if tokens is not None and wanted < 1:
+        raise InvalidFieldError(field, f"must be at least one block of {shape.block_size} tokens, is {tokens}")
+    if tokens is None:
+        wanted = min(wanted, affordable)
+    if wanted > affordable or wanted < 1:
+        need_mib, free_mib = max(wanted, 1) * shape.block_bytes >> 20, max(budget_bytes, 0) >> 20
+        raise InvalidFieldError(
+            field, f"needs {need_mib} MiB of memory for {max(wanted, 1)} blocks, {free_mib} MiB may be used"
+        )
+    return wanted

@@ -1,0 +1,161 @@
+"""Measures the cost model: seconds of an iteration by prompt length, and by batch and context, on the real model.
+
+Theory of operation
+-------------------
+An iteration is measured as the engine runs it, from the layout of the batch to the sampled tokens, on blocks of the
+device pool, which is empty at the start. KV is read and written but not looked at, so a decode needs no prefill
+before it; sequences have blocks of their own where the pool has enough. Each point is the fastest of a few runs: what
+disturbs a run only adds to it. Points that a disturbance left above a larger one are levelled: more tokens, or more
+jobs, never take less time.
+
+It takes a few seconds: points are measured from small to large, and when the time is spent the larger ones are left
+to extrapolation. What was measured is kept in a file named after everything that decides it, and read again by the
+next worker of the same kind.
+"""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from services.domain.cost import CostProfile, DecodeCost, PrefillCost
+from services.domain.errors import InvalidFieldError
+from services.domain.sampling import JobSampling
+from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
+from services.worker.model.llama import DecoderModel
+from services.worker.pools import KvPools
+from services.worker.profile_file import Source, read_profile, write_profile
+from services.worker.sampler import JobSampler, SampleRow, sample
+
+_log = logging.getLogger(__name__)
+
+PREFILL_BUDGET_S = 4.0
+DECODE_BUDGET_S = 4.0
+SHORT_S = 0.2
+SHORT_RUNS, LONG_RUNS = 4, 1
+CONTEXTS = (64, 512, 2048)
+"""Where decode is measured; between them and beyond it is nearly linear in the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the worker will be asked for at most."""
+
+    max_model_len: int
+    max_batch: int
+
+
+class Measurer:
+    """Runs iterations on a model and the blocks of an idle pool."""
+
+    def __init__(self, model: DecoderModel, pools: KvPools) -> None:
+        self._model = model
+        self._cache = PagedKv(pools.device)
+        self._block_size = pools.shape.block_size
+        self._block_count = pools.device_block_count
+        self._device = pools.device.device
+        self._sampler = JobSampler(JobSampling(max_tokens=1, seed=0, temperature=0.0))
+
+    def prefill_s(self, tokens: int) -> float:
+        """Seconds of an iteration that prefills one prompt."""
+        return self._fastest_s([SequenceRows(0, tokens, self._blocks(0, tokens))])
+
+    def decode_s(self, batch: int, context_tokens: int) -> float:
+        """Seconds of an iteration that decodes a token of each of so many jobs."""
+        needed = -(-context_tokens // self._block_size)
+        return self._fastest_s(
+            [
+                SequenceRows(context_tokens - 1, context_tokens, self._blocks(number * needed, context_tokens))
+                for number in range(batch)
+            ]
+        )
+
+    def _blocks(self, first: int, tokens: int) -> list[int]:
+        return [(first + number) % self._block_count for number in range(-(-tokens // self._block_size))]
+
+    def _fastest_s(self, sequences: Sequence[SequenceRows]) -> float:
+        fastest_s = self._run_s(sequences)
+        for _ in range(SHORT_RUNS if fastest_s < SHORT_S else LONG_RUNS):
+            fastest_s = min(fastest_s, self._run_s(sequences))
+        return fastest_s
+
+    def _run_s(self, sequences: Sequence[SequenceRows]) -> float:
+        started_s = time.perf_counter()
+        batch = BatchLayout.of(sequences, self._block_size, self._device)
+        token_ids_T = torch.arange(batch.row_count, device=self._device) % self._model.config.vocabulary_size
+        logits_SV = self._model(token_ids_T, self._cache, batch)
+        with torch.inference_mode():
+            sample(logits_SV, [SampleRow(self._sampler, 0)] * len(sequences))
+        return time.perf_counter() - started_s
+
+
+def measure(model: DecoderModel, pools: KvPools, limits: Limits) -> CostProfile:
+    """Measures. The pools' contents are overwritten and zeroed again."""
+    measurer = Measurer(model, pools)
+    longest = _longest(pools, limits)
+    prefill, least_s, until_s = [], 0.0, time.perf_counter() + PREFILL_BUDGET_S
+    for tokens in _doubling(min(16, longest), longest):
+        least_s = max(least_s, measurer.prefill_s(tokens))
+        prefill.append(PrefillCost(tokens, least_s))
+        # The next point takes about twice as long, and runs at least twice.
+        if time.perf_counter() + 4 * least_s > until_s and len(prefill) > 1:
+            break
+    decode = _measure_decode(measurer, limits.max_batch, longest)
+    used = -(-limits.max_batch * longest // pools.shape.block_size)
+    pools.device[: min(used, pools.device_block_count)].zero_()
+    return CostProfile(tuple(prefill), tuple(decode))
+
+
+def _longest(pools: KvPools, limits: Limits) -> int:
+    """Tokens of the longest sequence that can be measured."""
+    return min(limits.max_model_len, pools.device_block_count * pools.shape.block_size)
+
+
+def _measure_decode(measurer: Measurer, max_batch: int, longest: int) -> list[DecodeCost]:
+    contexts = sorted({min(context, longest) for context in CONTEXTS})
+    decode: list[DecodeCost] = []
+    least_s = dict.fromkeys(contexts, 0.0)
+    until_s = time.perf_counter() + DECODE_BUDGET_S
+    for batch in _doubling(1, max_batch):
+        row_s = 0.0
+        for context in contexts:
+            row_s = least_s[context] = max(row_s, least_s[context], measurer.decode_s(batch, context))
+            decode.append(DecodeCost(batch, context, row_s))
+        if time.perf_counter() + 2 * SHORT_RUNS * sum(least_s.values()) > until_s and batch > 1:
+            break
+    return decode
+
+
+def _doubling(first: int, last: int) -> list[int]:
+    """first, 2 first, 4 first, ..., last."""
+    values = []
+    while first < last:
+        values.append(first)
+        first *= 2
+    return [*values, last]
+
+
+def measure_or_read(
+    model: DecoderModel, pools: KvPools, limits: Limits, source: Source, state_dir: Path | None
+) -> CostProfile:
+    """The profile of an earlier worker of the same kind, or a measured one, which is then kept in `state_dir`."""
+    if state_dir is None:
+        return measure(model, pools, limits)
+    key = json.dumps([sorted(source.items()), _longest(pools, limits), limits.max_batch])
+    file = state_dir / "profiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+    if file.exists():
+        try:
+            return read_profile(file)[0]
+        except InvalidFieldError:
+            file.unlink(missing_ok=True)  # damaged: measured again
+    profile = measure(model, pools, limits)
+    try:
+        write_profile(file, profile, source)
+    except InvalidFieldError as error:
+        _log.warning("the next start measures again: %s", error)
+    return profile

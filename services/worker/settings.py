@@ -1,0 +1,57 @@
+"""Settings of the worker."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from services.runtime.settings import Address, Settings
+
+MOST_BATCH = 4096
+
+
+class EngineSettings(Settings):
+    """The engine: model, device, pools."""
+
+    model: Path = Field(description="model folder in Hugging Face layout (safetensors)")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="type of weights and KV; off: bfloat16, or float16 for a folder of that type on cuda"
+    )
+    threads: int | None = Field(None, ge=1, le=1024, description="compute threads on the CPU; off: one per core")
+    block_size: int = Field(16, ge=1, le=1024, description="tokens in a KV block")
+    kv_device_tokens: int | None = Field(
+        None, ge=1, description="tokens of the device pool; off: 32768, or what memory allows"
+    )
+    kv_host_tokens: int | None = Field(
+        None, ge=1, description="tokens of the host pool; off: 4 times the device pool's, or what memory allows"
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="most tokens of prompt and output together; off: the model's context"
+    )
+    max_batch: int = Field(16, ge=1, le=MOST_BATCH, description="largest batch that the cost model is measured for")
+    tp: int = Field(1, ge=1, le=1, description="tensor parallel ranks; this version runs 1")
+    pp: int = Field(1, ge=1, le=1, description="pipeline stages; this version runs 1")
+    state_dir: Path | None = Field(
+        None, description="folder where the measured cost model is kept; off: fastserve in the user's cache"
+    )
+
+    @property
+    def profile_folder(self) -> Path:
+        """Where measured cost models are kept."""
+        return self.state_dir or Path.home() / ".cache" / "fastserve"
+
+
+class WorkerSettings(EngineSettings):
+    """The worker: runs the model, and the copies of KV between device and host, as it is told."""
+
+    scheduler: Address = Field(description="HOST:PORT of the scheduler")
+    kv_manager: Address = Field(description="HOST:PORT of the KV manager")
+    group: int = Field(0, ge=0, le=0, description="the worker group it serves; this version runs one, 0")
+    health_listen: Address = Field("127.0.0.1:0", description="HOST:PORT of health and reflection; port 0: a free one")
+
+
+class ProfileSettings(EngineSettings):
+    """Measures the cost model of a model on this machine."""
+
+    out: Path = Field(description="JSON file to write: the profile, and where its numbers come from")

@@ -1,0 +1,71 @@
+"""A forward pass as the engine sees it: which rows answer, how it ends early, how decodes are grouped."""
+
+import pytest
+import torch
+
+from services.worker.model.attention_cpu import GROUP_COST_POSITIONS, group_cuts
+from services.worker.model.batch import BatchLayout, SequenceRows
+from services.worker.model.cut import PrefillCut
+from tests.worker.model.reference import Pool, ours_of, plain_pair, reference_model, tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_batch_in_which_nothing_samples_has_no_logits(dtype: torch.dtype) -> None:
+    model = ours_of(reference_model("llama"), dtype)
+    pool = Pool(model)
+    found = pool.run(model, [SequenceRows(0, 8, pool.blocks(8), samples=False)], [tokens(8)])
+    assert found.shape == (0, 97)
+
+
+def test_a_pass_that_may_not_go_on_raises_between_layers() -> None:
+    _, model = plain_pair()
+    pool = Pool(model)
+    layout = BatchLayout.of([SequenceRows(0, 8, pool.blocks(8))], pool.block_size)
+    answers = iter([True, False])
+    with pytest.raises(PrefillCut):
+        model(tokens(8), pool.cache, layout, lambda: next(answers))
+    assert next(answers, None) is None
+    assert pool.cache.pool[:, 0].abs().sum() > 0
+    assert pool.cache.pool[:, 1].abs().sum() == 0
+
+
+def test_a_pass_that_may_go_on_is_asked_once_a_layer() -> None:
+    _, model = plain_pair()
+    pool = Pool(model)
+    answers = iter([True] * 100)
+    layout = BatchLayout.of([SequenceRows(0, 8, pool.blocks(8))], pool.block_size)
+    model(tokens(8), pool.cache, layout, lambda: next(answers))
+    assert len(list(answers)) == 100 - model.config.layer_count
+
+
+def test_a_pass_writes_only_its_own_positions() -> None:
+    _, model = plain_pair()
+    pool = Pool(model, block_size=4)
+    pool.cache.pool.fill_(3.0)
+    pool.run(model, [SequenceRows(0, 6, [5, 2])], [tokens(6)])
+    untouched = torch.ones(pool.cache.pool.shape[0], 4, dtype=torch.bool)
+    untouched[5] = False
+    untouched[2, :2] = False
+    assert (pool.cache.pool.permute(0, 3, 1, 2, 4, 5)[untouched] == 3.0).all()
+
+
+def test_sequences_of_one_row_must_come_first() -> None:
+    with pytest.raises(AssertionError, match="one row come first"):
+        BatchLayout.of([SequenceRows(0, 2, [0]), SequenceRows(3, 4, [1])], 4)
+
+
+def test_decodes_of_like_length_are_one_group() -> None:
+    assert group_cuts([100, 99, 90, 80]) == [4]
+    assert group_cuts([7]) == [1]
+    assert group_cuts([]) == []
+
+
+def test_a_long_decode_among_many_short_ones_gets_a_group_of_its_own() -> None:
+    assert group_cuts([2000] + [20] * 15) == [1, 16]
+
+
+def test_lengths_fall_into_groups_only_where_that_saves_more_than_a_group_costs() -> None:
+    lengths = [1000, 1000, 500, 500, 100, 100]
+    assert group_cuts(lengths) == [2, 4, 6]
+    barely = [100 + GROUP_COST_POSITIONS // 2, 100, 100]
+    assert group_cuts(barely) == [3]

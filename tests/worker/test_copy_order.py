@@ -1,0 +1,157 @@
+"""Copies and compute overlap only where they may. Each case is run once as it is, and once with the rule broken on
+purpose, to see that it shows.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from services.domain.ids import JobId
+from services.worker.copier import CpuCopier, Direction, Ticket
+from services.worker.engine import Engine
+from services.worker.pools import KvPools
+from tests.worker.tiny import WAIT_LIMIT_S, KvHand, Runner, alone, prompt_of, sampling, tiny_model, tiny_pools
+
+PROMPT = prompt_of(1, 10)
+
+
+class Gate:
+    """Holds copies of one direction until opened, and writes down when each passed."""
+
+    def __init__(self, holds: Direction) -> None:
+        self.holds = holds
+        self.story: list[str] = []
+        self._opened = threading.Event()
+
+    def __call__(self, direction: Direction) -> None:
+        if direction is self.holds:
+            assert self._opened.wait(WAIT_LIMIT_S), "the gate was never opened"
+        self.story.append(direction.value)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+class WatchedCopier(CpuCopier):
+    """Opens the gate only when compute has come to wait for it."""
+
+    def __init__(self, pools: KvPools, gate: Gate) -> None:
+        super().__init__(pools, gate)
+        self.gate = gate
+
+    def wait(self, tickets: Iterable[Ticket]) -> None:
+        waited_for = [ticket for ticket in tickets if not ticket.ended()]
+        if waited_for:
+            self.gate.open()
+        super().wait(waited_for)
+
+    def launched(self) -> None:
+        self.gate.story.append("compute")
+
+
+class CarelessCopier(WatchedCopier):
+    """Broken on purpose: compute does not wait for uploads."""
+
+    def wait(self, tickets: Iterable[Ticket]) -> None:
+        """Waits for nothing."""
+
+
+def swapped_out_and_coming_back(engine: Engine) -> tuple[Runner, JobId]:
+    """A job that was offloaded after two tokens, and whose upload is held by the gate."""
+    runner = Runner(KvHand(engine))
+    job = runner.add("a/0", PROMPT, sampling(max_tokens=8))
+    runner.run(runner.entry(job))
+    runner.run(runner.entry(job))
+    runner.kv.offload(job, runner.planned[job])
+    runner.kv.settle_one()
+    runner.kv.upload(job, runner.planned[job])
+    return runner, job
+
+
+def run_with(make_copier: Callable[[KvPools, Gate], CpuCopier]) -> tuple[list[str], list[int]]:
+    gate, pools = Gate(Direction.UPLOAD), tiny_pools()
+    engine = Engine(tiny_model(), pools, make_copier(pools, gate))
+    try:
+        runner, job = swapped_out_and_coming_back(engine)
+        runner.run(runner.entry(job))
+        story = list(gate.story)
+        gate.open()
+        runner.finish(job)
+        return story, runner.outputs[job]
+    finally:
+        gate.open()
+        engine.close()
+
+
+def test_an_iteration_starts_after_the_uploads_of_its_jobs() -> None:
+    story, output = run_with(WatchedCopier)
+    assert story == ["compute", "compute", "offload", "upload", "compute"]
+    assert output == alone(PROMPT, sampling(max_tokens=8))
+
+
+def test_and_with_the_wait_broken_it_reads_what_is_not_there_yet() -> None:
+    story, output = run_with(CarelessCopier)
+    assert story == ["compute", "compute", "offload", "compute"]
+    assert output != alone(PROMPT, sampling(max_tokens=8))
+
+
+def test_an_iteration_does_not_wait_for_the_uploads_of_other_jobs() -> None:
+    gate, pools = Gate(Direction.UPLOAD), tiny_pools()
+    engine = Engine(tiny_model(), pools, CpuCopier(pools, gate))
+    runner, _ = swapped_out_and_coming_back(engine)
+    other = runner.add("b/0", prompt_of(2, 5), sampling(max_tokens=8))
+    runner.finish(other)
+    assert "upload" not in gate.story
+    assert runner.outputs[other] == alone(prompt_of(2, 5), sampling(max_tokens=8))
+    gate.open()
+    engine.close()
+
+
+def test_time_spent_waiting_for_an_upload_is_counted_as_stall() -> None:
+    gate, pools = Gate(Direction.UPLOAD), tiny_pools()
+    engine = Engine(tiny_model(), pools, WatchedCopier(pools, gate))
+    runner, job = swapped_out_and_coming_back(engine)
+    assert engine.counters().stall_s == 0.0
+    runner.run(runner.entry(job))
+    assert engine.counters().stall_s > 0.0
+    engine.close()
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_done_is_reported_after_the_copy_and_also_after_a_release_in_between(direction: Direction) -> None:
+    gate, pools = Gate(direction), tiny_pools(device_blocks=8)
+    engine = Engine(tiny_model(), pools, CpuCopier(pools, gate))
+    kv = KvHand(engine)
+    runner = Runner(kv)
+    job = runner.add("a/0", PROMPT, sampling(max_tokens=8))
+    runner.run(runner.entry(job))
+    command = kv.offload(job, 10)
+    if direction is Direction.UPLOAD:
+        kv.settle_one()
+        command = kv.upload(job, 10)
+    kv.copying.clear()
+    kv.release(job)
+    assert not kv.is_done(command)
+    gate.open()
+    kv.wait_done(command)
+    engine.check()
+    engine.close()
+
+
+def test_a_new_life_begins_after_the_copies_of_the_old_one() -> None:
+    gate, pools = Gate(Direction.UPLOAD), tiny_pools()
+    engine = Engine(tiny_model(), pools, CpuCopier(pools, gate))
+    swapped_out_and_coming_back(engine)
+    begun = threading.Event()
+
+    def begin() -> None:
+        KvHand(engine, epoch=2)
+        gate.story.append("new life")
+        begun.set()
+
+    threading.Thread(target=begin, daemon=True).start()
+    gate.open()
+    assert begun.wait(WAIT_LIMIT_S)
+    assert gate.story.index("upload") < gate.story.index("new life")
+    engine.close()

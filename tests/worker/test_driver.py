@@ -1,0 +1,264 @@
+"""The worker's lives: joining, working, losing a peer, being refused. The engine here is a fake; the streams are
+real.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.domain.cost import CostProfile, DecodeCost, PrefillCost
+from services.domain.errors import FastServeError, NotReadyError, PeerMismatchError, ProtocolError, SupersededError
+from services.domain.ids import BlockId, CommandNumber, Epoch, JobId
+from services.domain.protocol import Applied, Assign, Done, IterationResult, KvToWorker, SampledToken
+from services.domain.work import Plan, PlanWork, WorkerCounters, WorkerFacts, WorkerResult
+from services.worker.driver import Addresses, Driver
+from tests.worker.fake_peers import LIMIT_S, KvStream, Peers, SchedulerStream
+
+FACTS = WorkerFacts(
+    epoch=Epoch(0),
+    group=0,
+    model_fingerprint="abc",
+    block_size=4,
+    device_blocks=8,
+    host_blocks=16,
+    max_model_len=64,
+    block_bytes=1024,
+    profile=CostProfile((PrefillCost(1, 0.1),), (DecodeCost(1, 8, 0.1),)),
+    device="cpu",
+)
+JOB = JobId("a/0")
+
+
+class FakeEngine:
+    """Answers every entry with token 7. Plans wait while `held`; commands named in `broken` raise."""
+
+    def __init__(self) -> None:
+        self.epochs: list[Epoch] = []
+        self.plans: list[Plan] = []
+        self.commands: list[KvToWorker] = []
+        self.on_done: Callable[[Done], None] = lambda done: None
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.started = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.refuses_plans = False
+        self.refuses_commands = False
+        self.plan_wait_s = 0.0
+        self.stepping_threads: set[str] = set()
+
+    def prepare_thread(self) -> None:
+        self.stepping_threads.add(threading.current_thread().name)
+
+    def begin_life(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None:
+        self.epochs.append(epoch)
+        self.begun.release()
+        self.on_done = on_done
+
+    def apply(self, command: KvToWorker) -> Applied:
+        if self.refuses_commands:
+            raise ProtocolError("a command that can't be right")
+        self.commands.append(command)
+        return Applied(command.command, 0)
+
+    def run(self, plan: Plan) -> WorkerResult:
+        self.started.set()
+        assert self.go_on.wait(LIMIT_S)
+        if self.refuses_plans:
+            raise ProtocolError("a plan that can't be right")
+        self.plans.append(plan)
+        self.stepping_threads.add(threading.current_thread().name)
+        tokens = tuple(SampledToken(entry.job, 7, False) for entry in plan.entries)
+        return WorkerResult(IterationResult(plan.epoch, plan.plan, tokens, (), 0.01), {}, WorkerCounters(busy_s=0.01))
+
+    def has_unfinished_jobs(self) -> bool:
+        return bool(self.plans)
+
+    def add_plan_wait(self, seconds: float) -> None:
+        self.plan_wait_s += seconds
+
+
+class Rig:
+    def __init__(self, peers: Peers, engine: FakeEngine) -> None:
+        self.peers = peers
+        self.engine = engine
+        self.joined: list[bool] = []
+        self.driver = Driver(
+            engine, FACTS, Addresses(peers.scheduler_address, peers.kv_manager_address), self.joined.append, lambda: 100
+        )
+        self.task = asyncio.create_task(self.driver.run())
+
+    async def next_life(self) -> tuple[SchedulerStream, KvStream]:
+        return await self.peers.scheduler.next(), await self.peers.kv_manager.next()
+
+    async def refused(self, kind: type[FastServeError]) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            with pytest.raises(kind):
+                await self.task
+
+
+@asynccontextmanager
+async def rig_of(engine: FakeEngine) -> AsyncIterator[Rig]:
+    async with Peers() as peers:
+        rig = Rig(peers, engine)
+        try:
+            yield rig
+        finally:
+            engine.go_on.set()
+            rig.task.cancel()
+            await asyncio.gather(rig.task, return_exceptions=True)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with rig_of(FakeEngine()) as made:
+        yield made
+
+
+def entry(from_token: int = 0) -> PlanWork:
+    return PlanWork(JOB, from_token, from_token + 1, (), None, None)
+
+
+def assign(number: int) -> Assign:
+    return Assign(CommandNumber(number), JOB, (BlockId(number),))
+
+
+async def test_a_worker_tells_both_peers_what_it_is_under_one_epoch(rig: Rig) -> None:
+    scheduler, kv_manager = await rig.next_life()
+    assert scheduler.facts.epoch == kv_manager.facts.pools.epoch == rig.engine.epochs[0] == 100
+    assert scheduler.facts.model_fingerprint == "abc"
+    assert scheduler.facts.profile == FACTS.profile
+    assert (kv_manager.facts.pools.device_block_count, kv_manager.facts.pools.host_block_count) == (8, 16)
+    scheduler.send_plan(1, entry())
+    await scheduler.next_result()
+    assert rig.joined == [True]
+
+
+async def test_plans_run_in_order_on_the_stepping_thread_and_results_come_back(rig: Rig) -> None:
+    scheduler, _ = await rig.next_life()
+    for number in (1, 2, 3):
+        scheduler.send_plan(number, entry(number))
+    results = [await scheduler.next_result() for _ in range(3)]
+    assert [one.result.plan for one in results] == [1, 2, 3]
+    assert results[0].result.tokens == (SampledToken(JOB, 7, False),)
+    assert rig.engine.stepping_threads == {"stepper"}
+
+
+async def test_commands_are_applied_and_acknowledged_also_while_an_iteration_runs(rig: Rig) -> None:
+    scheduler, kv_manager = await rig.next_life()
+    rig.engine.go_on.clear()
+    scheduler.send_plan(1, entry())
+    assert await asyncio.to_thread(rig.engine.started.wait, LIMIT_S)
+    kv_manager.send_commands(assign(1), assign(2))
+    assert await kv_manager.next_acknowledgements() == ["Applied 1", "Applied 2"]
+    rig.engine.on_done(Done(CommandNumber(2), 0))
+    assert await kv_manager.next_acknowledgements() == ["Done 2"]
+    assert rig.engine.plans == []
+
+
+async def test_messages_of_another_epoch_are_dropped(rig: Rig) -> None:
+    scheduler, kv_manager = await rig.next_life()
+    scheduler.send_plan(1, entry(), epoch=99)
+    kv_manager.send_commands(assign(1), epoch=99)
+    scheduler.send_plan(2, entry())
+    kv_manager.send_commands(assign(2))
+    assert (await scheduler.next_result()).result.plan == 2
+    assert await kv_manager.next_acknowledgements() == ["Applied 2"]
+    assert [command.command for command in rig.engine.commands] == [2]
+
+
+@pytest.mark.parametrize("lost", ["scheduler", "kv manager"])
+async def test_losing_either_peer_begins_a_new_life_with_both(rig: Rig, lost: str) -> None:
+    scheduler, kv_manager = await rig.next_life()
+    (scheduler if lost == "scheduler" else kv_manager).close(NotReadyError("shutting down", 0.1))
+    async with asyncio.timeout(LIMIT_S):
+        await (kv_manager if lost == "scheduler" else scheduler).ended.wait()
+    again, kv_again = await rig.next_life()
+    assert again.facts.epoch == kv_again.facts.pools.epoch == 101
+    assert rig.engine.epochs == [100, 101]
+    again.send_plan(1, entry())
+    assert (await again.next_result()).result.epoch == 101
+    assert rig.joined == [True, False, True]
+    assert rig.driver.lives == 2
+
+
+async def test_a_stream_that_the_peer_closes_without_an_error_counts_as_lost(rig: Rig) -> None:
+    scheduler, _ = await rig.next_life()
+    scheduler.close()
+    again, _ = await rig.next_life()
+    assert again.facts.epoch == 101
+
+
+async def test_an_iteration_under_way_is_finished_and_forgotten_when_the_life_ends(rig: Rig) -> None:
+    scheduler, kv_manager = await rig.next_life()
+    rig.engine.go_on.clear()
+    scheduler.send_plan(1, entry())
+    scheduler.send_plan(2, entry())
+    assert await asyncio.to_thread(rig.engine.started.wait, LIMIT_S)
+    kv_manager.close()
+    async with asyncio.timeout(LIMIT_S):
+        await scheduler.ended.wait()
+    assert rig.engine.epochs == [100]
+    rig.engine.go_on.set()
+    again, _ = await rig.next_life()
+    again.send_plan(1, entry())
+    assert (await again.next_result()).result.epoch == 101
+    assert [plan.epoch for plan in rig.engine.plans] == [100, 101]
+
+
+async def test_a_plan_that_can_not_be_right_ends_the_life_and_is_logged(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler, _ = await rig.next_life()
+    rig.engine.refuses_plans = True
+    scheduler.send_plan(1, entry())
+    again, _ = await rig.next_life()
+    assert again.facts.epoch == 101
+    assert "a plan that can't be right" in caplog.text
+
+
+async def test_a_command_that_can_not_be_right_ends_the_life_and_is_logged(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, kv_manager = await rig.next_life()
+    rig.engine.refuses_commands = True
+    kv_manager.send_commands(assign(1))
+    again, _ = await rig.next_life()
+    assert again.facts.epoch == 101
+    assert "a command that can't be right" in caplog.text
+
+
+@pytest.mark.parametrize("refusal", [PeerMismatchError("model_fingerprint", "differs"), SupersededError("a newer one")])
+async def test_a_worker_that_is_refused_for_good_ends(refusal: FastServeError) -> None:
+    async with Peers() as peers:
+        peers.scheduler.refusal = refusal
+        await Rig(peers, FakeEngine()).refused(type(refusal))
+
+
+async def test_a_worker_that_finds_nobody_dials_until_somebody_is_there() -> None:
+    async with Peers() as peers:
+        scheduler_address, kv_manager_address = peers.scheduler_address, peers.kv_manager_address
+    engine = FakeEngine()
+    driver = Driver(engine, FACTS, Addresses(scheduler_address, kv_manager_address), lambda joined: None)
+    task = asyncio.create_task(driver.run())
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            for _ in range(3):
+                await asyncio.to_thread(engine.begun.acquire)
+        assert not task.done()
+        assert engine.epochs == sorted(set(engine.epochs))
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_waiting_for_a_plan_counts_only_while_jobs_are_unfinished(rig: Rig) -> None:
+    scheduler, _ = await rig.next_life()
+    scheduler.send_plan(1, entry())
+    await scheduler.next_result()
+    assert rig.engine.plan_wait_s == 0.0
+    scheduler.send_plan(2, entry())
+    await scheduler.next_result()
+    assert rig.engine.plan_wait_s > 0.0
