@@ -1,0 +1,70 @@
+"""The `fastserve` command. Each subcommand is a module that is imported only when it is called, so that `fastserve
+generate` starts at once.
+"""
+
+import importlib
+import sys
+
+from services.cli.arguments import CommandError, ExitCode, tell
+
+# command -> (module with main(argv), one line of help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("services.cli.up", "run every service on this machine, each as its own process"),
+    "gateway": ("services.gateway.__main__", "run one gateway"),
+    "scheduler": ("services.scheduler.__main__", "run one scheduler"),
+    "kvmanager": ("services.kvmanager.__main__", "run one KV manager"),
+    "worker": ("services.worker.__main__", "run one worker"),
+    "generate": ("services.cli.generate", "stream one completion to stdout"),
+    "bench": ("services.cli.bench", "replay a trace or a generated workload, open loop"),
+    "profile": ("services.worker.profile_command", "measure the cost model of a model on this machine"),
+    "top": ("services.cli.top", "watch queues, jobs and KV residency live"),
+}
+
+
+def usage() -> str:
+    """What `fastserve --help` prints."""
+    lines = ["usage: fastserve [--version] COMMAND [FLAGS]", "", "commands (fastserve COMMAND --help tells more):"]
+    lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(lines)
+
+
+def version() -> str:
+    """The installed version."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("fastserve")
+    except PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+def run(command: str, argv: list[str]) -> int:
+    """Run one command; its expected failures end as one line on stderr and an exit code."""
+    module = importlib.import_module(COMMANDS[command][0])
+    try:
+        return int(module.main(argv))
+    except CommandError as error:
+        tell(command, str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `fastserve`; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return ExitCode.OK if arguments else ExitCode.REFUSED
+    if arguments[0] in ("-V", "--version"):
+        print(f"fastserve {version()}")
+        return ExitCode.OK
+    if arguments[0] not in COMMANDS:
+        print(f"fastserve: no command '{arguments[0]}' (see fastserve --help)", file=sys.stderr)
+        return ExitCode.REFUSED
+    return run(arguments[0], arguments[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""`fastserve bench`: replay a trace or a generated workload against a server, and write what it measured."""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from services.cli.arguments import (
+    CommandError,
+    ExitCode,
+    add_server,
+    not_negative_float,
+    parser,
+    positive_float,
+    positive_int,
+)
+from services.cli.clients import GatewayClient
+from services.cli.progress import with_progress
+from services.cli.replay import Replay, Replayer, ReplayOptions
+from services.cli.report import result, write_lines, write_report
+from services.cli.workload import TraceJob, Workload, make_trace, read_trace
+from services.domain.errors import InvalidFieldError
+
+_GENERATED = ("jobs", "rate", "cv", "theta", "max_prompt_tokens", "max_output_tokens")
+_DEFAULTS = Workload(jobs=200, rate=4.0, cv=4.0, theta=1.1, max_prompt_tokens=512, max_output_tokens=256, seed=0)
+
+
+def add_workload(to: argparse.ArgumentParser) -> None:
+    """The flags that name a workload; simulations take the same."""
+    either = "(not with --trace)"
+    to.add_argument(
+        "--trace", type=Path, metavar="FILE", help="a trace: JSON lines of arrival_s, prompt_tokens, output_tokens, ..."
+    )
+    to.add_argument("--jobs", type=positive_int, help=f"jobs of a generated workload {either} [{_DEFAULTS.jobs}]")
+    to.add_argument("--rate", type=positive_float, help=f"arrivals per second {either} [{_DEFAULTS.rate}]")
+    to.add_argument(
+        "--cv",
+        type=not_negative_float,
+        help=f"coefficient of variation of the gaps between arrivals {either} [{_DEFAULTS.cv}]",
+    )
+    to.add_argument(
+        "--theta",
+        type=not_negative_float,
+        help=f"skew of the Zipf distribution of lengths {either} [{_DEFAULTS.theta}]",
+    )
+    to.add_argument(
+        "--max-prompt-tokens", type=positive_int, help=f"longest prompt {either} [{_DEFAULTS.max_prompt_tokens}]"
+    )
+    to.add_argument(
+        "--max-output-tokens", type=positive_int, help=f"longest output {either} [{_DEFAULTS.max_output_tokens}]"
+    )
+    to.add_argument("--seed", type=int, default=0, help="seed of lengths, arrivals and random prompts [0]")
+
+
+def workload_of(arguments: argparse.Namespace) -> tuple[list[TraceJob], dict[str, object]]:
+    """The trace that the flags name, and how `result.json` tells of it."""
+    given = {name: value for name in _GENERATED if (value := getattr(arguments, name)) is not None}
+    try:
+        if arguments.trace is not None:
+            if given:
+                raise CommandError(
+                    f"--trace and --{next(iter(given)).replace('_', '-')} exclude each other", ExitCode.REFUSED
+                )
+            with arguments.trace.open(encoding="utf-8") as lines:
+                return read_trace(lines), {"trace": str(arguments.trace), "seed": arguments.seed}
+        fields = {name: given.get(name, getattr(_DEFAULTS, name)) for name in _GENERATED} | {"seed": arguments.seed}
+        return make_trace(Workload(**fields)), fields
+    except InvalidFieldError as error:
+        raise CommandError(f"{arguments.trace}: {error}", ExitCode.REFUSED) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"--trace {arguments.trace} can't be read: {error}", ExitCode.REFUSED) from error
+
+
+def config_of(replay: Replay, options: ReplayOptions, workload: dict[str, object], server: str) -> dict[str, object]:
+    """The `config` of `result.json`: what was replayed, how, against what."""
+    assert replay.before is not None, "the replay has not ended"
+    served = replay.before
+    groups = [
+        {
+            "device": group.device,
+            "block_size": group.block_size,
+            "kv_device_tokens": group.device_blocks_total * group.block_size,
+            "kv_host_tokens": group.host_blocks_total * group.block_size,
+        }
+        for group in served.groups
+    ]
+    return {
+        "workload": workload,
+        "time_scale": options.time_scale,
+        "temperature": options.temperature,
+        "server": server,
+        "model": served.model,
+        "policy": served.policy,
+        "kv_policy": served.kv_policy,
+        "groups": groups,
+        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "processor": platform.machine()},
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+async def measure(
+    server: str,
+    trace: Sequence[TraceJob],
+    options: ReplayOptions,
+    workload: dict[str, object],
+    out: Path,
+    title: str = "replay",
+) -> dict[str, object]:
+    """Replay a trace; write result.json, jobs.jsonl and status.jsonl under `out`; return the result."""
+    async with GatewayClient(server) as client:
+        replayer = Replayer(client, trace, options)
+        replay = await with_progress(title, replayer.replay, replayer.run())
+    content = result(config_of(replay, options, workload, server), replay.records, replay.counters)
+    write_report(out, content, replay.records)
+    write_lines(out / "status.jsonl", [json.dumps(snapshot.as_json(time_s)) for time_s, snapshot in replay.samples])
+    return content
+
+
+def _summary(content: dict[str, object], out: Path) -> str:
+    rows = [
+        f"{content['jobs']} jobs, {content['failed']} failed, {content['duration_s']} s",
+        f"{content['output_tokens_per_s']} output tokens/s",
+    ]
+    for name in ("jct_s", "ttft_s", "per_output_token_s", "inter_token_s", "worst_gap_s"):
+        cells = content[name]
+        assert isinstance(cells, dict), name
+        rows.append(
+            f"  {name:<19}"
+            + "".join(f" {key} {'-' if value is None else f'{value:.4f}':<10}" for key, value in cells.items())
+        )
+    return "\n".join([*rows, f"written to {out}"])
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser(
+        "bench", "Replay a trace or a generated workload, open loop; writes result.json, jobs.jsonl and status.jsonl."
+    )
+    add_server(made)
+    add_workload(made)
+    made.add_argument(
+        "--time-scale",
+        type=not_negative_float,
+        default=1.0,
+        metavar="X",
+        help="arrival times are multiplied by this; 0: all at once",
+    )
+    made.add_argument("--temperature", type=not_negative_float, default=0.0, help="of every request [0]")
+    made.add_argument("--model", default="", help="name of the model (default: the one that is served)")
+    made.add_argument(
+        "--timeout", type=positive_float, default=3600.0, metavar="SECONDS", help="give a job up after this long [3600]"
+    )
+    made.add_argument("--out", type=Path, default=Path("out/bench"), metavar="DIR", help="where to write [out/bench]")
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command. Exit 0 also when jobs failed: result.json tells how many; 1 if all did."""
+    arguments = _parser().parse_args(argv)
+    trace, workload = workload_of(arguments)
+    options = ReplayOptions(
+        arguments.time_scale, arguments.seed, arguments.temperature, arguments.model, arguments.timeout
+    )
+    content = asyncio.run(measure(arguments.server, trace, options, workload, arguments.out))
+    print(_summary(content, arguments.out))
+    return ExitCode.FAILED if content["failed"] == content["jobs"] else ExitCode.OK

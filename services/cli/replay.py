@@ -1,0 +1,155 @@
+"""Replaying a trace against a gateway: open loop, so that a slow server never slows its clients down.
+
+One asyncio task a job, one channel for all. Requests are encoded before the clock starts, and a message costs a few
+microseconds here, because this process shares its cores with the server that it measures.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from services.cli.arguments import CommandError
+from services.cli.clients import GatewayClient, encode
+from services.cli.completion import CompletionRequest
+from services.cli.report import JobRecord
+from services.cli.snapshot import Counters, Snapshot
+from services.cli.workload import TraceJob, random_token_ids
+
+MOST_SAMPLES = 100_000
+SETTLE_LIMIT_S = 3.0
+SETTLE_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How to replay: arrivals are multiplied by `time_scale`; each job is given up after `job_limit_s`."""
+
+    time_scale: float = 1.0
+    seed: int = 0
+    temperature: float = 0.0
+    model: str = ""
+    job_limit_s: float = 3600.0
+    sample_interval_s: float = 0.25
+
+
+@dataclass(slots=True)
+class Replay:
+    """A replay under way, then its outcome. `samples` are snapshots with their time since the start."""
+
+    records: list[JobRecord]
+    started: int = 0
+    ended: int = 0
+    failed: int = 0
+    output_tokens: int = 0
+    elapsed_s: float = 0.0
+    samples: list[tuple[float, Snapshot]] = field(default_factory=list)
+    before: Snapshot | None = None
+    after: Snapshot | None = None
+
+    @property
+    def counters(self) -> Counters:
+        """The server's counters of the replay alone."""
+        assert self.before is not None, "the replay has not begun"
+        assert self.after is not None, "the replay has not ended"
+        return self.after.counters.since(self.before.counters)
+
+
+def requests_of(trace: Sequence[TraceJob], options: ReplayOptions, vocabulary_size: int) -> list[bytes]:
+    """The encoded requests. No request ids: a repeated replay must not join the jobs of the last one."""
+    return [encode(_request(job, number, options, vocabulary_size)) for number, job in enumerate(trace)]
+
+
+def _request(job: TraceJob, number: int, options: ReplayOptions, vocabulary_size: int) -> CompletionRequest:
+    prompt: str | Sequence[int]
+    if job.prompt_token_ids is not None:
+        prompt = job.prompt_token_ids
+    elif job.prompt is not None:
+        prompt = job.prompt
+    else:
+        prompt = random_token_ids(job.prompt_tokens, vocabulary_size, f"{options.seed}/prompt/{number}")
+    sampling = {
+        "max_tokens": job.output_tokens,
+        "ignore_eos": True,
+        "temperature": options.temperature,
+        "seed": options.seed + number,
+    }
+    return CompletionRequest(prompt, sampling, options.model)
+
+
+class Replayer:
+    """Replays one trace; `replay` may be read by others while it runs (the progress bar does)."""
+
+    def __init__(self, client: GatewayClient, trace: Sequence[TraceJob], options: ReplayOptions) -> None:
+        self._client = client
+        self._options = options
+        self._start = 0.0
+        self.replay = Replay(
+            [JobRecord(job.id, job.arrival_s * options.time_scale, job.prompt_tokens) for job in trace]
+        )
+        self._trace = trace
+
+    def now_s(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self._start
+
+    async def run(self) -> Replay:
+        """Replay all and wait for the last token. Raises CommandError if the server can't be reached at all."""
+        models = await self._client.models()
+        model = next((model for model in models if model.id == self._options.model), models[0])
+        requests = requests_of(self._trace, self._options, model.vocabulary_size)
+        self.replay.before = await self._client.status()
+        self._start = time.perf_counter()
+        sampler = asyncio.create_task(self._sample())
+        try:
+            await self._send(requests)
+            self.replay.elapsed_s = self.now_s()
+            self.replay.after = await self._settled_status()
+        finally:
+            sampler.cancel()
+            with suppress(asyncio.CancelledError):
+                await sampler
+        return self.replay
+
+    async def _send(self, requests: Sequence[bytes]) -> None:
+        async with asyncio.TaskGroup() as jobs:
+            for record, request in zip(self.replay.records, requests, strict=True):
+                wait_s = record.arrival_s - self.now_s()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+                self.replay.started += 1
+                jobs.create_task(self._job(record, request))
+
+    async def _job(self, record: JobRecord, request: bytes) -> None:
+        try:
+            async for message in self._client.progress(request, self._options.job_limit_s):
+                record.add_tokens(message.token_count, self.now_s())
+                self.replay.output_tokens += message.token_count
+                if message.finish_reason is not None:
+                    record.finish_reason = message.finish_reason
+                if message.usage is not None:
+                    record.preemptions = message.usage.preemptions
+                    record.prompt_tokens = message.usage.prompt_tokens
+        except CommandError as error:
+            record.error = str(error)
+        if record.error is None and record.finish_reason in (None, "abort"):
+            record.error = "ended without a finish reason" if record.finish_reason is None else "aborted by the server"
+        elif record.error is None and record.output_tokens == 0:
+            record.error = "ended without a token"
+        self.replay.ended += 1
+        self.replay.failed += record.error is not None
+
+    async def _sample(self) -> None:
+        with suppress(CommandError):
+            async for snapshot in self._client.watch_status(self._options.sample_interval_s):
+                if len(self.replay.samples) < MOST_SAMPLES:
+                    self.replay.samples.append((self.now_s(), snapshot))
+
+    async def _settled_status(self) -> Snapshot:
+        """The status once the server has counted the last jobs; other clients' jobs are waited for only so long."""
+        limit_s = self.now_s() + SETTLE_LIMIT_S
+        async for snapshot in self._client.watch_status(SETTLE_PAUSE_S):
+            if not snapshot.jobs or self.now_s() > limit_s:
+                return snapshot
+        return await self._client.status()

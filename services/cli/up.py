@@ -1,0 +1,133 @@
+"""`fastserve up`: every service on this machine, each as its own process.
+
+Flags go to the services that own them (up_settings). Links between the services use ports of the loopback interface
+that were free at the start.
+"""
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from services.cli.arguments import CommandError, ExitCode
+from services.cli.clients import GatewayClient
+from services.cli.lives import Addresses, ServiceCommand
+from services.cli.supervisor import supervise
+from services.cli.up_settings import SERVICES, OwnSettings, UpSettings, names_model, passed_on
+from services.domain.errors import FastServeError
+from services.runtime.process import die_with_parent, write_ready_file
+from services.runtime.settings import ENVIRONMENT_PREFIX, parse_flags, resolve
+
+READY_POLL_S = 0.05
+GATEWAY_DRAIN_LIMIT_S = 30.0
+STOP_MARGIN_S = 15.0
+WORKER_STOP_LIMIT_S = 20.0
+
+_LINK_HOST = "127.0.0.1"
+
+
+def bundled_model() -> Path:
+    """The model that comes with FastServe: beside the packages in a checkout."""
+    return Path(__file__).resolve().parents[2] / "models" / "bundled"
+
+
+def _listen(known: Mapping[str, Addresses], name: str) -> list[str]:
+    """The address of a service that only its peers dial: a free port at first, the same one ever after."""
+    own = known.get(name)
+    return ["--listen", own.grpc if own else f"{_LINK_HOST}:0"]
+
+
+def _port(address: str | None) -> str:
+    return "0" if address is None else address.rpartition(":")[2]
+
+
+def service_commands(
+    flags: Mapping[str, Sequence[str]], drain_limit_s: float = GATEWAY_DRAIN_LIMIT_S
+) -> list[ServiceCommand]:
+    """The four services with their own flags, in the order in which they start; the one that ends first comes last."""
+
+    def command(name: str, *links: str) -> list[str]:
+        return [sys.executable, "-m", f"services.{name}", *flags[name], *links]
+
+    def kvmanager(known: Mapping[str, Addresses]) -> list[str]:
+        return command("kvmanager", *_listen(known, "kvmanager"), "--metrics-port", "0")
+
+    def scheduler(known: Mapping[str, Addresses]) -> list[str]:
+        links = ["--kv-manager", known["kvmanager"].grpc, "--metrics-port", "0"]
+        return command("scheduler", *_listen(known, "scheduler"), *links)
+
+    def worker(known: Mapping[str, Addresses]) -> list[str]:
+        links = ["--scheduler", known["scheduler"].grpc, "--kv-manager", known["kvmanager"].grpc]
+        return command("worker", *links, "--health-listen", f"{_LINK_HOST}:0", "--metrics-port", "0")
+
+    def gateway(known: Mapping[str, Addresses]) -> list[str]:
+        own = known.get("gateway")
+        ports = ["--grpc-port", _port(own.grpc), "--metrics-port", _port(own.metrics)] if own else []
+        return command("gateway", "--scheduler", known["scheduler"].grpc, *ports)
+
+    return [
+        ServiceCommand("kvmanager", kvmanager),
+        ServiceCommand("scheduler", scheduler, after=("kvmanager",)),
+        ServiceCommand("worker", worker, after=("scheduler",), stop_limit_s=WORKER_STOP_LIMIT_S),
+        ServiceCommand("gateway", gateway, after=("scheduler",), stop_limit_s=drain_limit_s + STOP_MARGIN_S),
+    ]
+
+
+async def gateway_serves(addresses: Mapping[str, Addresses]) -> None:
+    """Waits until the gateway takes requests: a worker has joined."""
+    async with GatewayClient(addresses["gateway"].grpc) as client:
+        while not await client.ready():  # noqa: ASYNC110 (the event is in another process)
+            await asyncio.sleep(READY_POLL_S)
+
+
+def flags_of_services(settings: OwnSettings, environ: Mapping[str, str], config: Path | None) -> dict[str, list[str]]:
+    """The command line of each service, without its links. The bundled model fills in where no place names a model."""
+    flags: dict[str, list[str]] = {}
+    for service, its_settings in SERVICES.items():
+        flags[service] = passed_on(settings, service)
+        if config is not None:
+            flags[service] += ["--config", str(config)]
+        takes_model = "model" in its_settings.model_fields
+        if takes_model and settings.model is None and not names_model(service, environ, config):
+            flags[service] += ["--model", str(bundled_model())]
+    return flags
+
+
+def _announcer(ready_file: Path | None) -> Callable[[Mapping[str, Addresses]], None]:
+    def announce(addresses: Mapping[str, Addresses]) -> None:
+        gateway = addresses["gateway"]
+        print(f"ready grpc={gateway.grpc} metrics={gateway.metrics}", flush=True)
+        if ready_file is not None:
+            write_ready_file(ready_file, gateway.grpc, gateway.metrics)
+
+    return announce
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Runs the services until a signal. Raises FastServeError or CommandError if they can't come up."""
+    given = parse_flags(UpSettings, argv, prog="fastserve up")
+    settings = resolve(UpSettings, "up", given, environ)
+    settings.check_supported()
+    if settings.die_with_parent is not None:
+        die_with_parent(settings.die_with_parent)
+    named = given.get("config") or environ.get(ENVIRONMENT_PREFIX + "CONFIG")
+    flags = flags_of_services(settings, environ, Path(named) if named else None)
+    commands = service_commands(flags, getattr(settings, "drain_limit", GATEWAY_DRAIN_LIMIT_S))
+    with tempfile.TemporaryDirectory(prefix="fastserve-") as scratch:
+        state_dir = settings.state_dir or Path(scratch)
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandError(f"--state-dir: can't make {state_dir}: {error.strerror}") from error
+        asyncio.run(supervise(commands, state_dir, gateway_serves, _announcer(settings.ready_file)))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    try:
+        run(sys.argv[1:] if argv is None else argv, os.environ)
+    except FastServeError as error:
+        raise CommandError(str(error)) from error
+    return ExitCode.OK

@@ -1,0 +1,163 @@
+"""Workloads: traces read from JSON lines, and generated ones. Pure: all randomness comes from the seed, nothing reads
+a clock.
+
+The generated ones are the FastServe paper's (PAPER 5): lengths from a bounded Zipf distribution, P(length = k)
+proportional to k ** -theta for k = 1 .. largest, drawn independently for prompts and outputs; gaps between arrivals
+from a Gamma distribution of a given mean (1 / rate) and coefficient of variation, so that a CV of 1 is Poisson
+traffic and one of 4 comes in bursts.
+"""
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from random import Random
+
+from services.domain.errors import InvalidFieldError
+
+MOST_JOBS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TraceJob:
+    """One request of a trace. `arrival_s` counts from the trace's start; the prompt is text, token ids, or (neither)
+    random ids.
+    """
+
+    id: str
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A generated workload. `rate` in jobs per second, `cv` of the gaps between arrivals, `theta` of both lengths."""
+
+    jobs: int
+    rate: float
+    cv: float
+    theta: float
+    max_prompt_tokens: int
+    max_output_tokens: int
+    seed: int
+
+
+class ZipfLengths:
+    """The bounded Zipf distribution over 1 .. largest."""
+
+    def __init__(self, theta: float, largest: int) -> None:
+        weights = [k**-theta for k in range(1, largest + 1)]
+        self._cumulative = list(accumulate(weights))
+        self.mean = sum(k * weight for k, weight in enumerate(weights, start=1)) / self._cumulative[-1]
+
+    def quantile(self, u: float) -> int:
+        """The length below or at which a share `u` (0 to 1) of all lengths lie."""
+        return min(bisect_right(self._cumulative, u * self._cumulative[-1]), len(self._cumulative) - 1) + 1
+
+
+def independent_lengths(lengths: ZipfLengths, count: int, random: Random) -> list[int]:
+    """Draws that know nothing of each other."""
+    return [lengths.quantile(random.random()) for _ in range(count)]
+
+
+def stratified_lengths(lengths: ZipfLengths, count: int, random: Random) -> list[int]:
+    """One draw from each of `count` equally probable strata, shuffled: the sum hardly depends on the seed, however
+    heavy the tail.
+
+    For workloads whose total work must be known beforehand: a short calibration run then has the same work per job as
+    a long trace.
+    """
+    drawn = [lengths.quantile((stratum + random.random()) / count) for stratum in range(count)]
+    random.shuffle(drawn)
+    return drawn
+
+
+def gamma_arrivals(count: int, rate: float, cv: float, random: Random) -> list[float]:
+    """Ascending arrival times, the first at 0. CV 0 is a metronome."""
+    shape = 1 / cv**2 if cv > 0 else math.inf
+    gaps = [1 / rate if cv == 0 else random.gammavariate(shape, 1 / (rate * shape)) for _ in range(count - 1)]
+    return list(accumulate(gaps, initial=0.0))
+
+
+def make_trace(workload: Workload, *, stratified: bool = False) -> list[TraceJob]:
+    """The trace of a workload: the same for the same value. Rate and CV change no length."""
+    streams = [Random(f"{workload.seed}/{name}") for name in ("prompts", "outputs", "arrivals")]
+    draw = stratified_lengths if stratified else independent_lengths
+    prompts = draw(ZipfLengths(workload.theta, workload.max_prompt_tokens), workload.jobs, streams[0])
+    outputs = draw(ZipfLengths(workload.theta, workload.max_output_tokens), workload.jobs, streams[1])
+    arrivals = gamma_arrivals(workload.jobs, workload.rate, workload.cv, streams[2])
+    return [
+        TraceJob(str(number), arrival_s, prompt_tokens, output_tokens)
+        for number, (arrival_s, prompt_tokens, output_tokens) in enumerate(zip(arrivals, prompts, outputs, strict=True))
+    ]
+
+
+def scale_arrivals(trace: Sequence[TraceJob], rate: float) -> list[TraceJob]:
+    """The same trace, its arrivals stretched so that `rate` jobs come per second from the first to the last."""
+    span_s = trace[-1].arrival_s - trace[0].arrival_s
+    factor = (len(trace) - 1) / rate / span_s if span_s > 0 else 0.0
+    return [replace(job, arrival_s=(job.arrival_s - trace[0].arrival_s) * factor) for job in trace]
+
+
+def random_token_ids(count: int, vocabulary_size: int, seed: str) -> list[int]:
+    """Seeded token ids from the middle of the vocabulary: special tokens sit at either end of it."""
+    low, high = vocabulary_size // 8, max(vocabulary_size * 7 // 8, vocabulary_size // 8 + 1)
+    return Random(seed).choices(range(low, high), k=count)
+
+
+def read_trace(lines: Iterable[str]) -> list[TraceJob]:
+    """The jobs of a trace file in order of arrival. Raises InvalidFieldError naming the line."""
+    jobs = sorted(_trace_jobs(lines), key=lambda job: job.arrival_s)
+    if not jobs:
+        raise InvalidFieldError("trace", "has no jobs")
+    return jobs
+
+
+def _trace_jobs(lines: Iterable[str]) -> Iterator[TraceJob]:
+    for number, line in enumerate(lines, start=1):
+        if number > MOST_JOBS:
+            raise InvalidFieldError("trace", f"has more than {MOST_JOBS} lines")
+        if line.strip():
+            try:
+                yield _trace_job(line, number)
+            except (KeyError, TypeError, ValueError) as error:
+                reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+                raise InvalidFieldError(f"trace line {number}", reason) from error
+
+
+def _trace_job(line: str, number: int) -> TraceJob:
+    fields = json.loads(line)
+    if not isinstance(fields, dict):
+        raise ValueError("is not a JSON object")
+    text, ids = fields.get("prompt"), fields.get("prompt_token_ids")
+    job = TraceJob(
+        id=str(fields.get("id", number - 1)),
+        arrival_s=float(fields["arrival_s"]),
+        prompt_tokens=len(ids) if ids is not None else int(fields["prompt_tokens"]),
+        output_tokens=int(fields["output_tokens"]),
+        prompt=None if text is None else str(text),
+        prompt_token_ids=None if ids is None else tuple(int(token) for token in ids),
+    )
+    if not 0 <= job.arrival_s < math.inf or job.prompt_tokens < 1 or job.output_tokens < 1:
+        raise ValueError("needs arrival_s of 0 or more, prompt_tokens and output_tokens of 1 or more")
+    return job
+
+
+def trace_line(job: TraceJob) -> str:
+    """A job as a line of a trace file."""
+    fields: dict[str, object] = {
+        "id": job.id,
+        "arrival_s": round(job.arrival_s, 6),
+        "prompt_tokens": job.prompt_tokens,
+        "output_tokens": job.output_tokens,
+    }
+    if job.prompt is not None:
+        fields["prompt"] = job.prompt
+    if job.prompt_token_ids is not None:
+        fields["prompt_token_ids"] = list(job.prompt_token_ids)
+    return json.dumps(fields)

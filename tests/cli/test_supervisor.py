@@ -1,0 +1,185 @@
+"""The processes of `fastserve up`, with services that do nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from services.cli.lives import cause_of_death, reason_of
+
+TINY_UP = Path(__file__).with_name("tiny_up.py")
+LIMIT_S = 60.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline_s, what
+        pause.wait(0.01)
+
+
+def lives(state_dir: Path, name: str) -> list[tuple[int, str]]:
+    """Process id and address of every life of a service so far."""
+    path = state_dir / f"{name}.pids"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(int(line.split()[0]), line.split()[1]) for line in lines]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+class TinyUp:
+    """One `up` of tiny services, as a process."""
+
+    def __init__(self, state_dir: Path, *services: str) -> None:
+        self.state_dir = state_dir
+        self.log = state_dir / "log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(TINY_UP), str(state_dir), *services],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def first_line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip()
+
+    def ended(self) -> tuple[int, str, str]:
+        """Exit code, the rest of stdout, stderr."""
+        out, _ = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, out, self.log.read_text()
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[list[TinyUp]]:
+    """Every `up` that a test starts; none is left behind."""
+    runs: list[TinyUp] = []
+    yield runs
+    for run in runs:
+        run.process.kill()
+        run.process.communicate()
+
+
+@pytest.fixture
+def tiny_up(tmp_path: Path, started: list[TinyUp]) -> Callable[..., TinyUp]:
+    def start(*services: str) -> TinyUp:
+        started.append(TinyUp(tmp_path, *services))
+        return started[-1]
+
+    return start
+
+
+Start = Callable[..., TinyUp]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_drains_the_last_started_first_and_exits_0(tiny_up: Start, number: signal.Signals) -> None:
+    up = tiny_up("kvmanager:serve", "gateway:serve")
+    assert up.first_line() == "ready gateway kvmanager"
+    up.process.send_signal(number)
+    code, out, log = up.ended()
+    assert (code, out) == (0, "")
+    assert log.index("[gateway] gateway drained") < log.index("[kvmanager] kvmanager drained")
+    assert all(is_gone(lives(up.state_dir, name)[0][0]) for name in ("kvmanager", "gateway"))
+
+
+def test_a_second_signal_ends_at_once_and_leaves_no_child(tiny_up: Start) -> None:
+    up = tiny_up("kvmanager:stubborn", "gateway:stubborn")
+    up.first_line()
+    up.process.send_signal(signal.SIGINT)
+    wait_until(lambda: "stopping on SIGINT" in up.log.read_text(), "the first signal was seen")
+    up.process.send_signal(signal.SIGINT)
+    code, _, _ = up.ended()
+    assert code == 128 + signal.SIGINT
+    for name in ("kvmanager", "gateway"):
+        wait_until(lambda name=name: is_gone(lives(up.state_dir, name)[0][0]), f"{name} is gone")  # type: ignore[misc]
+
+
+def test_a_service_that_does_not_drain_is_killed_after_its_limit(tiny_up: Start) -> None:
+    up = tiny_up("worker:stubborn")
+    up.first_line()
+    up.process.send_signal(signal.SIGTERM)
+    code, _, log = up.ended()
+    assert code == 0
+    assert "[up] worker did not end within 1 s and was killed" in log
+
+
+def test_no_child_outlives_a_sigkill(tiny_up: Start) -> None:
+    up = tiny_up("kvmanager:stubborn", "gateway:stubborn")
+    up.first_line()
+    up.process.send_signal(signal.SIGKILL)
+    up.process.wait(LIMIT_S)
+    for name in ("kvmanager", "gateway"):
+        wait_until(lambda name=name: is_gone(lives(up.state_dir, name)[0][0]), f"{name} is gone")  # type: ignore[misc]
+
+
+def test_a_service_that_dies_later_is_restarted_at_the_same_address_with_a_log_line(tiny_up: Start) -> None:
+    up = tiny_up("scheduler:serve", "worker:serve")
+    up.first_line()
+    os.kill(lives(up.state_dir, "scheduler")[0][0], signal.SIGKILL)
+    wait_until(lambda: len(lives(up.state_dir, "scheduler")) == 2, "the scheduler was restarted")
+    first_pid = lives(up.state_dir, "scheduler")[0][0]
+    assert lives(up.state_dir, "scheduler")[1][1] == f"127.0.0.1:{1000 + first_pid % 1000}"
+    assert len(lives(up.state_dir, "worker")) == 1
+    up.process.send_signal(signal.SIGTERM)
+    code, _, log = up.ended()
+    assert code == 0
+    assert "[up] scheduler ended (killed by SIGKILL) after saying: scheduler serves; restarting in 0.2 s" in log
+
+
+def test_a_service_that_keeps_dying_is_restarted_ever_more_slowly(tiny_up: Start) -> None:
+    up = tiny_up("worker:serve")
+    up.first_line()
+    for life in range(3):
+        wait_until(lambda life=life: len(lives(up.state_dir, "worker")) == life + 1, "one more life")  # type: ignore[misc]
+        os.kill(lives(up.state_dir, "worker")[life][0], signal.SIGKILL)
+    wait_until(lambda: up.log.read_text().count("restarting in") == 3, "three restarts")
+    pauses = [line.rpartition("restarting in ")[2] for line in up.log.read_text().splitlines() if "restarting" in line]
+    assert pauses == ["0.2 s", "0.4 s", "0.8 s"]
+
+
+def test_a_service_that_cannot_come_up_ends_all_with_1_and_its_own_reason_in_one_line(tiny_up: Start) -> None:
+    up = tiny_up("kvmanager:serve", "scheduler:fail", "worker:serve")
+    code, out, log = up.ended()
+    assert (code, out) == (1, "")
+    reasons = [line for line in log.splitlines() if not line.startswith("[")]
+    assert reasons == ["fastserve up: scheduler: can't listen on 127.0.0.1:1: the port is in use"]
+    assert is_gone(lives(up.state_dir, "kvmanager")[0][0])
+    assert lives(up.state_dir, "worker") == []
+
+
+def test_a_service_that_ends_before_all_are_ready_has_not_come_up(tiny_up: Start) -> None:
+    code, out, log = tiny_up("kvmanager:serve", "worker:late-fail").ended()
+    assert (code, out) == (1, "")
+    assert log.splitlines()[-1] == "fastserve up: worker: the links broke"
+
+
+def test_a_signal_while_starting_ends_with_0_and_leaves_nothing(tiny_up: Start) -> None:
+    up = tiny_up("kvmanager:serve", "worker:never")
+    wait_until(lambda: lives(up.state_dir, "worker") != [], "the last service starts")
+    up.process.send_signal(signal.SIGTERM)
+    code, out, _ = up.ended()
+    assert (code, out) == (0, "")
+    assert all(is_gone(lives(up.state_dir, name)[0][0]) for name in ("kvmanager", "worker"))
+
+
+def test_reasons_lose_the_heads_of_logs_and_silence_is_told_as_the_status() -> None:
+    assert reason_of("worker", "2026-01-31T12:00:00.123Z ERROR worker: no room", 1) == "no room"
+    assert reason_of("worker", "fastserve worker: --dtype: should be float32", 1) == "--dtype: should be float32"
+    assert reason_of("worker", "", 3) == "exit status 3"
+    assert reason_of("worker", "", -9) == "killed by SIGKILL"
+    assert cause_of_death(-99) == "killed by signal 99"

@@ -1,0 +1,185 @@
+"""Flags of `fastserve up`: which service gets which, and what is refused before anything starts."""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from services.cli.__main__ import main
+from services.cli.lives import Addresses
+from services.cli.server_process import last_line, running_server
+from services.cli.up import bundled_model, flags_of_services, service_commands
+from services.cli.up_settings import SERVICES, OwnSettings, UpSettings
+from services.runtime.settings import load, parse_flags
+from tests.cli.commands import PYTHON_FASTSERVE
+
+CONTRACT = [
+    "model",
+    "served_model_name",
+    "policy",
+    "kv_policy",
+    "max_batch",
+    "max_model_len",
+    "max_batch_tokens",
+    "prefill_chunk",
+    "kv_device_tokens",
+    "kv_host_tokens",
+    "block_size",
+    "groups",
+    "tp",
+    "pp",
+    "device",
+    "dtype",
+    "threads",
+    "max_queued_jobs",
+    "host",
+    "grpc_port",
+    "http_port",
+    "metrics_port",
+    "state_dir",
+    "quantum_ratio",
+    "starvation_limit",
+    "charge",
+    "kv_idle_slots",
+    "kv_burst_levels",
+    "plans_in_flight",
+]
+
+
+def flags(*argv: str, environ: Mapping[str, str] | None = None, config: Path | None = None) -> dict[str, list[str]]:
+    environ = environ or {}
+    settings = load(UpSettings, "up", argv, environ, config)
+    return flags_of_services(settings, environ, config)
+
+
+def test_every_flag_of_the_contract_exists() -> None:
+    assert set(CONTRACT) <= set(UpSettings.model_fields)
+
+
+def test_every_flag_is_ups_own_or_belongs_to_a_service() -> None:
+    for name in CONTRACT:
+        owners = [service for service, settings in SERVICES.items() if name in settings.model_fields]
+        assert owners or name in OwnSettings.model_fields, name
+
+
+def test_without_flags_every_service_that_takes_a_model_gets_the_bundled_one_and_nothing_else() -> None:
+    model = ["--model", str(bundled_model())]
+    assert flags() == {"gateway": model, "scheduler": model, "kvmanager": [], "worker": model}
+
+
+def test_a_flag_goes_to_every_service_that_owns_it_and_to_no_other() -> None:
+    given = flags(
+        "--model", "m", "--policy", "fcfs", "--kv-policy", "defer", "--max-batch", "8", "--kv-device-tokens", "512",
+        "--prefill-chunk", "off", "--starvation-limit", "off", "--metrics-port", "9000", "--grpc-port", "0",
+        "--threads", "1", "--kv-idle-slots", "2", "--block-size", "32", "--served-model-name", "n",
+    )  # fmt: skip
+
+    def pairs(service: str) -> dict[str, str]:
+        return dict(zip(given[service][::2], given[service][1::2], strict=True))
+
+    assert pairs("gateway") == {
+        "--model": "m",
+        "--grpc-port": "0",
+        "--metrics-port": "9000",
+        "--served-model-name": "n",
+    }
+    assert pairs("scheduler") == {
+        "--model": "m",
+        "--policy": "fcfs",
+        "--max-batch": "8",
+        "--prefill-chunk": "off",
+        "--starvation-limit": "off",
+        "--block-size": "32",
+        "--served-model-name": "n",
+    }
+    assert pairs("kvmanager") == {"--kv-policy": "defer", "--kv-idle-slots": "2", "--served-model-name": "n"}
+    assert pairs("worker") == {
+        "--model": "m",
+        "--max-batch": "8",
+        "--kv-device-tokens": "512",
+        "--threads": "1",
+        "--block-size": "32",
+    }
+
+
+def test_the_file_is_passed_on_and_its_up_table_is_read(tmp_path: Path) -> None:
+    config = tmp_path / "fastserve.toml"
+    config.write_text(
+        '[up]\npolicy = "srpt"\n[worker]\nmodel = "own"\nkv-device-tokens = 64\n[scheduler]\nmax-batch = 4\n'
+    )
+    given = flags(config=config)
+    assert given["scheduler"] == ["--policy", "srpt", "--config", str(config), "--model", str(bundled_model())]
+    assert given["worker"] == ["--config", str(config)]
+
+
+def test_a_model_named_by_the_environment_is_not_overridden() -> None:
+    assert flags(environ={"FASTSERVE_MODEL": "m"})["gateway"] == ["--model", "m"]
+    assert flags(environ={"FASTSERVE_WORKER_MODEL": "m"})["worker"] == []
+
+
+def test_services_of_one_line_take_the_flags_that_up_gives_them() -> None:
+    known = {name: Addresses("127.0.0.1:5", "127.0.0.1:6") for name in SERVICES}
+    for command in service_commands(flags("--max-batch", "8", "--kv-policy", "defer")):
+        argv = command.build(known)
+        assert argv[1:3] == ["-m", f"services.{command.name}"]
+        given = [*argv[3:], "--ready-file", "f", "--die-with-parent", "1"]
+        load(SERVICES[command.name], command.name, given, {})
+
+
+def test_a_restarted_service_gets_the_ports_of_its_first_life() -> None:
+    known = {name: Addresses(f"127.0.0.1:{port}", "127.0.0.1:9") for port, name in enumerate(SERVICES, start=50)}
+    by_name = {command.name: command for command in service_commands(flags("--grpc-port", "0"))}
+    assert by_name["gateway"].build(known)[-4:] == ["--grpc-port", "50", "--metrics-port", "9"]
+    assert "127.0.0.1:52" in by_name["kvmanager"].build(known)
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (("--tp", "2"), "--tp: must be 1 in this version, got 2"),
+        (("--pp", "2"), "--pp: must be 1 in this version, got 2"),
+        (("--groups", "3"), "--groups: must be 1 in this version, got 3"),
+        (("--max-batch", "0"), "--max-batch: "),
+        (("--policy", "nope"), "--policy: "),
+        (("--kv-policy", "nope"), "--kv-policy: "),
+        (("--no-such-flag",), "command line: "),
+        (("--config", "no-such-file.toml"), "--config: can't read no-such-file.toml"),
+        (("--grpc-port", "70000"), "--grpc-port: "),
+    ],
+)
+def test_a_bad_flag_ends_with_1_and_one_line(
+    argv: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", *argv]) == 1
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert told.err.startswith(f"fastserve up: {reason}")
+
+
+def test_a_missing_model_folder_ends_with_1_and_the_reason_in_one_line(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [*PYTHON_FASTSERVE, "up", "--grpc-port", "0", "--model", str(tmp_path / "none")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    own_lines = [line for line in ended.stderr.splitlines() if not line.startswith("[")]
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert len(own_lines) == 1
+    assert own_lines[0].endswith(f"{tmp_path / 'none'} is no folder")
+
+
+async def test_a_server_that_cannot_come_up_is_told_with_its_last_line(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="--tp: must be 1 in this version"):
+        async with running_server(["--tp", "2"], tmp_path / "log"):
+            pass
+    (tmp_path / "empty").touch()
+    assert last_line(tmp_path / "empty") == "the server ended without a word"
+
+
+def test_help_names_the_flags_of_the_services(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_flags(UpSettings, ["--help"], "fastserve up")
+    text = capsys.readouterr().out
+    assert all(f"--{name.replace('_', '-')}" in text for name in CONTRACT)
