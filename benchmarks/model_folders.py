@@ -1,0 +1,24 @@
+"""The random-weight models that benchmarks run, made when they are first needed, and the bundled one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.settings import BenchError
+
+ROOT = Path(__file__).resolve().parents[1]
+BUNDLED = ROOT / "models" / "bundled"
+RANDOM = ROOT / "models" / "random"
+MAKING_LIMIT_S = 300.0
+
+
+def random_model(preset: str) -> Path:
+    """The folder of a preset of models/make_random.py. The same bytes each time, so one that is there is kept."""
+    folder = RANDOM / preset
+    # The weights are put in place last.
+    if not (folder / "model.safetensors").exists():
+        argv = [sys.executable, "-m", "models.make_random", "--preset", preset, "--out", str(folder)]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=MAKING_LIMIT_S, check=False)
+        if done.returncode != 0:
+            raise BenchError(f"model {preset} can't be made: {done.stderr.strip().splitlines()[-1]}")
+    return folder

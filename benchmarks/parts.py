@@ -1,0 +1,37 @@
+"""The parts of the benchmarks, in the order in which they are measured and told."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import copy_bandwidth, decisions, memory, policies, single_stream, streams, throughput
+from benchmarks.report import Goal, Table
+from benchmarks.settings import BenchSettings
+
+Measured = dict[str, Any]
+
+
+def _no_goals(_: Measured) -> list[Goal]:
+    """Figures that are only written down."""
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part: how it is measured and how it is told."""
+
+    name: str
+    measure: Callable[[BenchSettings], Measured]
+    tables: Callable[[Measured], list[Table]]
+    goals: Callable[[Measured], list[Goal]] = _no_goals
+
+
+PARTS = (
+    Part("throughput", throughput.measure, throughput.tables, throughput.goals),
+    Part("single_stream", single_stream.measure, single_stream.tables),
+    Part("policies", policies.measure, policies.tables),
+    Part("copy_bandwidth", copy_bandwidth.measure, copy_bandwidth.tables),
+    Part("decisions", decisions.measure, decisions.tables, decisions.goals),
+    Part("memory", memory.measure, memory.tables, memory.goals),
+    Part("streams", streams.measure, streams.tables, streams.goals),
+)

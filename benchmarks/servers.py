@@ -1,0 +1,135 @@
+"""Servers under measurement: `fastserve up` as a process, its services' processes, and `fastserve bench` against it.
+
+The client of a measurement is a process of its own, started for each replay: this one sleeps meanwhile.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.settings import BenchError, BenchSettings
+from services.cli.server_process import running_server
+from services.cli.workload import TraceJob, trace_line
+
+PROCESSES = Path("/proc")
+REPLAY_LIMIT_S = 1800.0
+
+Result = dict[str, Any]
+"""The content of a `result.json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that is ready."""
+
+    address: str
+
+
+@asynccontextmanager
+async def server(settings: BenchSettings, name: str, flags: Sequence[str]) -> AsyncIterator[Server]:
+    """A whole server with these flags of `fastserve up`; `name` is that of its log."""
+    log = settings.folder("logs") / f"{name}.log"
+    async with running_server([*settings.engine_flags(), *flags], log) as address:
+        yield Server(address)
+
+
+def _parents() -> dict[int, int]:
+    """Every process of the system and its parent."""
+    parents: dict[int, int] = {}
+    for folder in PROCESSES.iterdir():
+        if folder.name.isdigit():
+            try:
+                # The name of a program, in parentheses, may hold anything.
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue  # it has ended meanwhile
+    return parents
+
+
+def service_processes() -> dict[str, int]:
+    """The process ids of the services that descend from this process, by service. One server may run at a time."""
+    parents = _parents()
+
+    def descends(process: int) -> bool:
+        while process in parents:
+            process = parents[process]
+            if process == os.getpid():
+                return True
+        return False
+
+    found: dict[str, int] = {}
+    for process in filter(descends, parents):
+        arguments = (PROCESSES / str(process) / "cmdline").read_text().split("\0")
+        if "-m" in arguments:
+            module = arguments[arguments.index("-m") + 1]
+            if module.startswith("services.") and module != "services.cli":
+                found[module.removeprefix("services.")] = process
+    return found
+
+
+def resident_bytes(process: int) -> tuple[int, int]:
+    """Resident memory of a process, now and at its peak."""
+    lines = (PROCESSES / str(process) / "status").read_text().splitlines()
+    kib = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    return int(kib["VmRSS"].split()[0]) * 1024, int(kib["VmHWM"].split()[0]) * 1024
+
+
+def maps_library(process: int, name: str) -> bool:
+    """Whether a process has a shared library of this name in its memory."""
+    return name in (PROCESSES / str(process) / "maps").read_text()
+
+
+def write_trace(path: Path, trace: Sequence[TraceJob]) -> Path:
+    """A trace as a file that `fastserve bench` reads."""
+    path.write_text("".join(f"{trace_line(job)}\n" for job in trace), encoding="utf-8")
+    return path
+
+
+async def bench(at: Server, trace: Path, out: Path, *flags: str) -> Result:
+    """`fastserve bench` of a trace file; what it wrote into `result.json`."""
+    argv = [sys.executable, "-m", "services.cli", "bench", "--server", at.address, "--trace", str(trace)]
+    process = await asyncio.create_subprocess_exec(
+        *argv, "--out", str(out), *flags, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        _, told = await asyncio.wait_for(process.communicate(), REPLAY_LIMIT_S)
+    except TimeoutError:
+        raise BenchError(f"fastserve bench took more than {REPLAY_LIMIT_S:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        lines = told.decode("utf-8", "replace").strip().splitlines()
+        raise BenchError(f"fastserve bench ended with {process.returncode}: {lines[-1] if lines else 'no word'}")
+    result: Result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    return result
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    """The jobs of a replay, from its `jobs.jsonl`."""
+    return [json.loads(line) for line in (out / "jobs.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def demand_no_failures(result: Result, out: Path) -> None:
+    """Raises BenchError with the first error if a job of the replay failed: its figures would mean nothing."""
+    if result["failed"]:
+        first = next(record["error"] for record in records(out) if record["error"] is not None)
+        raise BenchError(f"{result['failed']} of {result['jobs']} jobs failed, the first with: {first}")
+
+
+@asynccontextmanager
+async def trace_server(
+    settings: BenchSettings, name: str, flags: Sequence[str], warm_up: Path
+) -> AsyncIterator[Server]:
+    """A server that has replayed a warm-up trace, all at once."""
+    async with server(settings, name, flags) as ready:
+        out = settings.folder("raw", f"{name}-warm-up")
+        demand_no_failures(await bench(ready, warm_up, out, "--time-scale", "0"), out)
+        yield ready

@@ -1,0 +1,43 @@
+"""What a benchmark run was asked for, and the word that a part of it can't be measured."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from services.scheduler.settings import SchedulerSettings
+
+T = TypeVar("T")
+
+DEFAULT_MAX_BATCH: int = SchedulerSettings.model_fields["max_batch"].default
+MAX_BATCH_TOKENS: int = SchedulerSettings.model_fields["max_batch_tokens"].default
+
+
+class BenchError(Exception):
+    """A part can't be measured; one line for the person who can mend it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """`scratch` takes what a run leaves besides its results: logs, traces, raw records. `threads` None: the worker's
+    own default.
+    """
+
+    scratch: Path
+    quick: bool = False
+    max_batch: int = DEFAULT_MAX_BATCH
+    threads: int | None = None
+
+    def pick(self, whole: T, quick: T) -> T:
+        """One of two sizes."""
+        return quick if self.quick else whole
+
+    def folder(self, *names: str) -> Path:
+        """A folder below the scratch folder, made."""
+        made = self.scratch.joinpath(*names)
+        made.mkdir(parents=True, exist_ok=True)
+        return made
+
+    def engine_flags(self) -> list[str]:
+        """Flags that servers and engines share. Cost models are measured once in a run, on a quiet machine."""
+        flags = ["--max-batch", str(self.max_batch), "--dtype", "bfloat16", "--state-dir", str(self.folder("state"))]
+        return flags if self.threads is None else [*flags, "--threads", str(self.threads)]

@@ -1,0 +1,115 @@
+"""One stream alone: decoded tokens per second, and prompt tokens per second of a prompt of 512, by the engine and
+through the services. Through the services, a prefill lasts from the request to the first token at the client.
+"""
+
+import asyncio
+import time
+from statistics import median
+from typing import Any
+
+from benchmarks.engines import EngineProcess, engine
+from benchmarks.model_folders import random_model
+from benchmarks.report import Table
+from benchmarks.servers import server
+from benchmarks.settings import BenchError, BenchSettings
+from services.cli.clients import GatewayClient, encode
+from services.cli.completion import CompletionRequest
+from services.cli.workload import random_token_ids
+
+PREFILL_TOKENS = 512
+DECODE_PROMPT_TOKENS = 16
+DECODE_TOKENS = 128
+QUICK_DECODE_TOKENS = 32
+STREAM_LIMIT_S = 120.0
+
+
+async def _token_times_s(
+    client: GatewayClient, vocabulary_size: int, prompt_tokens: int, output_tokens: int
+) -> list[float]:
+    """Seconds from the request to each of its output tokens."""
+    prompt = random_token_ids(prompt_tokens, vocabulary_size, f"{prompt_tokens}/single")
+    sampling = {"max_tokens": output_tokens, "ignore_eos": True, "temperature": 0.0}
+    request = encode(CompletionRequest(prompt, sampling))
+    times_s: list[float] = []
+    began_s = time.perf_counter()
+    async for progress in client.progress(request, STREAM_LIMIT_S):
+        times_s += [time.perf_counter() - began_s] * progress.token_count
+    if len(times_s) != output_tokens:
+        raise BenchError(f"a stream of {output_tokens} tokens ended after {len(times_s)}")
+    return times_s
+
+
+async def _through_services(client: GatewayClient, vocabulary_size: int, decode_tokens: int) -> dict[str, float]:
+    first = await _token_times_s(client, vocabulary_size, PREFILL_TOKENS, 1)
+    stream = await _token_times_s(client, vocabulary_size, DECODE_PROMPT_TOKENS, decode_tokens + 1)
+    return {
+        "decode_tokens_per_s": decode_tokens / (stream[-1] - stream[0]),
+        "prefill_tokens_per_s": PREFILL_TOKENS / first[0],
+    }
+
+
+async def _by_engine(alone: EngineProcess, decode_tokens: int) -> dict[str, float]:
+    prefill = await alone.ask("single", prompt_tokens=PREFILL_TOKENS, output_tokens=1)
+    stream = await alone.ask("single", prompt_tokens=DECODE_PROMPT_TOKENS, output_tokens=decode_tokens + 1)
+    return {
+        "decode_tokens_per_s": decode_tokens / stream["decode_s"],
+        "prefill_tokens_per_s": PREFILL_TOKENS / prefill["prefill_s"],
+    }
+
+
+async def _measure_model(settings: BenchSettings, preset: str) -> dict[str, Any]:
+    model = random_model(preset)
+    decode_tokens = settings.pick(DECODE_TOKENS, QUICK_DECODE_TOKENS)
+    runs: list[dict[str, dict[str, float]]] = []
+    async with (
+        engine(settings, model) as alone,
+        server(settings, f"single-{preset}", ["--model", str(model)]) as ready,
+        GatewayClient(ready.address) as client,
+    ):
+        vocabulary_size = (await client.models())[0].vocabulary_size
+        await _by_engine(alone, 1)
+        await _through_services(client, vocabulary_size, 1)
+        for _ in range(settings.pick(5, 2)):
+            services = await _through_services(client, vocabulary_size, decode_tokens)
+            runs.append({"services": services, "engine": await _by_engine(alone, decode_tokens)})
+    medians = {
+        side: {
+            name: round(median(run[side][name] for run in runs), 1)
+            for name in ("decode_tokens_per_s", "prefill_tokens_per_s")
+        }
+        for side in ("services", "engine")
+    }
+    return {**medians, "runs": runs}
+
+
+async def _measure(settings: BenchSettings) -> dict[str, Any]:
+    models = settings.pick(("S", "M"), ("S",))
+    return {
+        "dtype": "bfloat16",
+        "prefill_tokens": PREFILL_TOKENS,
+        "decode_prompt_tokens": DECODE_PROMPT_TOKENS,
+        "decode_tokens": settings.pick(DECODE_TOKENS, QUICK_DECODE_TOKENS),
+        "models": {preset: await _measure_model(settings, preset) for preset in models},
+    }
+
+
+def measure(settings: BenchSettings) -> dict[str, Any]:
+    """Both sides on both models, in turn; medians."""
+    return asyncio.run(_measure(settings))
+
+
+def tables(measured: dict[str, Any]) -> list[Table]:
+    """The part of the summary."""
+    heading = ("model", "decode: services", "decode: engine", "prefill: services", "prefill: engine")
+    rows = [
+        (
+            preset,
+            *(
+                f"{figures[side][f'{name}_tokens_per_s']:.0f}"
+                for name in ("decode", "prefill")
+                for side in ("services", "engine")
+            ),
+        )
+        for preset, figures in measured["models"].items()
+    ]
+    return [Table(f"One stream, prompt of {measured['prefill_tokens']}, {measured['dtype']}: tokens/s", heading, rows)]

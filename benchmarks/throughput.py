@@ -1,0 +1,130 @@
+"""Output tokens per second on the trace zipf120, all jobs at once: through all services, and by the engine alone.
+
+The two take turns in one sitting, because the memory bandwidth of shared machines drifts by the minute; medians of the
+repeats are compared. Each waits asleep while the other is measured. The engine alone runs jobs first come, first
+served, with the same batch, token budget, threads and device pool.
+"""
+
+import asyncio
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.engines import engine
+from benchmarks.model_folders import ROOT, random_model
+from benchmarks.report import Goal, Table, at_least, at_most
+from benchmarks.servers import Result, bench, demand_no_failures, trace_server
+from benchmarks.settings import BenchSettings
+
+TRACE = ROOT / "benchmarks" / "traces" / "zipf120.jsonl"
+DEVICE_TOKENS = 32_768
+WARM_UP_JOBS = 8
+QUICK_JOBS = 24
+
+LEAST_TOKENS_PER_S = {"S": 600.0, "M": 90.0}
+LEAST_SHARE_OF_ENGINE = 0.9
+MOST_PLAN_WAIT_SHARE = 0.02
+
+
+def plan_wait_share(result: Result) -> float:
+    """Share of a replay's worker time in which the worker had jobs and waited for a plan."""
+    waited, busy = result["scheduler"]["plan_wait_s"], result["scheduler"]["busy_s"]
+    total: float = waited + busy + result["kv"]["stall_s"]
+    return waited / total if total > 0 else 0.0
+
+
+def _first_jobs(settings: BenchSettings, count: int) -> Path:
+    lines = TRACE.read_text(encoding="utf-8").splitlines(keepends=True)
+    path = settings.folder("traces") / f"zipf{count}.jsonl"
+    path.write_text("".join(lines[:count]), encoding="utf-8")
+    return path
+
+
+def _services_figures(result: Result) -> dict[str, Any]:
+    return {
+        "output_tokens_per_s": result["output_tokens_per_s"],
+        "duration_s": result["duration_s"],
+        "plan_wait_share": round(plan_wait_share(result), 5),
+        "busy_s": result["scheduler"]["busy_s"],
+        "plan_wait_s": result["scheduler"]["plan_wait_s"],
+        "stall_s": result["kv"]["stall_s"],
+        "iterations": result["scheduler"]["iterations"],
+        "preemptions": result["scheduler"]["preemptions"],
+        "mean_jct_s": result["jct_s"]["mean"],
+    }
+
+
+async def _measure_model(settings: BenchSettings, preset: str, trace: Path, warm_up: Path) -> dict[str, Any]:
+    model = random_model(preset)
+    pool = ["--kv-device-tokens", str(DEVICE_TOKENS)]
+    runs: list[dict[str, Any]] = []
+    async with (
+        engine(settings, model, *pool) as alone,
+        trace_server(settings, f"throughput-{preset}", ["--model", str(model), *pool], warm_up) as server,
+    ):
+        await alone.ask("trace", file=str(warm_up))
+        for repeat in range(settings.pick(3, 1)):
+            out = settings.folder("raw", f"throughput-{preset}-{repeat}")
+            result = await bench(server, trace, out, "--time-scale", "0")
+            demand_no_failures(result, out)
+            engine_figures = await alone.ask("trace", file=str(trace))
+            runs.append({"services": _services_figures(result), "engine": engine_figures})
+        threads = alone.threads
+    services = median(run["services"]["output_tokens_per_s"] for run in runs)
+    by_engine = median(run["engine"]["output_tokens_per_s"] for run in runs)
+    return {
+        "services_tokens_per_s": round(services, 1),
+        "engine_tokens_per_s": round(by_engine, 1),
+        "share_of_engine": round(services / by_engine, 4),
+        "plan_wait_share": median(run["services"]["plan_wait_share"] for run in runs),
+        "engine_threads": threads,
+        "runs": runs,
+    }
+
+
+async def _measure(settings: BenchSettings) -> dict[str, Any]:
+    trace = _first_jobs(settings, QUICK_JOBS) if settings.quick else TRACE
+    warm_up = _first_jobs(settings, WARM_UP_JOBS)
+    models = settings.pick(("S", "M"), ("S",))
+    return {
+        "trace": trace.name,
+        "dtype": "bfloat16",
+        "max_batch": settings.max_batch,
+        "models": {preset: await _measure_model(settings, preset, trace, warm_up) for preset in models},
+    }
+
+
+def measure(settings: BenchSettings) -> dict[str, Any]:
+    """Both sides on both models."""
+    return asyncio.run(_measure(settings))
+
+
+def goals(measured: dict[str, Any]) -> list[Goal]:
+    """What is asked of the services."""
+    made = []
+    for preset, figures in measured["models"].items():
+        least = LEAST_TOKENS_PER_S[preset]
+        made += [
+            at_least(f"{preset}: output tokens/s through the services", figures["services_tokens_per_s"], least),
+            at_least(f"{preset}: share of the engine's throughput", figures["share_of_engine"], LEAST_SHARE_OF_ENGINE),
+            at_most(f"{preset}: share of time waiting for plans", figures["plan_wait_share"], MOST_PLAN_WAIT_SHARE),
+        ]
+    return made
+
+
+def tables(measured: dict[str, Any]) -> list[Table]:
+    """The part of the summary."""
+    rows = [
+        (
+            preset,
+            f"{figures['services_tokens_per_s']:.0f}",
+            f"{figures['engine_tokens_per_s']:.0f}",
+            f"{figures['share_of_engine']:.3f}",
+            f"{figures['plan_wait_share']:.2%}",
+        )
+        for preset, figures in measured["models"].items()
+    ]
+    title = (
+        f"{measured['trace']}, all jobs at once, {measured['dtype']}, batch {measured['max_batch']}: output tokens/s"
+    )
+    return [Table(title, ("model", "services", "engine alone", "services / engine", "waiting for plans"), rows)]
