@@ -1,0 +1,214 @@
+"""A real FastServe of four processes on free ports of the loopback interface, whose scheduler and KV manager can be
+restarted with other policies.
+
+The worker is started once (importing torch and measuring the cost model take seconds); when the KV manager and the
+scheduler are replaced on the same ports it begins a new epoch, and the gateway dials again, as they would in a cluster.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fastserve.v1 import admin_pb2, admin_pb2_grpc
+
+BUNDLED = Path(__file__).resolve().parents[2] / "models" / "bundled"
+START_LIMIT_S = 90.0
+STOP_LIMIT_S = 20.0
+
+
+def wait_until(condition: Callable[[], bool], what: str, limit_s: float = START_LIMIT_S) -> None:
+    """Polls until `condition` holds; fails the test, naming `what`, after `limit_s`."""
+    deadline_s = time.monotonic() + limit_s
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"{what}: not within {limit_s} s")
+        pause.wait(0.02)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Process:
+    """One service. Its stderr goes to a file, shown when it does not come up."""
+
+    def __init__(self, service: str, arguments: Sequence[str], folder: Path, instance: int) -> None:
+        self.name = service
+        self.arguments = tuple(arguments)
+        self.ready_file = folder / f"{service}-{instance}.json"
+        self.log_path = folder / f"{service}-{instance}.log"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with self.log_path.open("wb") as log:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", f"services.{service}", *arguments, "--ready-file", str(self.ready_file)],
+                stderr=log,
+                stdout=log,
+                env=environment,
+            )
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def wait_ready(self) -> dict[str, str]:
+        wait_until(lambda: self.ready_file.exists() or self.popen.poll() is not None, f"{self.name} ready")
+        assert self.popen.poll() is None, f"{self.name} ended with {self.popen.returncode}:\n{self.log()}"
+        addresses: dict[str, str] = json.loads(self.ready_file.read_text())
+        return addresses
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        if self.popen.poll() is None:
+            self.popen.send_signal(how)
+            try:
+                self.popen.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                self.popen.kill()
+                self.popen.wait(STOP_LIMIT_S)
+        return self.popen.returncode
+
+
+class Cluster:
+    """Gateway, scheduler, KV manager and worker of one model."""
+
+    def __init__(self, model: Path, folder: Path, worker_flags: Sequence[str] = ()) -> None:
+        self.model = model
+        self.folder = folder
+        self.scheduler_address = f"127.0.0.1:{free_port()}"
+        self.kvmanager_address = f"127.0.0.1:{free_port()}"
+        self.worker_flags = tuple(worker_flags)
+        self.processes: dict[str, Process] = {}
+        self._started = 0
+        self._all: list[Process] = []
+
+    def start(self, service: str, *arguments: str) -> Process:
+        self._started += 1
+        process = Process(service, arguments, self.folder, self._started)
+        self.processes[service] = process
+        self._all.append(process)
+        return process
+
+    def restart(self, service: str) -> Process:
+        """Starts a service again, with the arguments of its last life."""
+        return self.start(service, *self.processes[service].arguments)
+
+    def start_worker(self) -> Process:
+        self.processes["worker"] = self.start_other_worker("--model", str(self.model))
+        return self.processes["worker"]
+
+    def start_other_worker(self, *flags: str) -> Process:
+        """A worker that is none of the cluster's services."""
+        self._started += 1
+        peers = ("--scheduler", self.scheduler_address, "--kv-manager", self.kvmanager_address, "--metrics-port", "0")
+        model = () if "--model" in flags else ("--model", str(self.model))
+        process = Process("worker", (*model, *peers, *self.worker_flags, *flags), self.folder, self._started)
+        self._all.append(process)
+        return process
+
+    def start_gateway(self) -> str:
+        process = self.start(
+            "gateway", "--model", str(self.model), "--scheduler", self.scheduler_address,
+            "--served-model-name", "tiny", "--grpc-port", "0", "--metrics-port", "0",
+        )  # fmt: skip
+        addresses = process.wait_ready()
+        self.gateway_address = addresses["grpc"]
+        self.metrics_address = addresses["metrics"]
+        return self.gateway_address
+
+    def set_policies(
+        self, policy: str, kv_policy: str, scheduler_flags: Sequence[str] = (), kv_flags: Sequence[str] = ()
+    ) -> None:
+        """(Re)starts scheduler and KV manager with these policies, and waits until the worker has joined them."""
+        old = [self.processes[service] for service in ("scheduler", "kvmanager") if service in self.processes]
+        for process in old:
+            process.popen.terminate()
+        for process in old:
+            process.stop()
+        self.start(
+            "kvmanager", "--listen", self.kvmanager_address, "--metrics-port", "0", "--kv-policy", kv_policy, *kv_flags
+        )
+        self.start(
+            "scheduler", "--listen", self.scheduler_address, "--kv-manager", self.kvmanager_address,
+            "--model", str(self.model), "--metrics-port", "0", "--policy", policy, *scheduler_flags,
+        )  # fmt: skip
+        self.processes["kvmanager"].wait_ready()
+        self.processes["scheduler"].wait_ready()
+
+    def status(self) -> admin_pb2.Status:
+        with grpc.insecure_channel(self.gateway_address) as channel:
+            stub = admin_pb2_grpc.AdminServiceStub(channel)
+            return stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=10).status
+
+    def is_serving(self) -> bool:
+        """The gateway says that it takes requests."""
+        with grpc.insecure_channel(self.gateway_address) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            health = stub.Check(health_pb2.HealthCheckRequest(service="readiness"), timeout=10)
+        return bool(health.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def is_ready(self) -> bool:
+        """The gateway says that it serves, and the scheduler that its group does."""
+        try:
+            groups = self.status().groups
+            return self.is_serving() and bool(groups) and groups[0].ready
+        except grpc.RpcError:
+            return False
+
+    def wait_ready(self) -> None:
+        def ready_or_dead() -> bool:
+            dead = [process for process in self.processes.values() if process.popen.poll() is not None]
+            assert not dead, f"{dead[0].name} ended:\n{dead[0].log()}"
+            return self.is_ready()
+
+        wait_until(ready_or_dead, "worker joined")
+
+    def is_idle(self) -> bool:
+        """No job anywhere, every block of both pools free."""
+        group = self.status().groups[0]
+        return (
+            group.running + group.waiting + group.swapped_out == 0
+            and group.device_blocks_free == group.device_blocks_total
+            and group.host_blocks_free == group.host_blocks_total
+        )
+
+    def stop(self) -> None:
+        for process in self._all:
+            if process.popen.poll() is None:
+                process.popen.terminate()
+        for process in self._all:
+            process.stop()
+
+
+@contextmanager
+def running_cluster(
+    model: Path,
+    folder: Path,
+    policy: str = "skip-join-mlfq",
+    kv_policy: str = "proactive",
+    worker_flags: Sequence[str] = (),
+    scheduler_flags: Sequence[str] = (),
+) -> Iterator[Cluster]:
+    """All four services, ready to serve; stopped at the end."""
+    cluster = Cluster(model, folder, worker_flags)
+    try:
+        cluster.set_policies(policy, kv_policy, scheduler_flags)
+        cluster.start_worker()
+        cluster.start_gateway()
+        cluster.wait_ready()
+        yield cluster
+    finally:
+        cluster.stop()

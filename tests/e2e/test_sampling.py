@@ -1,0 +1,187 @@
+"""Every sampling field, through the real services on the bundled model and its real tokenizer; and what the gateway
+counts of it.
+"""
+
+import math
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from fastserve.v1 import inference_pb2 as api
+from tests.e2e.client import Client, client_of, ids_request, text_request
+from tests.e2e.cluster import BUNDLED, Cluster, running_cluster, wait_until
+
+pytestmark = pytest.mark.timeout(240)
+
+PROMPT = "def main(argv):\n    "
+END_OF_TEXT = 1
+TOKEN = 300
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+STOP, LENGTH = api.FINISH_REASON_STOP, api.FINISH_REASON_LENGTH
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    flags = ("--dtype", "float32", "--threads", "1", "--kv-device-tokens", "4096", "--kv-host-tokens", "4096")
+    with running_cluster(BUNDLED, tmp_path_factory.mktemp("cluster"), worker_flags=flags) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(cluster: Cluster) -> AsyncIterator[Client]:
+    async with client_of(cluster.gateway_address) as one:
+        yield one
+
+
+async def ids_of(client: Client, **sampling: Any) -> list[int]:
+    return (await client.one(text_request(PROMPT, **sampling))).token_ids
+
+
+async def test_unset_max_tokens_are_16_and_usage_counts_the_prompt(client: Client) -> None:
+    made = await client.one(ids_request([40, 41, 42], **GREEDY))
+    assert (len(made.token_ids), made.finish_reason) == (16, LENGTH)
+    assert made.usage is not None
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens, made.usage.total_tokens) == (3, 16, 19)
+
+
+async def test_greedy_is_the_same_every_time_and_so_is_every_cut_to_one_token(client: Client) -> None:
+    greedy = await ids_of(client, **GREEDY)
+    for sampling in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 1e-4}):
+        assert await ids_of(client, ignore_eos=True, **sampling) == greedy, sampling
+    assert await ids_of(client, seed=9, **GREEDY) == greedy
+
+
+async def test_a_seed_repeats_its_draws_and_others_give_others(client: Client) -> None:
+    how: dict[str, Any] = {"ignore_eos": True, "temperature": 1.5}
+    first, again, other, free, free_again = [
+        await ids_of(client, **how, **seed) for seed in ({"seed": 7}, {"seed": 7}, {"seed": 8}, {}, {})
+    ]
+    assert first == again
+    assert len({tuple(made) for made in (first, other, free, free_again)}) == 4
+
+
+async def test_choices_differ_and_are_the_same_for_the_same_seed(client: Client) -> None:
+    request = text_request(PROMPT, n=4, seed=3, temperature=1.5, ignore_eos=True, max_tokens=12)
+    choices = await client.choices(request)
+    assert len({tuple(choice.token_ids) for choice in choices}) == 4
+    assert [choice.token_ids for choice in await client.choices(request)] == [one.token_ids for one in choices]
+    (usage,) = [choice.usage for choice in choices if choice.usage is not None]
+    assert usage.completion_tokens == 48
+    assert {choice.finish_reason for choice in choices} == {LENGTH}
+
+
+async def test_text_is_that_of_the_tokens_and_a_stop_string_across_a_token_border_cuts_it(client: Client) -> None:
+    pieces = [message.text async for message in client.open(text_request(PROMPT, max_tokens=24, **GREEDY))]
+    text = "".join(pieces)
+    borders = [pieces[at][-1:] + pieces[at + 1][:2] for at in range(6, len(pieces) - 1) if pieces[at + 1]]
+    stop = next(border for border in borders if len(border) == 3)
+    made = await client.one(text_request(PROMPT, max_tokens=24, stop=["never said", stop], **GREEDY))
+    assert made.finish_reason == STOP
+    assert made.text == text[: text.index(stop)]
+    assert len(made.token_ids) < 24
+    unstopped = await client.one(text_request(PROMPT, max_tokens=24, min_tokens=24, stop=[stop], **GREEDY))
+    assert unstopped.text == text
+
+
+async def test_logit_bias_forces_a_token_and_forbids_one(client: Client) -> None:
+    assert await ids_of(client, logit_bias={TOKEN: 100.0}, max_tokens=5) == [TOKEN] * 5
+    greedy = await ids_of(client, **GREEDY)
+    assert greedy[0] not in await ids_of(client, logit_bias={greedy[0]: -100.0}, **GREEDY)
+
+
+async def test_stop_tokens_end_the_output_and_are_told_without_text(client: Client) -> None:
+    made = await client.one(text_request(PROMPT, logit_bias={TOKEN: 100.0}, stop_token_ids=[TOKEN], ignore_eos=True))
+    assert (made.token_ids, made.text, made.finish_reason) == ([TOKEN], "", STOP)
+
+
+async def test_the_end_of_text_ends_unless_it_is_ignored_or_too_early(client: Client) -> None:
+    bias = {END_OF_TEXT: 100.0}
+    ended = await client.one(text_request(PROMPT, logit_bias=bias))
+    assert (ended.token_ids, ended.finish_reason) == ([END_OF_TEXT], STOP)
+    late = await client.one(text_request(PROMPT, logit_bias=bias, min_tokens=5))
+    assert (len(late.token_ids), late.token_ids[-1], late.finish_reason) == (6, END_OF_TEXT, STOP)
+    assert END_OF_TEXT not in late.token_ids[:5]
+    ignored = await client.one(text_request(PROMPT, logit_bias=bias, ignore_eos=True, max_tokens=7))
+    assert (ignored.token_ids, ignored.finish_reason) == ([END_OF_TEXT] * 7, LENGTH)
+
+
+async def test_logprobs_are_those_of_a_distribution_and_greedy_takes_the_best(client: Client) -> None:
+    made = await client.one(text_request(PROMPT, logprobs=20, **GREEDY))
+    assert [entry.token_id for entry in made.logprobs] == made.token_ids
+    for entry in made.logprobs:
+        logprobs = [one.logprob for one in entry.top]
+        assert len(logprobs) == 20
+        assert logprobs == sorted(logprobs, reverse=True)
+        assert 0.2 < sum(math.exp(one) for one in logprobs) < 1.0001
+        assert (entry.token_id, entry.logprob) == (entry.top[0].token_id, entry.top[0].logprob)
+    only_chosen = await client.one(text_request(PROMPT, logprobs=0, seed=5))
+    assert len(only_chosen.logprobs) == len(only_chosen.token_ids)
+    assert all(entry.logprob <= 0 and not entry.top for entry in only_chosen.logprobs)
+
+
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+async def test_a_penalty_makes_repetition_rarer(client: Client, penalty: str) -> None:
+    prompt = [400, 401] * 10
+    plain = await client.one(ids_request(prompt, max_tokens=60, **GREEDY))
+    penalised = await client.one(ids_request(prompt, max_tokens=60, **GREEDY, **{penalty: 2.0}))
+    assert len(Counter(penalised.token_ids)) > len(Counter(plain.token_ids))
+
+
+async def test_a_named_request_is_resumed_from_a_token(client: Client) -> None:
+    sampling = api.SamplingParams(max_tokens=12, ignore_eos=True)
+    whole = await client.one(api.GenerateRequest(text=PROMPT, request_id="resumed", sampling=sampling))
+    request = api.GenerateRequest(text=PROMPT, request_id="resumed", sampling=sampling, resume_from_token=5)
+    messages = [message async for message in client.open(request)]
+    assert messages[0].first_token_number == 5
+    assert [token_id for message in messages for token_id in message.token_ids] == whole.token_ids[5:]
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def scrape(cluster: Cluster) -> dict[str, float]:
+    """Samples without their labels, but for the reason of an end."""
+    with urllib.request.urlopen(f"http://{cluster.metrics_address}/metrics", timeout=20) as response:
+        lines = response.read().decode().splitlines()
+    samples: dict[str, float] = {}
+    for line in lines:
+        if line.startswith("fastserve:"):
+            name, _, value = line.rpartition(" ")
+            reason = name.partition('finished_reason="')[2].partition('"')[0]
+            samples[name.partition("{")[0].removeprefix("fastserve:") + (f"/{reason}" if reason else "")] = float(value)
+    return samples
+
+
+async def test_metrics_count_known_traffic(client: Client, cluster: Cluster) -> None:
+    wait_until(cluster.is_idle, "nothing else runs")
+    before = scrape(cluster)
+    await client.all(ids_request(range(20, 25), max_tokens=7, **GREEDY) for _ in range(3))
+    await client.choices(ids_request(range(20, 30), max_tokens=4, ignore_eos=True, n=2))
+    await client.one(ids_request(range(20, 26), logit_bias={END_OF_TEXT: 100.0}))
+    await client.refusal(ids_request([20], top_p=7.0))
+    stream = client.open(ids_request(range(20, 28), max_tokens=2000, ignore_eos=True))
+    await anext(aiter(stream))
+    wait_until(lambda: scrape(cluster)["num_requests_running"] == 1, "it runs")
+    stream.cancel()
+    wait_until(lambda: scrape(cluster)["request_success_total/abort"] > before["request_success_total/abort"], "ended")
+    wait_until(cluster.is_idle, "every block free")
+    after = scrape(cluster)
+
+    def more(name: str) -> float:
+        return after[name] - before[name]
+
+    assert more("request_success_total/length") == 5
+    assert more("request_success_total/stop") == 1
+    assert more("request_success_total/abort") == 1
+    assert more("prompt_tokens_total") == 3 * 5 + 10 + 6 + 8
+    assert more("generation_tokens_total") - more("request_generation_tokens_sum") == 0
+    assert more("generation_tokens_total") > 3 * 7 + 2 * 4 + 1
+    assert more("e2e_request_latency_seconds_count") == 7
+    assert more("time_to_first_token_seconds_count") == 7
+    assert more("inter_token_latency_seconds_count") == more("generation_tokens_total") - 7
+    assert more("iteration_tokens_count") > 0
+    for gauge in ("num_requests_running", "num_requests_waiting", "num_requests_swapped", "kv_cache_usage_perc"):
+        assert after[gauge] == 0

@@ -1,0 +1,129 @@
+"""`fastserve up` with the real services: its one line, `fastserve generate` through it, its lives and its end."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import wait_until
+
+pytestmark = pytest.mark.timeout(240)
+
+LIMIT_S = 90.0
+SERVICES = {"gateway", "scheduler", "kvmanager", "worker"}
+READY_LINE = re.compile(r"ready grpc=(127\.0\.0\.1:[1-9]\d*) metrics=(127\.0\.0\.1:[1-9]\d*)\n")
+FASTSERVE = (sys.executable, "-m", "services.cli")
+
+
+class Up:
+    """One `fastserve up` of the bundled model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log_path = folder / "log"
+        flags = ("--grpc-port", "0", "--metrics-port", "0", "--threads", "1", "--kv-device-tokens", "4096")
+        with self.log_path.open("w") as log:
+            self.process = subprocess.Popen(
+                [*FASTSERVE, "up", *flags], stdout=subprocess.PIPE, stderr=log, text=True, env=environment()
+            )
+
+    def wait_ready(self) -> str:
+        """The gateway's address."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        match = READY_LINE.fullmatch(line)
+        assert match, f"{line!r}\n{self.log()}"
+        return match[1]
+
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def children(self) -> dict[int, str]:
+        """Its services by process id."""
+        found = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parent = int(stat.read_text().rpartition(")")[2].split()[1])
+                words = (stat.parent / "cmdline").read_text().split("\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if parent == self.process.pid and "-m" in words:
+                found[int(stat.parent.name)] = words[words.index("-m") + 1].removeprefix("services.")
+        return found
+
+    def ended(self) -> tuple[int, str]:
+        """Exit code, and what was on stdout after the line of readiness."""
+        out, _ = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, out
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def generate(server: str, *flags: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    argv = [*FASTSERVE, "generate", "--server", server, *flags]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, input=stdin)
+
+
+def are_gone(pids: dict[int, str]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    run = Up(tmp_path)
+    yield run
+    run.process.kill()
+    run.process.communicate()
+
+
+def test_up_serves_generate_restarts_a_killed_worker_and_ends_with_0_on_sigterm(up: Up) -> None:
+    server = up.wait_ready()
+    children = up.children()
+    assert set(children.values()) == SERVICES
+
+    check_generate(server)
+
+    worker = next(pid for pid, name in children.items() if name == "worker")
+    os.kill(worker, signal.SIGKILL)
+    after = generate(server, "def main(", "--max-tokens", "8", "--ignore-eos", "--temperature", "0")
+    assert after.returncode == 0, after.stderr
+    assert after.stdout.strip()
+    assert "[up] worker ended (killed by SIGKILL)" in up.log()
+
+    children = up.children()
+    assert set(children.values()) == SERVICES
+    assert worker not in children
+    up.process.send_signal(signal.SIGTERM)
+    assert up.ended() == (0, "")
+    wait_until(lambda: are_gone(children), "no child is left", 20.0)
+
+
+def check_generate(server: str) -> None:
+    """Text, JSON, a refusal, and nobody there."""
+    flags = ("--max-tokens", "12", "--ignore-eos", "--temperature", "0")
+    text = generate(server, "-", *flags, stdin="def main(argv):\n")
+    assert (text.returncode, text.stderr) == (0, "")
+    messages = generate(server, "def main(argv):\n", *flags, "--logprobs", "1", "--json")
+    pieces = [json.loads(line) for line in messages.stdout.splitlines()]
+    assert "".join(piece["text"] for piece in pieces).rstrip("\n") == text.stdout.rstrip("\n")
+    assert sum(len(piece["token_ids"]) for piece in pieces) == 12
+    refused = generate(server, "x", "--top-p", "7")
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+    assert "top_p" in refused.stderr
+    assert generate("127.0.0.1:1", "x").returncode == 3
+
+
+def test_no_service_outlives_a_sigkill_of_up(up: Up) -> None:
+    up.wait_ready()
+    children = up.children()
+    assert set(children.values()) == SERVICES
+    up.process.send_signal(signal.SIGKILL)
+    assert up.ended() == (-signal.SIGKILL, "")
+    wait_until(lambda: are_gone(children), "no child is left", 20.0)
