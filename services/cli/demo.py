@@ -31,6 +31,7 @@ from services.cli.replay import Replayer, ReplayOptions
 from services.cli.report import write_lines
 from services.cli.server_process import running_server
 from services.cli.workload import TraceJob, Workload, make_trace, trace_line
+from services.worker.environment import usable_cores
 
 StartServer = Callable[[Sequence[str], Path], AbstractAsyncContextManager[str]]
 """Flags of `fastserve up` and a file for its log -> the gateway's address, for the length of a block."""
@@ -42,7 +43,7 @@ MAX_BATCH = 16
 DEVICE_TOKENS = 3072
 HOST_TOKENS = 131_072
 SHAPE = Workload(jobs=300, rate=1.0, cv=4.0, theta=1.35, max_prompt_tokens=512, max_output_tokens=768, seed=1)
-NEED = Need(load=0.9, least_jobs=400, least_s=40.0, pool_tokens=DEVICE_TOKENS, pools_in_peak=3.0)
+NEED = Need(load=0.9, least_jobs=400, least_s=34.0, pool_tokens=DEVICE_TOKENS, pools_in_peak=3.0)
 WARM_UP_JOBS = 40
 
 PROMPT = 'class TemporaryFile:\n    """A file that is removed when it is closed.'
@@ -70,20 +71,14 @@ class Stage:
 def server_flags(name: str, state_dir: Path) -> list[str]:
     """`fastserve up` flags of one of the two servers: they differ in their policies alone, the measured profile too is
     the same.
+
+    One core is left to the three other services and to the client, which all work while the model does.
     """
     policy, kv_policy = POLICIES[name]
+    policies = ["--policy", policy, "--kv-policy", kv_policy]
+    engine = ["--max-batch", str(MAX_BATCH), "--threads", str(max(1, usable_cores() - 1))]
     pools = ["--kv-device-tokens", str(DEVICE_TOKENS), "--kv-host-tokens", str(HOST_TOKENS)]
-    return [
-        "--policy",
-        policy,
-        "--kv-policy",
-        kv_policy,
-        "--max-batch",
-        str(MAX_BATCH),
-        *pools,
-        "--state-dir",
-        str(state_dir),
-    ]
+    return [*policies, *engine, *pools, "--state-dir", str(state_dir)]
 
 
 async def show_completion(server: str, stage: Stage) -> None:

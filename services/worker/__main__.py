@@ -2,19 +2,20 @@
 
 import asyncio
 import gc
-import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
 from services.runtime.metrics import MetricsServer, new_registry
+from services.runtime.model_files import fingerprint
 from services.runtime.process import ServiceProcess, service_main
 from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
+from services.worker.compute_thread import ComputeThread
 from services.worker.driver import Addresses, Driver
 from services.worker.environment import set_compute_environment
 from services.worker.metrics import EngineCollector
+from services.worker.model.config import read_config
 from services.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -22,35 +23,11 @@ if TYPE_CHECKING:
 
 CLOSE_LIMIT_S = 0.5
 
-ValueT = TypeVar("ValueT")
-
-
-async def _beside_the_loop(make: Callable[[], ValueT]) -> ValueT:
-    """Runs something long in a thread that no end of the process waits for, unlike those of the loop's executor."""
-    loop = asyncio.get_running_loop()
-    made: asyncio.Future[ValueT] = loop.create_future()
-
-    def tell(value: ValueT | None, error: Exception | None) -> None:
-        if made.cancelled():
-            return
-        if error is not None:
-            made.set_exception(error)
-        else:
-            made.set_result(value)  # type: ignore[arg-type]
-
-    def run() -> None:
-        try:
-            value, error = make(), None
-        except Exception as caught:  # raised again on the loop
-            value, error = None, caught
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(tell, value, error)
-
-    threading.Thread(target=run, name="loader", daemon=True).start()
-    return await made
-
 
 def _build(settings: WorkerSettings) -> "Built":
+    # A folder that can't be served is told before torch is imported, which takes seconds.
+    read_config(settings.model)
+    fingerprint(settings.model)
     set_compute_environment()
     from services.worker.build import build
 
@@ -88,11 +65,13 @@ class _Readiness:
 
 async def _work(settings: WorkerSettings, registry: CollectorRegistry, readiness: _Readiness) -> None:
     """Loads the model, then lives until cancelled or refused."""
-    built = await _beside_the_loop(lambda: _build(settings))
+    compute = ComputeThread()
+    built = await compute.call(lambda: _build(settings))
     driver = Driver(
         built.engine,
         built.facts,
         Addresses(settings.scheduler, settings.kv_manager),
+        compute.post,
         readiness.set_joined,
     )
     registry.register(EngineCollector(settings.group, built.engine.counters, lambda: driver.lives))

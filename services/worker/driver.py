@@ -84,19 +84,23 @@ class _Life:
 
 
 class Stepper:
-    """The stepping thread: runs the plans of the current life in the order in which they came."""
+    """Runs the plans of the current life in the order in which they came, on the thread that `post` runs things on."""
 
     def __init__(
-        self, engine: RunsPlans, on_result: Callable[[WorkerResult], None], on_error: Callable[[Epoch, Exception], None]
-    ):
+        self,
+        engine: RunsPlans,
+        post: Callable[[Callable[[], None]], None],
+        on_result: Callable[[WorkerResult], None],
+        on_error: Callable[[Epoch, Exception], None],
+    ) -> None:
         self._engine = engine
         self._on_result = on_result
         self._on_error = on_error
         self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
         self._epoch = Epoch(0)
         self._engine_in_use = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="stepper", daemon=True)
-        self._thread.start()
+        self._ended = threading.Event()
+        post(self._run)
 
     def put(self, plan: Plan) -> None:
         """Raises ProtocolError when far more plans wait than a scheduler keeps in flight."""
@@ -117,10 +121,10 @@ class Stepper:
         self._epoch = Epoch(0)
 
     def stop(self) -> None:
-        """Ends the thread after the iteration under way."""
+        """Returns after the iteration under way; no plan is run any more."""
         self.end_life()
         self._plans.put(None)
-        self._thread.join()
+        self._ended.wait()
 
     def _run(self) -> None:
         self._engine.prepare_thread()
@@ -136,6 +140,7 @@ class Stepper:
                     self._on_error(plan.epoch, error)
                     continue
             self._on_result(result)
+        self._ended.set()
 
     def _next(self) -> Plan | None:
         try:
@@ -151,13 +156,16 @@ class Stepper:
 
 
 class Driver:
-    """One worker. `facts` hold everything but the epoch, which each life has its own of."""
+    """One worker. `facts` hold everything but the epoch, which each life has its own of; `post` gives the stepping
+    thread its work.
+    """
 
     def __init__(
         self,
         engine: RunsPlans,
         facts: WorkerFacts,
         addresses: Addresses,
+        post: Callable[[Callable[[], None]], None],
         on_joined: Callable[[bool], None],
         epoch_clock: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -169,7 +177,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._life: _Life | None = None
         self._last_epoch = Epoch(0)
-        self._stepper = Stepper(engine, self._result_ready, self._run_failed)
+        self._stepper = Stepper(engine, post, self._result_ready, self._run_failed)
         self.lives = 0
         """Lives begun so far."""
 

@@ -14,6 +14,7 @@ from services.domain.errors import FastServeError, NotReadyError, PeerMismatchEr
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId
 from services.domain.protocol import Applied, Assign, Done, IterationResult, KvToWorker, SampledToken
 from services.domain.work import Plan, PlanWork, WorkerCounters, WorkerFacts, WorkerResult
+from services.worker.compute_thread import ComputeThread
 from services.worker.driver import Addresses, Driver
 from tests.worker.fake_peers import LIMIT_S, KvStream, Peers, SchedulerStream
 
@@ -86,7 +87,12 @@ class Rig:
         self.engine = engine
         self.joined: list[bool] = []
         self.driver = Driver(
-            engine, FACTS, Addresses(peers.scheduler_address, peers.kv_manager_address), self.joined.append, lambda: 100
+            engine,
+            FACTS,
+            Addresses(peers.scheduler_address, peers.kv_manager_address),
+            ComputeThread().post,
+            self.joined.append,
+            lambda: 100,
         )
         self.task = asyncio.create_task(self.driver.run())
 
@@ -143,7 +149,7 @@ async def test_plans_run_in_order_on_the_stepping_thread_and_results_come_back(r
     results = [await scheduler.next_result() for _ in range(3)]
     assert [one.result.plan for one in results] == [1, 2, 3]
     assert results[0].result.tokens == (SampledToken(JOB, 7, False),)
-    assert rig.engine.stepping_threads == {"stepper"}
+    assert rig.engine.stepping_threads == {"compute"}
 
 
 async def test_commands_are_applied_and_acknowledged_also_while_an_iteration_runs(rig: Rig) -> None:
@@ -241,7 +247,8 @@ async def test_a_worker_that_finds_nobody_dials_until_somebody_is_there() -> Non
     async with Peers() as peers:
         scheduler_address, kv_manager_address = peers.scheduler_address, peers.kv_manager_address
     engine = FakeEngine()
-    driver = Driver(engine, FACTS, Addresses(scheduler_address, kv_manager_address), lambda joined: None)
+    addresses = Addresses(scheduler_address, kv_manager_address)
+    driver = Driver(engine, FACTS, addresses, ComputeThread().post, lambda joined: None)
     task = asyncio.create_task(driver.run())
     try:
         async with asyncio.timeout(LIMIT_S):

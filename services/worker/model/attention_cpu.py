@@ -32,9 +32,12 @@ from services.worker.model.config import ModelConfig
 from services.worker.model.exact import is_exact, row_padding
 
 TILE_ROWS = 128
+TILE_SCORES = 1 << 23
+"""Scores of a tile at most, all heads together: long contexts have smaller tiles."""
+
 CHUNK_POSITIONS = 128
-GROUP_COST_POSITIONS = 768
-"""What one more group costs, as the padded positions that take as long."""
+GROUP_COST_POSITIONS = 1536
+"""What one more group costs, as the padded positions that take as long: a dozen calls, three of which wake threads."""
 
 
 class CpuAttention:
@@ -146,9 +149,9 @@ class CpuPass:
         sequence = batch.sequences[number]
         row_count = sequence.to_token - sequence.from_token
         first_row = batch.first_rows[number]
+        step = max(1, min(TILE_ROWS, TILE_SCORES // (self.config.head_count * sequence.to_token)))
         tiles = tuple(
-            self._tile(sequence, first_row, start, min(start + TILE_ROWS, row_count))
-            for start in range(0, row_count, TILE_ROWS)
+            self._tile(sequence, first_row, start, min(start + step, row_count)) for start in range(0, row_count, step)
         )
         if sequence.from_token == 0 and not self.exact:
             return Span(first_row, row_count, None, tiles)
@@ -212,11 +215,8 @@ class CpuPass:
     def _attend_tile(
         self, layer: int, tile: Tile, query_THE: Tensor, keys_CKE: Tensor, values_CKE: Tensor, found_THE: Tensor
     ) -> None:
-        kv_heads, group, head_dim = (
-            self.config.kv_head_count,
-            self.config.head_count // self.config.kv_head_count,
-            self.config.head_dim,
-        )
+        kv_heads, head_dim = self.config.kv_head_count, self.config.head_dim
+        group = self.config.head_count // kv_heads
         rows, by_head = tile.row_count, (tile.row_count, kv_heads, group, head_dim)
         batch_rows = slice(tile.first_row, tile.first_row + rows)
         query_KXE = query_THE[batch_rows].view(by_head).permute(1, 2, 0, 3).reshape(kv_heads, group * rows, head_dim)

@@ -85,17 +85,21 @@ class CudaPass:
         else:
             pages = -(-sequence.to_token // self.batch.block_size)
             keys_CKE, values_CKE = self._gather(layer, self.page_index_2SP[:, number, :pages])[:, : sequence.to_token]
+        keys_HCE, values_HCE = self._by_query_head(keys_CKE), self._by_query_head(values_CKE)
         mask = None
         if sequence.from_token or window is not None:
             positions = torch.arange(sequence.to_token, device=query_THE.device)
             mask = visible(positions[sequence.from_token :, None], positions, window)
         found_HRE = scaled_dot_product_attention(
             query_THE[rows].transpose(0, 1)[None],
-            keys_CKE.transpose(0, 1)[None],
-            values_CKE.transpose(0, 1)[None],
+            keys_HCE[None],
+            values_HCE[None],
             attn_mask=mask,
             is_causal=mask is None,
             scale=self.scale,
-            enable_gqa=True,
         )[0]
         return found_HRE.transpose(0, 1).reshape(found_HRE.shape[1], -1)
+
+    def _by_query_head(self, x_CKE: Tensor) -> Tensor:
+        """K or V repeated for each query head: the fused kernels that take masks have no groups of their own."""
+        return x_CKE.transpose(0, 1).repeat_interleave(self.config.head_count // self.config.kv_head_count, dim=0)

@@ -136,6 +136,10 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     hidden_size = fields.whole("hidden_size", most=GREATEST_SIZE)
     head_count = fields.whole("num_attention_heads", most=GREATEST_SIZE)
     kv_head_count = fields.whole("num_key_value_heads", head_count, most=GREATEST_SIZE)
+    if fields.raw.get("head_dim") is None and family != "qwen3" and hidden_size % head_count:
+        raise ModelFolderError(
+            f"config.json: hidden_size {hidden_size} is no multiple of num_attention_heads {head_count}"
+        )
     head_dim = fields.whole("head_dim", 128 if family == "qwen3" else hidden_size // head_count, most=GREATEST_SIZE)
     if head_count % kv_head_count:
         raise ModelFolderError(

@@ -128,7 +128,7 @@ class DecoderModel(nn.Module):
         self.head = Linear(config.hidden_size, {"lm_head": config.vocabulary_size}, bias=False)
         if config.tied_embeddings:
             self.head.weight = self.embedding
-        self.rope = Rope(config.rope, config.head_dim, config.max_position, max_model_len, dtype)
+        self.rope = Rope(config.rope, config.head_dim, max_model_len, dtype)
         self.attention: Attention = CpuAttention(config) if self.embedding.is_cpu else CudaAttention(config)
 
     @property

@@ -32,14 +32,14 @@ class Rope(nn.Module):
     The sines are signed such that rotating is x * cos + (x with its halves swapped) * sin.
     """
 
-    def __init__(self, config: RopeConfig, head_dim: int, max_position: int, length: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: RopeConfig, head_dim: int, length: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.length = length
         self.short_length = length
-        sets = [frequencies(config, head_dim, max_position, long=False)]
+        sets = [frequencies(config, head_dim, long=False)]
         if config.rope_type is RopeType.LONGROPE and length > config.original_max_position:
             self.short_length = config.original_max_position
-            sets.append(frequencies(config, head_dim, max_position, long=True))
+            sets.append(frequencies(config, head_dim, long=True))
         positions = torch.arange(length, dtype=torch.float32, device="cpu")
         angles = torch.cat([torch.outer(positions, each) for each in sets])
         scale = amplitude(config)
@@ -63,16 +63,12 @@ class Rope(nn.Module):
 
 
 def rotate(x_TNE: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turns every head of every row."""
-    half = x_TNE.shape[-1] // 2
-    return torch.addcmul(x_TNE * cosines, x_TNE.roll(half, dims=-1), sines)
+    """Turns every head of every row. No fused product and sum: exact.py wants every step rounded."""
+    return x_TNE * cosines + x_TNE.roll(x_TNE.shape[-1] // 2, dims=-1) * sines
 
 
-def frequencies(config: RopeConfig, head_dim: int, max_position: int, *, long: bool) -> Tensor:
-    """Angle per position of each pair of dimensions, float32 [E / 2].
-
-    `max_position` is where dynamic scaling would begin.
-    """
+def frequencies(config: RopeConfig, head_dim: int, *, long: bool) -> Tensor:
+    """Angle per position of each pair of dimensions, float32 [E / 2]. `long` chooses longrope's set."""
     plain = 1.0 / (config.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim))
     match config.rope_type:
         case RopeType.DEFAULT | RopeType.DYNAMIC:
@@ -81,7 +77,7 @@ def frequencies(config: RopeConfig, head_dim: int, max_position: int, *, long: b
             return plain / config.factor
         case RopeType.PROPORTIONAL:
             turning = int(config.rotary_fraction * head_dim // 2)
-            return torch.cat((plain[:turning], torch.zeros(head_dim // 2 - turning, device="cpu"))) / config.factor
+            return torch.cat((plain[:turning], torch.zeros_like(plain[turning:]))) / config.factor
         case RopeType.LLAMA3:
             return _llama3(config, plain)
         case RopeType.YARN:
@@ -100,11 +96,8 @@ def amplitude(config: RopeConfig) -> float:
     if config.attention_factor is not None:
         return config.attention_factor
     if config.rope_type is RopeType.LONGROPE:
-        return (
-            math.sqrt(1 + math.log(config.factor) / math.log(config.original_max_position))
-            if config.factor > 1
-            else 1.0
-        )
+        growth = math.log(max(config.factor, 1.0)) / math.log(config.original_max_position)
+        return math.sqrt(1 + growth)
     if config.mscale and config.mscale_all_dim:
         return _yarn_amplitude(config.factor, config.mscale) / _yarn_amplitude(config.factor, config.mscale_all_dim)
     return _yarn_amplitude(config.factor, 1.0)

@@ -139,6 +139,7 @@ LINEAR: dict[str, Any] = {"rope_type": "linear"}
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number from 1"),
         ({"vocab_size": 10**12}, "vocab_size must be a whole number"),
         ({"num_key_value_heads": 3}, "num_attention_heads 8 is no multiple of num_key_value_heads 3"),
+        ({"hidden_size": 60}, "hidden_size 60 is no multiple of num_attention_heads 8"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),

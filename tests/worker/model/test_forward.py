@@ -65,7 +65,7 @@ def test_a_long_decode_among_many_short_ones_gets_a_group_of_its_own() -> None:
 
 
 def test_lengths_fall_into_groups_only_where_that_saves_more_than_a_group_costs() -> None:
-    lengths = [1000, 1000, 500, 500, 100, 100]
+    lengths = [3000, 3000, 1500, 1500, 100, 100]
     assert group_cuts(lengths) == [2, 4, 6]
     barely = [100 + GROUP_COST_POSITIONS // 2, 100, 100]
     assert group_cuts(barely) == [3]

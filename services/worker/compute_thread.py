@@ -1,0 +1,52 @@
+"""The one thread that computes: it loads the model, measures it, then runs plans.
+
+It must be one thread. OpenMP keeps a team of threads for every thread that computes, and as soon as all teams
+together have more threads than the machine has cores, it lets them wait as if the machine were overloaded, although
+all but one team are idle.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+ValueT = TypeVar("ValueT")
+
+
+class ComputeThread:
+    """Runs what it is given, one after the other. A daemon: no end of the process waits for a model to be loaded."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="compute", daemon=True).start()
+
+    def post(self, work: Callable[[], Any]) -> None:
+        """Runs `work`, which must not raise, after what was given before."""
+        self._work.put(work)
+
+    async def call(self, work: Callable[[], ValueT]) -> ValueT:
+        """Runs `work` and returns, or raises, what it does."""
+        loop = asyncio.get_running_loop()
+        made: asyncio.Future[ValueT] = loop.create_future()
+
+        def finish(settle: Callable[[Any], None], value: Any) -> None:
+            if not made.done():
+                settle(value)
+
+        def run() -> None:
+            settle: Callable[[Any], None]
+            value: Any
+            try:
+                settle, value = made.set_result, work()
+            except Exception as error:  # raised again by the caller
+                settle, value = made.set_exception, error
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(finish, settle, value)
+
+        self.post(run)
+        return await made
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
