@@ -1,8 +1,12 @@
 """Checks and measures the engine on a device: parity, swapping beside compute, copy bandwidth, decode and prefill.
 
-    python benchmarks/gpu.py --out benchmarks/results/<hardware>/gpu.json          # on a machine with a GPU, 8
-    minutes at most python benchmarks/gpu.py --device cpu --sizes tiny --out /tmp/gpu.json         # a smoke test
-    anywhere
+On a machine with a GPU, where it takes 8 minutes at most:
+
+    python benchmarks/gpu.py --out benchmarks/results/HARDWARE/gpu.json
+
+A smoke test anywhere:
+
+    python benchmarks/gpu.py --device cpu --sizes tiny --out gpu.json
 
 It runs the code that serves, without services: no gRPC, no stubs, no files of models. Weights are random, made on the
 device. Needs torch, numpy and safetensors; transformers, where it is installed, is a second reference. Exits with 1

@@ -175,7 +175,7 @@ async def test_a_deadline_is_told_to_the_scheduler_and_cancels_when_it_passes(pa
     stream = gateway.generate(request(), timeout=0.5)
     job = await scheduler.next_job()
     assert job.submission.deadline_in_s is not None
-    assert 0 < job.submission.deadline_in_s <= 0.5
+    assert 0 < job.submission.deadline_in_s < 0.6  # gRPC rounds a time-out up
     # Two timers run, the client's and the gateway's, and on a busy machine the client's hang-up may come well first.
     assert await job.cancel_reason() in (CancelReason.DEADLINE, CancelReason.CLIENT_GONE)
     assert await stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
