@@ -46,8 +46,9 @@ SHAPE = Workload(jobs=300, rate=1.0, cv=4.0, theta=1.35, max_prompt_tokens=512, 
 NEED = Need(load=0.9, least_jobs=400, least_s=34.0, pool_tokens=DEVICE_TOKENS, pools_in_peak=3.0)
 WARM_UP_JOBS = 40
 
-PROMPT = 'class TemporaryFile:\n    """A file that is removed when it is closed.'
-SAMPLING = {"max_tokens": 110, "temperature": 0.7, "repetition_penalty": 1.1, "seed": 1}
+PROMPT = 'def copy_file(source, target):\n    """Copy a file'
+# The penalties keep a model this small from repeating itself.
+SAMPLING = {"max_tokens": 110, "temperature": 0.7, "repetition_penalty": 1.1, "frequency_penalty": 0.2, "seed": 3}
 
 
 @dataclass(frozen=True, slots=True)

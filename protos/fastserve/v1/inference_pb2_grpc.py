@@ -62,7 +62,8 @@ class InferenceServiceServicer:
         NOT_FOUND            `model` is not served here: see ListModels.
         ALREADY_EXISTS       `request_id` is known with another body: choose another id.
         RESOURCE_EXHAUSTED   admission is full, or the message is too large: wait as long as RetryInfo says, then try again.
-        UNAVAILABLE          no worker group is ready, or the scheduler can't be reached: retry with back-off.
+        UNAVAILABLE          no worker group has joined yet, or the scheduler can't be reached: retry with back-off. (While a group that had joined is
+        being restarted, requests are taken and wait for it.)
         DEADLINE_EXCEEDED    the client's deadline passed before the end.
         CANCELLED            the client went away.
         INTERNAL             a bug of the server; it has been logged.
