@@ -5,6 +5,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+
 from benchmarks.engine_copies import EngineCopies
 from services.domain.ids import JobId
 from services.domain.sampling import JobSampling
@@ -20,7 +22,7 @@ class EngineUnderTest:
 
     def __init__(self, settings: EngineSettings, max_batch_tokens: int) -> None:
         built = build(settings)
-        self.threads = int(built.source["threads"])
+        self.threads = torch.get_num_threads()
         self._vocabulary_size = built.engine.model.config.vocabulary_size
         self._offline = OfflineEngine(built.engine, settings.max_batch, max_batch_tokens)
         self._copies = EngineCopies(built.engine)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import copy_bandwidth, decisions, memory, policies, single_stream, streams, throughput
+from benchmarks import copy_bandwidth, decisions, memory, policies, simulator_speed, single_stream, streams, throughput
 from benchmarks.report import Goal, Table
 from benchmarks.settings import BenchSettings
 
@@ -32,6 +32,7 @@ PARTS = (
     Part("policies", policies.measure, policies.tables),
     Part("copy_bandwidth", copy_bandwidth.measure, copy_bandwidth.tables),
     Part("decisions", decisions.measure, decisions.tables, decisions.goals),
+    Part("simulator_speed", simulator_speed.measure, simulator_speed.tables, simulator_speed.goals),
     Part("memory", memory.measure, memory.tables, memory.goals),
     Part("streams", streams.measure, streams.tables, streams.goals),
 )

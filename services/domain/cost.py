@@ -3,10 +3,15 @@
 Prefill time grows about linearly with the prompt, decode time is nearly flat in the context and grows slowly with the
 batch (PAPER 1), so linear interpolation between measured points is enough. Beyond the last point the last slope goes
 on; before the first its value holds.
+
+An iteration of a mixed batch is put together from the two tables. Whatever it computes, it reads the weights once:
+what even the shortest iteration takes is that fixed part, and it counts once.
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from math import inf
 from typing import NamedTuple
 
@@ -28,14 +33,23 @@ class DecodeCost(NamedTuple):
     seconds: float
 
 
-def _interpolate(points: tuple[tuple[int, float], ...], x: float) -> float:
-    """Piecewise linear through ascending points; flat before the first, the last slope after the last."""
-    if len(points) == 1 or x <= points[0][0]:
-        return points[0][1]
-    at = min(bisect_right(points, x, key=lambda point: point[0]), len(points) - 1)
-    (x0, y0), (x1, y1) = points[at - 1], points[at]
-    y = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return max(y, y1) if x > x1 else y
+class _Line(NamedTuple):
+    """Piecewise linear through points of ascending x; flat before the first, the last slope after the last, but never
+    below the last point.
+    """
+
+    xs: tuple[int, ...]
+    ys: tuple[float, ...]
+
+    def at(self, x: float) -> float:
+        """y of x."""
+        xs, ys = self
+        if len(xs) == 1 or x <= xs[0]:
+            return ys[0]
+        place = min(bisect_right(xs, x), len(xs) - 1)
+        x0, x1, y0, y1 = xs[place - 1], xs[place], ys[place - 1], ys[place]
+        y = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+        return max(y, y1) if x > x1 else y
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,12 @@ class CostProfile:
 
     prefill: tuple[PrefillCost, ...]
     decode: tuple[DecodeCost, ...]
+    smallest_iteration_s: float = field(init=False, repr=False, compare=False)
+    """The shortest iteration measured: the first quantum (PAPER 2, v3)."""
+    _prefill_line: _Line = field(init=False, repr=False, compare=False)
+    _decode_batches: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _decode_lines: tuple[_Line, ...] = field(init=False, repr=False, compare=False)
+    """Seconds by context, one for each of the batches."""
 
     def __post_init__(self) -> None:
         if not self.prefill or not self.decode:
@@ -59,21 +79,62 @@ class CostProfile:
         decode_places = [point[:2] for point in self.decode]
         if sorted(set(prefill_tokens)) != prefill_tokens or sorted(set(decode_places)) != decode_places:
             raise InvalidFieldError("profile", "points must be ascending and distinct")
+        self._make_tables()
+
+    def _make_tables(self) -> None:
+        """What the questions below look up, made once: they are asked in every iteration."""
+        rows = [(batch, list(points)) for batch, points in groupby(self.decode, key=lambda point: point.batch)]
+        lines = [
+            _Line(tuple(point.context_tokens for point in points), tuple(point.seconds for point in points))
+            for _, points in rows
+        ]
+        prefill = _Line(tuple(point.tokens for point in self.prefill), tuple(point.seconds for point in self.prefill))
+        # The one way to fill a field of a frozen value that is made from its others.
+        object.__setattr__(self, "smallest_iteration_s", min(*prefill.ys, *(min(line.ys) for line in lines)))
+        object.__setattr__(self, "_prefill_line", prefill)
+        object.__setattr__(self, "_decode_batches", tuple(batch for batch, _ in rows))
+        object.__setattr__(self, "_decode_lines", tuple(lines))
 
     def prefill_s(self, tokens: int) -> float:
         """Seconds of an iteration that prefills one prompt of `tokens` tokens."""
-        return _interpolate(self.prefill, tokens)
+        return self._prefill_line.at(tokens)
 
     def decode_s(self, batch: int, context_tokens: float) -> float:
         """Seconds of an iteration that decodes one token of each of `batch` jobs with `context_tokens` of context."""
-        batches = sorted({point.batch for point in self.decode})
-        by_batch = tuple(
-            (size, _interpolate(tuple(point[1:] for point in self.decode if point.batch == size), context_tokens))
-            for size in batches
-        )
-        return _interpolate(by_batch, batch)
+        batches, lines = self._decode_batches, self._decode_lines
+        if len(batches) == 1 or batch <= batches[0]:
+            return lines[0].at(context_tokens)
+        place = min(bisect_right(batches, batch), len(batches) - 1)
+        around = (lines[place - 1].at(context_tokens), lines[place].at(context_tokens))
+        return _Line(batches[place - 1 : place + 1], around).at(batch)
 
-    @property
-    def smallest_iteration_s(self) -> float:
-        """The shortest iteration measured: the first quantum (PAPER 2, v3)."""
-        return min(min(point.seconds for point in self.prefill), min(point.seconds for point in self.decode))
+    def iteration_s(self, prefills: Sequence[tuple[int, int]], decode_batch: int, mean_context_tokens: float) -> float:
+        """Seconds of an iteration that prefills positions from_token to to_token - 1 of some jobs and decodes one token
+        of each of `decode_batch` others, with `mean_context_tokens` of context on average. Something must be done.
+
+        Exact at the profile's own points. Decodes and prefills share one reading of the weights.
+        """
+        if not prefills:
+            return self.decode_s(decode_batch, mean_context_tokens)
+        prefills_s = self._prefills_s(prefills)
+        if not decode_batch:
+            return prefills_s
+        return prefills_s + self.decode_s(decode_batch, mean_context_tokens) - self.smallest_iteration_s
+
+    def _prefills_s(self, prefills: Sequence[tuple[int, int]]) -> float:
+        """Several prompts together take no longer than one after another, and no longer than one prompt of all their
+        tokens, which has more context to attend to: the lesser of the two bounds. A chunk costs what it adds to its
+        prompt, and at least what a prompt of its length does.
+        """
+        prefill_s = self._prefill_line.at
+        rows = 0
+        apart_s = behind_s = 0.0
+        for from_token, to_token in prefills:
+            tokens = to_token - from_token
+            rows += tokens
+            alone_s = own_s = prefill_s(tokens)
+            if from_token:
+                own_s = max(alone_s, prefill_s(to_token) - prefill_s(from_token))
+            apart_s += own_s
+            behind_s += own_s - alone_s
+        return apart_s if len(prefills) == 1 else min(apart_s, prefill_s(rows) + behind_s)

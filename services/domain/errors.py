@@ -77,3 +77,7 @@ class PeerFailedError(FastServeError):
 
 class AddressInUseError(FastServeError):
     """The address to listen on is taken or can't be had. Ends a service at its start."""
+
+
+class RecordingError(FastServeError):
+    """A recording can't be read: it is none, damaged, or of another version."""

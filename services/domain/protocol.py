@@ -81,9 +81,12 @@ class Planned(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A plan's result is back from the last stage."""
+    """A plan's result is back from the last stage. `cut`: its jobs whose prefill was abandoned; of that entry no KV is
+    kept.
+    """
 
     plan: PlanNumber
+    cut: tuple[JobId, ...] = ()
 
 
 class Ack(NamedTuple):

@@ -1,12 +1,15 @@
-"""What travels between scheduler and worker beside the bare protocol: tokens, sampling, log probabilities, facts about
-the worker.
+"""What the services tell each other beside the bare protocol: jobs and their tokens, sampling, log probabilities, facts
+about the worker.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from services.domain.cost import CostProfile
+from services.domain.errors import FastServeError
 from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.protocol import IterationResult, KvToScheduler, WorkerPools
 from services.domain.sampling import JobSampling
@@ -141,3 +144,55 @@ class KvWorkerFacts:
     group: int
     pools: WorkerPools
     block_bytes: int
+
+
+# --- between gateway and scheduler -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job as a gateway submits it: `body_digest` is that of the request's body."""
+
+    job: JobId
+    body_digest: bytes
+    prompt: "array[int]"
+    sampling: JobSampling
+    resume_from_token: int = 0
+    deadline_in_s: float | None = None
+
+
+class CancelReason(Enum):
+    """Why a gateway ends a job."""
+
+    CLIENT_GONE = "client-gone"
+    STOP_STRING = "stop-string"
+    DEADLINE = "deadline"
+
+
+class FinishReason(Enum):
+    """How a job ended that was not refused and did not fail."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class JobTimings(NamedTuple):
+    """Where a job's time went, in seconds, and how often it left the running batch before its end."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    preemptions: int
+
+
+class JobUpdate(NamedTuple):
+    """News of one job for one gateway. With `finish` (and timings) or `error` it is the last."""
+
+    job: JobId
+    first_token_number: int
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprob]
+    finish: FinishReason | None = None
+    error: FastServeError | None = None
+    timings: JobTimings | None = None

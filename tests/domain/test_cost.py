@@ -74,3 +74,41 @@ def test_a_profile_that_is_none_is_refused(prefill: tuple[PrefillCost, ...], dec
     with pytest.raises(InvalidFieldError) as caught:
         CostProfile(prefill, decode)
     assert caught.value.field == "profile"
+
+
+def test_an_iteration_of_one_kind_costs_what_was_measured() -> None:
+    for prefill in PREFILL:
+        assert PROFILE.iteration_s([(0, prefill.tokens)], 0, 0.0) == pytest.approx(prefill.seconds)
+    for decode in DECODE:
+        assert PROFILE.iteration_s([], decode.batch, decode.context_tokens) == pytest.approx(decode.seconds)
+
+
+def test_prefill_and_decode_of_one_iteration_read_the_weights_once() -> None:
+    assert PROFILE.iteration_s([(0, 128)], 16, 16) == pytest.approx(0.05 + 0.008 - PROFILE.smallest_iteration_s)
+
+
+def test_prompts_of_one_iteration_cost_no_more_than_alone_nor_than_one_prompt_of_their_length() -> None:
+    """One of 32 is cheaper than two of 16, one of 1024 dearer than two of 512: it attends further."""
+    assert PROFILE.iteration_s([(0, 16), (0, 16)], 0, 0.0) == pytest.approx(PROFILE.prefill_s(32))
+    bending = CostProfile((PrefillCost(1, 0.01), PrefillCost(512, 0.2), PrefillCost(1024, 0.9)), DECODE)
+    assert bending.iteration_s([(0, 512), (0, 512)], 0, 0.0) == pytest.approx(0.4)
+
+
+def test_a_chunk_costs_what_it_adds_and_at_least_what_a_prompt_of_its_length_does() -> None:
+    bending = CostProfile((PrefillCost(1, 0.01), PrefillCost(512, 0.2), PrefillCost(1024, 0.9)), DECODE)
+    assert bending.iteration_s([(512, 1024)], 0, 0.0) == pytest.approx(0.7)
+    assert PROFILE.iteration_s([(112, 128)], 0, 0.0) == pytest.approx(0.01)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2000), st.integers(2, 2000)), max_size=4), st.integers(0, 64), st.floats(1, 4000)
+)
+def test_more_work_in_an_iteration_never_takes_less_time(
+    chunks: list[tuple[int, int]], batch: int, context_tokens: float
+) -> None:
+    prefills = [(start, start + count) for start, count in chunks]
+    if prefills or batch:
+        whole_s = PROFILE.iteration_s(prefills, batch, context_tokens)
+        assert whole_s > 0
+        assert whole_s <= PROFILE.iteration_s([*prefills, (0, 64)], batch, context_tokens) + 1e-12
+        assert whole_s <= PROFILE.iteration_s(prefills, batch + 1, context_tokens) + 1e-12

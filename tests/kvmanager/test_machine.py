@@ -11,7 +11,7 @@ from services.kvmanager.policy import decide
 from services.kvmanager.policy.job import LEGAL_MOVES, JobState, KvJob
 from services.kvmanager.policy.ledger import Ledger
 from services.kvmanager.policy.messages import FromScheduler, FromWorker
-from services.kvmanager.policy.order import LEVEL_LIMIT
+from services.kvmanager.policy.order import LEVEL_LIMIT, RankedJobs
 from services.kvmanager.policy.policies import POLICY_NAMES, KvKnobs
 from tests.kvmanager.harness import EPOCH, Kv, jid, knobs, resident
 
@@ -22,21 +22,30 @@ MAX_BATCH = 4
 def test_a_decision_looks_at_two_batches_of_jobs_however_many_are_queued(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[KvJob] = []
-    original = decide.blocks_wanted
+    walked: list[KvJob] = []
+    asked: list[KvJob] = []
+    cut_out, blocks_wanted = RankedJobs.slice, decide.blocks_wanted
+
+    def slice_(ranked: RankedJobs, start: int, stop: int) -> list[KvJob]:
+        jobs = cut_out(ranked, start, stop)
+        walked.extend(jobs)
+        return jobs
 
     def counted(ledger: Ledger, job: KvJob, knobs: KvKnobs) -> int:
-        looks.append(job)
-        return original(ledger, job, knobs)
+        asked.append(job)
+        return blocks_wanted(ledger, job, knobs)
 
     kv = Kv(policy, device=64, max_batch=MAX_BATCH)
     for number in range(300):
         kv.settle(kv.arrive(f"job-{number}", 2, 8))
     monkeypatch.setattr(decide, "blocks_wanted", counted)
+    monkeypatch.setattr(RankedJobs, "slice", slice_)
     kv.settle(kv.run(("job-0", 0, 2), ("job-1", 0, 2)))
-    looks.clear()
+    walked.clear()
+    asked.clear()
     kv.plan(("job-0", 2, 3))
-    assert 0 < len(looks) <= 2 * MAX_BATCH + decide.PROMOTED_SCAN
+    assert 0 < len(walked) <= 2 * MAX_BATCH
+    assert len(asked) <= 2 * MAX_BATCH + decide.PROMOTED_SCAN
 
 
 def test_the_same_events_give_the_same_commands() -> None:

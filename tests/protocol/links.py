@@ -85,7 +85,7 @@ def numbered(events: tuple[kv.Event, ...], machine: KvManager) -> list[kv.Event]
                 plans.append(next_plan)
                 next_plan = PlanNumber(next_plan + 1)
             elif isinstance(message, Finished) and plans:
-                event = kv.FromScheduler(event.epoch, Finished(plans.pop(0)))
+                event = kv.FromScheduler(event.epoch, message._replace(plan=plans.pop(0)))
         known.append(shifted(event, next_command))
     return known
 

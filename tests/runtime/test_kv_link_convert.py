@@ -60,7 +60,7 @@ scheduler_messages: st.SearchStrategy[SchedulerToKv] = st.one_of(
     ),
     st.builds(Arrive, arrived_jobs),
     st.builds(Planned, plan_numbers, entries),
-    st.builds(Finished, plan_numbers),
+    st.builds(Finished, plan_numbers, st.lists(job_ids, max_size=3).map(tuple)),
     st.builds(Ack, job_ids),
     st.builds(Refuse, job_ids),
     st.builds(Release, job_ids),

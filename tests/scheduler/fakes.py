@@ -19,15 +19,20 @@ from services.domain.ids import Epoch, JobId
 from services.domain.protocol import IterationResult, SampledToken, SchedulerToKv
 from services.domain.sampling import JobSampling
 from services.domain.work import (
+    CancelReason,
+    FinishReason,
+    JobUpdate,
     KvLinkItem,
     Plan,
     ServingLimits,
+    Submission,
     TokenLogprob,
     WorkerCounters,
     WorkerFacts,
     WorkerResult,
 )
 from services.runtime.channel import open_channel
+from services.runtime.gateway_link.convert import cancel_to_wire, submission_to_wire, updates_from_wire
 from services.runtime.kv_link.convert import kv_batch_to_wire, scheduler_batch_from_wire
 from services.runtime.scheduler_link.convert import (
     limits_from_wire,
@@ -38,9 +43,7 @@ from services.runtime.scheduler_link.convert import (
 from services.runtime.server import RpcServer
 from services.runtime.status import from_grpc
 from services.scheduler.clients import KvLink
-from services.scheduler.convert import cancel_to_wire, submission_to_wire, updates_from_wire
 from services.scheduler.driver import Driver, Served
-from services.scheduler.messages import CancelReason, Finish, JobUpdate, Submission
 from services.scheduler.policy.config import SchedulerConfig
 from services.scheduler.policy.messages import ToKv
 from services.scheduler.service import ADMIN_SERVICE, SCHEDULER_SERVICE, register
@@ -218,7 +221,7 @@ class FakeGateway:
             if update.finish is not None or update.error is not None:
                 self.last[update.job] = update
 
-    def finish_of(self, job: str) -> Finish | None:
+    def finish_of(self, job: str) -> FinishReason | None:
         """How the job ended."""
         return self.last[job].finish
 

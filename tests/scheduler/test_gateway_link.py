@@ -15,8 +15,8 @@ from services.domain.errors import (
 )
 from services.domain.ids import JobId
 from services.domain.protocol import Finished, Release
+from services.domain.work import CancelReason, FinishReason
 from services.runtime.status import from_grpc
-from services.scheduler.messages import CancelReason, Finish
 from services.scheduler.policy.config import SchedulerConfig
 from tests.scheduler.fakes import (
     FakeGateway,
@@ -100,7 +100,7 @@ async def test_a_job_that_ended_is_replayed_from_the_token_asked_for() -> None:
         await other.until_ended("a")
         assert other.first_numbers["a"] == 2
         assert other.outputs["a"] == tokens_of("a", 2, first=2)
-        assert other.last["a"].finish is Finish.LENGTH
+        assert other.last["a"].finish is FinishReason.LENGTH
 
 
 async def test_a_lost_gateways_jobs_go_on_and_the_next_one_resumes_them() -> None:
@@ -125,14 +125,14 @@ async def test_a_cancelled_job_frees_its_kv_and_its_id_can_be_used_again() -> No
         await worker.step()
         await gateway.cancel("a")
         await gateway.until_ended("a")
-        assert gateway.finish_of("a") is Finish.ABORT
+        assert gateway.finish_of("a") is FinishReason.ABORT
         gateway.outputs.clear()
         await gateway.submit("a", output=2)  # while a plan still names the cancelled one
         serve = asyncio.create_task(worker.serve())
         await gateway.until_ended("a")
         serve.cancel()
         assert served.kv.kv.released[0] == "a"
-        assert gateway.finish_of("a") is Finish.LENGTH
+        assert gateway.finish_of("a") is FinishReason.LENGTH
         assert gateway.outputs["a"] == tokens_of("a", 2)
 
 
@@ -142,7 +142,7 @@ async def test_a_stop_string_found_by_the_gateway_ends_the_job_as_stopped() -> N
         await worker.step()
         await gateway.cancel("a", CancelReason.STOP_STRING)
         await gateway.until_ended("a")
-        assert gateway.last["a"].finish is Finish.STOP
+        assert gateway.last["a"].finish is FinishReason.STOP
         assert gateway.last["a"].timings is not None
         assert served.driver.report().counters.jobs_finished == 1
 
@@ -157,7 +157,7 @@ async def test_one_of_two_gateways_that_leaves_a_job_does_not_end_it() -> None:
         await other.read()
         await other.cancel("a")
         await other.until_ended("a")
-        assert other.last["a"].finish is Finish.ABORT
+        assert other.last["a"].finish is FinishReason.ABORT
         await steps(worker, 2)
         await gateway.until_ended("a")
         assert gateway.outputs["a"] == tokens_of("a", 3)
@@ -180,7 +180,7 @@ async def test_draining_refuses_new_jobs_and_aborts_those_that_do_not_end() -> N
         await asyncio.sleep(0)
         await gateway.submit("b")
         await gateway.until_ended("a", "b")
-        assert gateway.last["a"].finish is Finish.ABORT
+        assert gateway.last["a"].finish is FinishReason.ABORT
         assert isinstance(gateway.last["b"].error, NotReadyError)
         await drain
         assert isinstance(await end_of(gateway.call), NotReadyError)

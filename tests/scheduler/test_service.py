@@ -16,9 +16,8 @@ from services.domain.errors import (
 )
 from services.domain.ids import JobId
 from services.domain.protocol import Jobs
-from services.domain.work import PoolStatus
+from services.domain.work import FinishReason, PoolStatus
 from services.runtime.status import from_grpc
-from services.scheduler.messages import Finish
 from tests.scheduler.fakes import (
     BLOCK_SIZE,
     FakeGateway,
@@ -40,7 +39,7 @@ async def test_a_gateway_gets_every_token_of_its_jobs_in_order_and_their_end() -
         running_worker.cancel()
         for name in ("a", "b", "c"):
             assert gateway.outputs[name] == tokens_of(name, 5)
-            assert gateway.last[name].finish is Finish.LENGTH
+            assert gateway.last[name].finish is FinishReason.LENGTH
             timings = gateway.last[name].timings
             assert timings is not None
             assert timings.decode_s > 0
@@ -76,7 +75,7 @@ async def test_a_stop_token_ends_the_job() -> None:
         await steps(worker, 3)
         await gateway.until_ended("a")
         assert gateway.outputs["a"] == tokens_of("a", 2)
-        assert gateway.last["a"].finish is Finish.STOP
+        assert gateway.last["a"].finish is FinishReason.STOP
 
 
 async def test_log_probabilities_are_passed_on_where_asked_for() -> None:

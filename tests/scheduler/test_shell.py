@@ -4,32 +4,22 @@ from array import array
 
 import pytest
 
-from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import (
-    AdmissionFullError,
-    DeadlineError,
-    DuplicateRequestError,
-    FastServeError,
-    InvalidFieldError,
     NotReadyError,
-    ProtocolError,
 )
 from services.domain.ids import JobId
 from services.domain.protocol import PlanEntry
 from services.domain.sampling import JobSampling
-from services.domain.work import TokenLogprob, WorkerCounters
+from services.domain.work import (
+    FinishReason,
+    JobTimings,
+    JobUpdate,
+    Submission,
+    WorkerCounters,
+)
 from services.scheduler import book as books
 from services.scheduler import peers
 from services.scheduler.book import Entry, JobBook
-from services.scheduler.convert import (
-    cancel_from_wire,
-    cancel_to_wire,
-    submission_from_wire,
-    submission_to_wire,
-    updates_from_wire,
-    updates_to_wire,
-)
-from services.scheduler.messages import CancelReason, Finish, JobTimings, JobUpdate, Submission
 from services.scheduler.peers import GatewayPeer
 from services.scheduler.report import WorkerLives
 
@@ -86,7 +76,7 @@ def test_a_limit_of_a_prefill_is_passed_on() -> None:
 
 def test_an_ended_job_is_forgotten_after_a_minute_and_a_lost_ones_is_due_after_half_of_it() -> None:
     book = JobBook()
-    book.end(followed(book, "a"), Finish.STOP, TIMINGS, 100.0)
+    book.end(followed(book, "a"), FinishReason.STOP, TIMINGS, 100.0)
     lost = followed(book, "b")
     assert book.unfollow(lost, "g")
     book.orphan(lost, 100.0)
@@ -114,7 +104,7 @@ def test_an_orphan_that_is_followed_again_is_not_due() -> None:
 def test_ended_jobs_are_bounded_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(books, "MOST_ENDED", 2)
     book = JobBook()
-    forgotten = [book.end(followed(book, name), Finish.STOP, TIMINGS, 0.0) for name in "abc"]
+    forgotten = [book.end(followed(book, name), FinishReason.STOP, TIMINGS, 0.0) for name in "abc"]
     assert [[entry.job for entry in entries] for entries in forgotten] == [[], [], ["a"]]
     assert len(book) == 2
 
@@ -122,10 +112,10 @@ def test_ended_jobs_are_bounded_and_the_oldest_go_first(monkeypatch: pytest.Monk
 def test_remembered_output_is_bounded_by_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(books, "MOST_ENDED_BYTES", 100)
     book = JobBook()
-    forgotten = [book.end(followed(book, name, tokens=12), Finish.STOP, TIMINGS, 0.0) for name in "abc"]
+    forgotten = [book.end(followed(book, name, tokens=12), FinishReason.STOP, TIMINGS, 0.0) for name in "abc"]
     assert [[entry.job for entry in entries] for entries in forgotten] == [[], [], ["a"]]
     book.expire(1000.0)
-    assert not book.end(followed(book, "d", tokens=24), Finish.STOP, TIMINGS, 1000.0)
+    assert not book.end(followed(book, "d", tokens=24), FinishReason.STOP, TIMINGS, 1000.0)
 
 
 # --- outboxes --------------------------------------------------------------------------------------------------------
@@ -145,10 +135,10 @@ def test_a_slow_gateway_gets_everything_at_once_and_nothing_was_queued_for_it() 
 def test_the_end_comes_with_the_last_tokens_and_the_gateway_ceases_to_follow() -> None:
     book, peer = JobBook(), GatewayPeer("g")
     entry = followed(book, tokens=2)
-    book.end(entry, Finish.LENGTH, TIMINGS, 0.0)
+    book.end(entry, FinishReason.LENGTH, TIMINGS, 0.0)
     peer.tell_news(A)
     assert [tuple(update) for update in peer.take_updates(book)] == [
-        (A, 0, array("I", [100, 101]), (), Finish.LENGTH, None, TIMINGS)
+        (A, 0, array("I", [100, 101]), (), FinishReason.LENGTH, None, TIMINGS)
     ]
     assert entry.followers == {}
 
@@ -158,7 +148,7 @@ def test_long_outputs_are_told_in_pieces_that_fit_a_message(monkeypatch: pytest.
     monkeypatch.setattr(peers, "MOST_TOKENS_IN_MESSAGE", 30)
     book, peer = JobBook(), GatewayPeer("g")
     for name in "abc":
-        book.end(followed(book, name, tokens=25), Finish.LENGTH, TIMINGS, 0.0)
+        book.end(followed(book, name, tokens=25), FinishReason.LENGTH, TIMINGS, 0.0)
         peer.tell_news(JobId(name))
     received: dict[str, list[int]] = {name: [] for name in "abc"}
     finished: list[str] = []
@@ -177,7 +167,7 @@ async def test_a_gateway_that_reads_no_last_words_loses_its_stream(monkeypatch: 
     monkeypatch.setattr(peers, "MOST_LAST_WORDS", 3)
     peer = GatewayPeer("g")
     for number in range(4):
-        peer.tell_last_word(JobUpdate(JobId(str(number)), 0, (), (), Finish.ABORT))
+        peer.tell_last_word(JobUpdate(JobId(str(number)), 0, (), (), FinishReason.ABORT))
     with pytest.raises(NotReadyError):
         await peer.wait()
 
@@ -189,51 +179,3 @@ def test_the_counters_of_a_workers_lives_add_up() -> None:
         lives.counted(WorkerCounters(busy_s=busy_s / 2, offloaded_bytes=5))
         lives.counted(WorkerCounters(busy_s=busy_s, offloaded_bytes=10))
     assert lives.total() == WorkerCounters(busy_s=3.0, offloaded_bytes=20)
-
-
-# --- conversions -----------------------------------------------------------------------------------------------------
-
-
-def test_a_submission_comes_back_from_the_wire() -> None:
-    for one in (
-        submission(),
-        Submission(A, b"", array("I", [7]), JobSampling(3, -5, temperature=0.5), 2, 1.5),
-        submission(logprobs=0),
-    ):
-        assert submission_from_wire(submission_to_wire(one)) == one
-
-
-def test_a_submission_without_an_id_is_a_gateways_bug() -> None:
-    with pytest.raises(ProtocolError):
-        submission_from_wire(wire.SubmitJob())
-
-
-@pytest.mark.parametrize("reason", list(CancelReason))
-def test_a_cancel_comes_back_from_the_wire(reason: CancelReason) -> None:
-    assert cancel_from_wire(cancel_to_wire(A, reason)) == (A, reason)
-
-
-def test_updates_come_back_from_the_wire() -> None:
-    logprob = TokenLogprob(5, -0.5, ((5, -0.5), (6, -1.0)))
-    updates = [
-        JobUpdate(A, 3, array("I", [5, 6]), [logprob, logprob]),
-        JobUpdate(A, 0, array("I"), [], Finish.ABORT, None, TIMINGS),
-    ]
-    assert updates_from_wire(updates_to_wire(updates)) == updates
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        InvalidFieldError("sampling.max_tokens", "must be at most 5"),
-        AdmissionFullError("full", 2.5),
-        NotReadyError("no worker", 1.0),
-        DuplicateRequestError("known"),
-        DeadlineError("late"),
-    ],
-)
-def test_errors_come_back_from_the_wire(error: FastServeError) -> None:
-    (update,) = updates_from_wire(updates_to_wire([JobUpdate(A, 0, (), (), error=error)]))
-    assert type(update.error) is type(error)
-    assert vars(update.error) == vars(error)
-    assert str(update.error) == str(error)

@@ -304,16 +304,22 @@ class Finished(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PLAN_NUMBER_FIELD_NUMBER: _builtins.int
+    CUT_JOB_IDS_FIELD_NUMBER: _builtins.int
     plan_number: _builtins.int
     """The plan."""
+    @_builtins.property
+    def cut_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its jobs whose prefill was abandoned at its limit: nothing that the plan computed of them is kept."""
+
     def __init__(
         self,
         *,
         plan_number: _builtins.int = ...,
+        cut_job_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_number", b"plan_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut_job_ids", b"cut_job_ids", "plan_number", b"plan_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

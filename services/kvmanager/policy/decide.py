@@ -77,7 +77,11 @@ def _serve_window(ledger: Ledger, knobs: KvKnobs, reserve: int) -> int:
     """Serve by rank and reclaim for what is left. Returns the blocks that blocked demands claim."""
     claimed = 0
     held_above = 0
+    block_size, lookahead_tokens = ledger.block_size, knobs.lookahead_tokens
     for job in ledger.order.slice(0, ledger.max_batch):
+        if job.state is JobState.DEVICE and len(job.device) * block_size - job.planned > lookahead_tokens:
+            held_above += len(job.device)  # most jobs of most turns want nothing, and are asked no further
+            continue
         wanted = blocks_wanted(ledger, job, knobs)
         if 0 < wanted <= ledger.device.count:
             if not claimed and wanted <= ledger.device.free_count:
@@ -179,10 +183,11 @@ def _serve_ahead(ledger: Ledger, knobs: KvKnobs, reserve: int, now_s: float) -> 
         behind.extend(
             job for job in longest_waiting if job not in behind and _promoted_first(ledger, job, execute_s, now_s)
         )
-        behind.sort(key=lambda job: _enst_s(ledger, job, execute_s, now_s))
-    for job in behind:
-        wanted = blocks_wanted(ledger, job, knobs)
-        if not 0 < wanted <= ledger.device.count or (job.state is JobState.HOST and not policy.uploads_ahead):
+    wanting = [(job, wanted) for job in behind if (wanted := blocks_wanted(ledger, job, knobs)) > 0]
+    if policy.uploads_ahead and len(wanting) > 1:
+        wanting.sort(key=lambda item: _enst_s(ledger, item[0], execute_s, now_s))
+    for job, wanted in wanting:
+        if wanted > ledger.device.count or (job.state is JobState.HOST and not policy.uploads_ahead):
             continue
         left = ledger.device.free_count - wanted
         if left < keep or (job.state is JobState.HOST and left < keep + wanted and _next_victim(ledger, job)):

@@ -37,6 +37,9 @@ class JobState(Enum):
     UPLOADING = "uploading"
     ZOMBIE = "zombie"
 
+    # Members are singletons. Enum's own hash is a call of Python code, and states are looked up in sets all the time.
+    __hash__ = object.__hash__
+
 
 LEGAL_MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.WAITING: frozenset({JobState.ASSIGNING}),

@@ -258,9 +258,7 @@ def _order(ledger: Ledger, knobs: KvKnobs, message: Order, now_s: float) -> None
 
 
 def _planned(ledger: Ledger, knobs: KvKnobs, message: Planned, now_s: float) -> None:
-    """Planned entries move `planned` on. One that starts below `finished` says that the tokens from there on are void
-    (a prefill was cut).
-    """
+    """Entries move `planned` on. One that starts below `finished` says that the tokens from there on are void."""
     block_size = ledger.block_size
     for entry in message.entries:
         job = _known(ledger, entry.job)
@@ -285,7 +283,10 @@ def _finished(ledger: Ledger, knobs: KvKnobs, message: Finished, now_s: float) -
         raise ProtocolError(f"plan {message.plan} finished, but is not under way")
     for entry in entries:
         job = ledger.jobs[entry.job]
-        job.finished = max(job.finished, entry.to_token)
+        if entry.job in message.cut:
+            job.planned = entry.from_token
+        else:
+            job.finished = max(job.finished, entry.to_token)
         job.plans -= 1
         job.waiting_since_s = now_s
         if job.brought_in:

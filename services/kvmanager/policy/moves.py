@@ -49,7 +49,7 @@ def _pend(ledger: Ledger, kind: CommandKind, job: KvJob) -> PendingCommand:
 
 
 def _block_moves(device: list[BlockId], host: list[BlockId]) -> tuple[BlockMove, ...]:
-    return tuple(BlockMove(index, device[index], host_block) for index, host_block in enumerate(host))
+    return tuple(map(BlockMove, range(len(host)), device, host))
 
 
 # --- commands of a decision ------------------------------------------------------------------------------------------

@@ -86,8 +86,9 @@ def _write_scheduler_message(item: wire.SchedulerToKv, value: SchedulerToKv) -> 
             add = item.planned.entries.add
             for job, from_token, to_token in entries:
                 add(job_id=job, from_token=from_token, to_token=to_token)
-        case Finished(plan):
+        case Finished(plan, cut):
             item.finished.plan_number = plan
+            item.finished.cut_job_ids.extend(cut)
         case Order(changes):
             item.order.SetInParent()
             _add_changes(item.order.changes, changes)
@@ -119,7 +120,9 @@ _SCHEDULER_READERS: dict[str | None, Callable[[Epoch, wire.SchedulerToKv], Sched
         PlanNumber(item.planned.plan_number),
         tuple(PlanEntry(JobId(one.job_id), one.from_token, one.to_token) for one in item.planned.entries),
     ),
-    "finished": lambda _, item: Finished(PlanNumber(item.finished.plan_number)),
+    "finished": lambda _, item: Finished(
+        PlanNumber(item.finished.plan_number), tuple(JobId(job) for job in item.finished.cut_job_ids)
+    ),
     "order": lambda _, item: Order(_changes(item.order.changes)),
     "arrive": lambda _, item: Arrive(_arrived(item.arrive.job)),
     "ack": lambda _, item: Ack(JobId(item.ack.job_id)),

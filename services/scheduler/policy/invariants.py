@@ -36,7 +36,7 @@ def check(scheduler: "Scheduler") -> None:
     assert all(0 < len(flight.parts) <= scheduler.config.max_batch for flight in unfinished)
     assert scheduler.admission.queued_jobs == len(living)
     assert scheduler.admission.queued_tokens == sum(job.prompt_tokens + job.max_tokens for job in living)
-    if scheduler.linked and ready and scheduler.policy.closed_level is None:
+    if scheduler.linked and any(scheduler.iterations.candidates()) and scheduler.policy.closed_level is None:
         assert len(unfinished) == scheduler.config.plans_in_flight, "somebody can run and no plan says so"
     if by_rank:
         top = scheduler.ranking.top
@@ -66,6 +66,7 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
     """
     jobs = scheduler.jobs.values()
     top = scheduler.ranking.top
+    iterations = scheduler.iterations
     return (
         scheduler.epoch,
         scheduler.newest_epoch,
@@ -83,6 +84,7 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
                 job.finished_tokens,
                 job.capacity_tokens,
                 job.cut_plan is not None,
+                min(iterations.next_plan - job.last_plan, iterations.stage_count) if job.in_flight else 0,
                 job.place.level,
                 job.service_s,
                 job.waiting_since_s,
@@ -93,5 +95,5 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
         tuple(job.job for job in scheduler.ranking.by_rank()),
         tuple(job.job for job in sorted(jobs, key=lambda job: job.place)),
         None if top is None else (top.job, scheduler.ranking.top_ran),
-        tuple(tuple((part.entry, part.samples) for part in flight.parts) for flight in scheduler.iterations.unfinished),
+        tuple(tuple((part.entry, part.samples) for part in flight.parts) for flight in iterations.unfinished),
     )

@@ -5,13 +5,19 @@ known: a job of plan n that will sample there is planned again one position furt
 out to have ended in n, what n + 1 made of it is dropped. A job whose prefill may be cut in plan n is not planned again
 before n's result, because nobody knows yet where it stands.
 
+With several pipeline stages as many batches run at a time, each on another stage. A job is in one of them: the first
+stage takes the best jobs that are not in flight (PAPER 4), or a job that the last stage has, whose token will be there
+in time. Only when all jobs are in flight, one plan further is made of them, so that no stage waits for the scheduler.
+
 A preemption is a job that left the running batch before its end while another ran in its place. A job that sits out an
 iteration because it is short of capacity, or because all its tokens are under way, is not preempted by that; it is when
 the KV manager takes its blocks meanwhile.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from services.domain.cost import CostProfile
 from services.domain.errors import ProtocolError
@@ -62,15 +68,18 @@ class Iterations:
         self._charging = Charging(config.charge)
         self._chunked = config.prefill_chunk_tokens is not None
         self._next_plan = 0
+        self.stage_count = 1
+        """Pipeline stages of the worker."""
 
     @property
     def next_plan(self) -> int:
         """Number of the next plan."""
         return self._next_plan
 
-    def calibrate(self, profile: CostProfile) -> None:
+    def calibrate(self, profile: CostProfile, stage_count: int) -> None:
         """A worker joined: numbers start anew."""
         self._charging.calibrate(profile)
+        self.stage_count = stage_count
         self._next_plan = 0
 
     def plannable(self, job: Job) -> bool:
@@ -84,11 +93,25 @@ class Iterations:
             return False
         return (min(expected, job.planned_tokens + 1) if self._chunked else expected) <= job.capacity_tokens
 
+    def candidates(self) -> Iterator[Job]:
+        """Ready jobs that the next plan may name, by rank."""
+        if self.stage_count == 1:
+            return self._ranking.ready()
+        free = (job for job in self._ranking.ready() if not self._in_pipeline(job, self._next_plan))
+        first = next(free, None)
+        if first is not None:
+            return chain((first,), free)
+        return self._ranking.ready() if len(self.unfinished) < 2 else free
+
+    def _in_pipeline(self, job: Job, number: int) -> bool:
+        """A plan that another stage has while the first one runs plan `number` names the job."""
+        return job.in_flight > 0 and job.last_plan > number - self.stage_count
+
     def make(self, now_s: float) -> Flight | None:
         """The next plan; None when nobody can run."""
         config = self._config
         parts = build_batch(
-            self._ranking.ready(),
+            self.candidates(),
             max_batch=config.max_batch,
             max_batch_tokens=config.max_batch_tokens,
             prefill_chunk_tokens=config.prefill_chunk_tokens,
@@ -210,7 +233,9 @@ class Iterations:
 
     def _note_preemptions(self, parts: list[Part], number: int) -> None:
         """Whoever is ready, was in the running batch and is not in this one has been preempted."""
-        for job in [job for job in self.running.values() if job.last_plan != number and job.is_ready]:
-            self.preempted(job)
+        left = [job for job in self.running.values() if job.last_plan != number and job.is_ready]
+        for job in left:
+            if not self._in_pipeline(job, number):
+                self.preempted(job)
         for part in parts:
             self.running[part.job.job] = part.job

@@ -36,6 +36,9 @@ class JobState(Enum):
     ENDED = "ended"
     """Released; forgotten."""
 
+    # Members are singletons. Enum's own hash is a call of Python code, and states are looked up in sets all the time.
+    __hash__ = object.__hash__
+
 
 LEGAL_MOVES: Mapping[JobState, frozenset[JobState]] = {
     JobState.OUT: frozenset({JobState.RESIDENT, JobState.CLOSING}),

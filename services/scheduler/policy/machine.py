@@ -210,7 +210,7 @@ class Scheduler:
             return
         outcome = self.iterations.finish(result, now_s)
         self._stepped = True
-        self._to_kv(Finished(result.plan))
+        self._to_kv(Finished(result.plan, result.cut))
         self._out.extend(outcome.emits)
         for job, reason in outcome.ended:
             self._end(job, reason, now_s)
@@ -228,8 +228,6 @@ class Scheduler:
                     job.capacity_tokens = message.capacity_tokens
                     self.iterations.refresh(job)
             case Resident():
-                # Nothing of a cut prefill is kept, though the KV manager counts its plan's tokens: what came back
-                # decides.
                 valid = min(message.valid_tokens, job.finished_tokens)
                 job.move(JobState.RESIDENT, now_s, f"capacity {message.capacity_tokens}, valid {message.valid_tokens}")
                 self.counters.recomputed_tokens += job.finished_tokens - valid
@@ -246,8 +244,8 @@ class Scheduler:
         self._void("a newer worker joined", now_s)
         self.epoch = self.newest_epoch = event.epoch
         self.counters.worker_joins += 1
-        self.policy.calibrate(event.profile, event.max_model_len)
-        self.iterations.calibrate(event.profile)
+        self.policy.calibrate(event.profile, event.max_model_len, event.stage_count)
+        self.iterations.calibrate(event.profile, event.stage_count)
         self.admission.set_limits(event.max_model_len, event.device_pool_tokens)
         last_level = len(self.policy.quanta_s) - 1
         for job in list(self.jobs.values()):
@@ -270,7 +268,7 @@ class Scheduler:
                 epoch=self.epoch,
                 jobs=tuple(ArrivedJob(job.job, job.known_tokens, job.most_tokens) for job in living),
                 order=tuple(OrderChange(job.job, job.rank) for job in living),
-                max_batch=self.config.max_batch,
+                max_batch=self.config.max_batch * self.iterations.stage_count,
                 quanta_s=self.policy.quanta_s,
                 starvation_limit_s=self.config.starvation_limit_s if self.policy.quanta_s else None,
             )

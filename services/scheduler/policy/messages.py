@@ -41,12 +41,15 @@ class Cancel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker dialled in, its pools empty. An epoch that is not newer than all before is ignored."""
+    """A worker dialled in, its pools empty. An epoch that is not newer than all before is ignored. So many batches run
+    at a time as it has pipeline stages.
+    """
 
     epoch: Epoch
     device_pool_tokens: int
     max_model_len: int
     profile: CostProfile
+    stage_count: int = 1
 
 
 class WorkerLost(NamedTuple):

@@ -4,7 +4,8 @@
 - fixed-priority: by prompt length, shortest first, never changed.
 - srpt: by the time still to run, shortest first: the oracle. It takes max_tokens for the length.
 - static: request-level batches (FasterTransformer). A batch is formed of the first jobs waiting, runs until its last
-  job ended, and lets nobody in meanwhile. Its jobs stand in level 0, all others in level 1, which is closed.
+  job ended, and lets nobody in meanwhile. Its jobs stand in level 0, all others in level 1, which is closed. With
+  pipeline stages it is one batch for each of them, which take turns.
 """
 
 from collections import deque
@@ -24,7 +25,7 @@ class Fcfs:
     quanta_s: tuple[float, ...] = ()
     closed_level: int | None = None
 
-    def calibrate(self, profile: CostProfile, max_model_len: int) -> None:
+    def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
         """Times play no part."""
 
     def join(self, job: Job) -> Rank:
@@ -72,7 +73,7 @@ class Srpt(Fcfs):
         self._profile: CostProfile | None = None
         self._decode_s = 0.0
 
-    def calibrate(self, profile: CostProfile, max_model_len: int) -> None:
+    def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
         """Seconds of prefill and decode."""
         self._profile = profile
         self._decode_s = profile.decode_s(1, 1)
@@ -102,9 +103,14 @@ class Static(Fcfs):
     def __init__(self, max_batch: int) -> None:
         self.closed_level = 1
         self._max_batch = max_batch
+        self._stage_count = 1
         self._batch: dict[int, Job] = {}
         self._waiting: deque[Job] = deque()
         self._left: set[int] = set()
+
+    def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
+        """As many batches as stages."""
+        self._stage_count = stage_count
 
     def join(self, job: Job) -> Rank:
         """Waits for the next batch."""
@@ -120,7 +126,7 @@ class Static(Fcfs):
         """The next batch, when the last one ended."""
         if self._batch:
             return ()
-        while self._waiting and len(self._batch) < self._max_batch:
+        while self._waiting and len(self._batch) < self._max_batch * self._stage_count:
             job = self._waiting.popleft()
             if job.arrival_number in self._left:
                 self._left.remove(job.arrival_number)

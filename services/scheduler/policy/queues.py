@@ -36,8 +36,8 @@ class Policy(Protocol):
     closed_level: int | None
     """Jobs of this level and below are not planned."""
 
-    def calibrate(self, profile: CostProfile, max_model_len: int) -> None:
-        """A worker joined: take its cost model. Called before any other method."""
+    def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
+        """A worker joined: take its cost model. So many batches run at a time. Called before any other method."""
 
     def join(self, job: Job) -> Rank:
         """Place of a new job."""
@@ -83,7 +83,7 @@ class Mlfq:
         self._profile: CostProfile | None = None
         self._joins = 0
 
-    def calibrate(self, profile: CostProfile, max_model_len: int) -> None:
+    def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
         """Quanta from the measured profile."""
         self._profile = profile
         self.quanta_s = quanta(profile, max_model_len, self._ratio)

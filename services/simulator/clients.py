@@ -1,0 +1,97 @@
+"""The clients: what they got, when, and what the KV of all of them took at most."""
+
+from array import array
+from collections.abc import Callable, Sequence
+
+from services.domain.ids import JobId
+from services.scheduler.policy.messages import Emit, End, Reject
+from services.simulator.outcome import JobOutcome
+from services.simulator.setup import SimulatedJob
+
+
+class _Client:
+    """One job's client."""
+
+    __slots__ = ("end", "job", "refusal", "token_times_s")
+
+    def __init__(self, job: SimulatedJob) -> None:
+        self.job = job
+        self.token_times_s: array[float] = array("d")
+        self.end: End | None = None
+        self.refusal: str | None = None
+
+
+class Clients:
+    """All jobs' clients. `hop_s` is what a message to or from the scheduler takes. `on_progress` is told how many jobs
+    ended.
+    """
+
+    def __init__(self, jobs: Sequence[SimulatedJob], hop_s: float, on_progress: Callable[[int], None] | None) -> None:
+        self._clients = {JobId(job.id): _Client(job) for job in jobs}
+        self._hop_s = hop_s
+        self._on_progress = on_progress
+        self.ended_count = 0
+
+    @property
+    def left_count(self) -> int:
+        """Jobs that have not ended."""
+        return len(self._clients) - self.ended_count
+
+    def emitted(self, emit: Emit, now_s: float) -> None:
+        """A token is on its way."""
+        self._clients[emit.job].token_times_s.append(now_s + self._hop_s)
+
+    def ended(self, end: End) -> None:
+        """A job ended."""
+        self._clients[end.job].end = end
+        self._count()
+
+    def refused(self, refusal: Reject) -> None:
+        """A job was not admitted."""
+        field = f"{refusal.field}: " if refusal.field else ""
+        self._clients[refusal.job].refusal = field + refusal.message
+        self._count()
+
+    def _count(self) -> None:
+        self.ended_count += 1
+        if self._on_progress is not None:
+            self._on_progress(self.ended_count)
+
+    def outcome(self, job: JobId, executing_s: float) -> JobOutcome:
+        """What came of a job that ended or was refused."""
+        client = self._clients[job]
+        given = client.job
+        if client.refusal is not None:
+            return JobOutcome(job, given.arrival_s, given.prompt_tokens, client.token_times_s, "", error=client.refusal)
+        end = client.end
+        assert end is not None, f"{job} has not ended"
+        return JobOutcome(
+            id=job,
+            arrival_s=given.arrival_s,
+            prompt_tokens=given.prompt_tokens,
+            token_times_s=client.token_times_s,
+            finish_reason=end.reason.value,
+            preemptions=end.preemptions,
+            queue_s=end.queue_s + self._hop_s,
+            executing_s=executing_s,
+        )
+
+
+class KvGauge:
+    """Blocks in use in all groups' pools, and the most there ever were."""
+
+    def __init__(self, groups: int) -> None:
+        self._device = [0] * groups
+        self._both = [0] * groups
+        self.peak_device_blocks = 0
+        self.peak_blocks = 0
+
+    def set(self, group: int, device_blocks: int, host_blocks: int) -> None:
+        """A group's pools as they are now."""
+        both = device_blocks + host_blocks
+        if device_blocks == self._device[group] and both == self._both[group]:
+            return
+        self._device[group] = device_blocks
+        self._both[group] = both
+        self.peak_device_blocks = max(self.peak_device_blocks, sum(self._device))
+        self.peak_blocks = max(self.peak_blocks, sum(self._both))

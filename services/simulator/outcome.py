@@ -1,0 +1,66 @@
+"""What came of a simulation, as values."""
+
+from array import array
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """One job. Times are as its client sees them: a message's delay after the scheduler gave the token out.
+
+    `finish_reason` is "length", "stop", "cancelled" or "abort"; for a job that was refused it is empty, and `error`
+    says why. `queue_s`: arrival to its first plan. `executing_s`: seconds of the iterations that it took part in; what
+    else of its time is spent waiting. `preemptions`: how often it left the batch for another's sake.
+    """
+
+    id: str
+    arrival_s: float
+    prompt_tokens: int
+    token_times_s: "array[float]"
+    finish_reason: str
+    preemptions: int = 0
+    queue_s: float = 0.0
+    executing_s: float = 0.0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerFigures:
+    """Counters of all schedulers together."""
+
+    preemptions: int
+    promotions: int
+    demotions: int
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvFigures:
+    """What moving KV cost, all groups together. `stall_s`: a stage had a plan and waited for a copy."""
+
+    offloaded_bytes: int
+    uploaded_bytes: int
+    recomputed_tokens: int
+    stall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """All of it, `outcomes` in the order of the jobs given.
+
+    Seconds are summed over groups and are those of the group, the mean of its stages. `busy_s`: computing.
+    `plan_wait_s`: jobs known, no plan at hand. `swap_s`: a copy ran between the pools; `swap_exposed_s`: the part of
+    it in which nothing was computed. `peak_kv_tokens`: most KV in use at any time, in both pools and all groups, in
+    tokens of whole blocks. `duration_s`: from the beginning of the clock to the last token.
+    """
+
+    outcomes: tuple[JobOutcome, ...]
+    scheduler: SchedulerFigures
+    kv: KvFigures
+    busy_s: float
+    plan_wait_s: float
+    swap_s: float
+    swap_exposed_s: float
+    peak_kv_tokens: int
+    peak_device_kv_tokens: int
+    duration_s: float

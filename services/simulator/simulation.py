@@ -1,0 +1,99 @@
+"""Serves a trace on a virtual clock with the code that serves: what would a server do, and when?
+
+The scheduler's and the KV manager's machines are the real ones, with all their decisions; this package has none. It
+knows how long things take (the worker's iterations and copies, the messages' way) and who hears what, and asks the
+machines what follows. clock.py orders time, group.py couples the machines as the services' drivers do, worker.py and
+link.py say how long a plan and a copy take.
+
+There is no randomness and no real time in it: the same jobs and the same setup give the same figures, bit for bit.
+"""
+
+from collections.abc import Callable, Sequence
+
+from services.domain.errors import InvalidFieldError
+from services.domain.ids import JobId
+from services.simulator.clients import Clients, KvGauge
+from services.simulator.clock import Clock, StuckError
+from services.simulator.group import Group
+from services.simulator.link import Direction
+from services.simulator.outcome import JobOutcome, KvFigures, SchedulerFigures, Simulation
+from services.simulator.setup import Link, ServerSetup, SimulatedJob
+from services.simulator.spans import overlap_s, total_s, union
+
+__all__ = ["JobOutcome", "Link", "ServerSetup", "SimulatedJob", "Simulation", "StuckError", "simulate"]
+
+IDLE_TURNS = 10_000
+IDLE_TURNS_OF_A_JOB = 100
+IDLE_TURNS_OF_A_CHUNK = 100
+"""Turns that may pass between two tokens: everybody may have come, moved or been cut at every level, and the longest
+prompt may be prefilled in chunks.
+"""
+
+
+def simulate(
+    setup: ServerSetup, jobs: Sequence[SimulatedJob], on_progress: Callable[[int], None] | None = None
+) -> Simulation:
+    """Serve the jobs. `on_progress` is told how many have ended, each time one has.
+
+    Raises InvalidFieldError for two jobs of one id, StuckError when jobs are left and nothing happens any more, and
+    ProtocolError when one of the parts broke PROTOCOL: the last two are bugs.
+    """
+    if len({job.id for job in jobs}) != len(jobs):
+        raise InvalidFieldError("id", "every job must have its own")
+    chunks = -(-setup.max_model_len // (setup.scheduler.prefill_chunk_tokens or setup.max_model_len))
+    clock = Clock(IDLE_TURNS + IDLE_TURNS_OF_A_JOB * len(jobs) + IDLE_TURNS_OF_A_CHUNK * chunks)
+    clients = Clients(jobs, setup.hop_s, on_progress)
+    gauge = KvGauge(setup.groups)
+    groups = [Group(setup, number, clock, clients, gauge) for number in range(setup.groups)]
+    of_job: dict[str, Group] = {}
+    for number, job in enumerate(sorted(jobs, key=lambda job: job.arrival_s)):
+        of_job[job.id] = groups[number % setup.groups]
+        of_job[job.id].submit(job)
+    try:
+        clock.run()
+        if clients.left_count:
+            raise StuckError(f"nothing happens any more, but {clients.left_count} jobs are left")
+    except StuckError as error:
+        stories = "\n".join(group.story() for group in groups)
+        raise StuckError(f"{error} (at {clock.now_s} s)\n{stories}") from None
+    for group in groups:
+        group.check_end()
+    outcomes = tuple(
+        clients.outcome(JobId(job.id), of_job[job.id].worker.jobs[JobId(job.id)].executing_s) for job in jobs
+    )
+    return _summed(setup, groups, outcomes, gauge)
+
+
+def _summed(
+    setup: ServerSetup, groups: Sequence[Group], outcomes: tuple[JobOutcome, ...], gauge: KvGauge
+) -> Simulation:
+    """The figures of all groups together."""
+    workers = [group.worker for group in groups]
+    counters = [group.scheduler.counters for group in groups]
+    copied = [sum(worker.link.copied_blocks[direction] for worker in workers) for direction in Direction]
+    block_bytes = setup.block_size * setup.kv_bytes_per_token
+    copying = [union(worker.link.spans) for worker in workers]
+    swap_s = sum(total_s(spans) for spans in copying)
+    overlapped_s = sum(overlap_s(spans, worker.compute) for spans, worker in zip(copying, workers, strict=True))
+    return Simulation(
+        outcomes=outcomes,
+        scheduler=SchedulerFigures(
+            preemptions=sum(counter.preemptions for counter in counters),
+            promotions=sum(counter.promotions for counter in counters),
+            demotions=sum(counter.demotions for counter in counters),
+            iterations=sum(counter.iterations for counter in counters),
+        ),
+        kv=KvFigures(
+            offloaded_bytes=copied[Direction.OFFLOAD] * block_bytes,
+            uploaded_bytes=copied[Direction.UPLOAD] * block_bytes,
+            recomputed_tokens=sum(counter.recomputed_tokens for counter in counters),
+            stall_s=sum(worker.stall_s for worker in workers),
+        ),
+        busy_s=sum(worker.busy_s for worker in workers),
+        plan_wait_s=sum(worker.plan_wait_s for worker in workers),
+        swap_s=swap_s,
+        swap_exposed_s=max(swap_s - overlapped_s, 0.0),
+        peak_kv_tokens=gauge.peak_blocks * setup.block_size,
+        peak_device_kv_tokens=gauge.peak_device_blocks * setup.block_size,
+        duration_s=max((outcome.token_times_s[-1] for outcome in outcomes if outcome.token_times_s), default=0.0),
+    )

@@ -1,0 +1,79 @@
+"""Several batches in flight, and copies beside compute, through the whole simulator."""
+
+import pytest
+
+from services.scheduler.policy.config import PolicyName
+from services.simulator.outcome import Simulation
+from services.simulator.setup import Link, SimulatedJob
+from services.simulator.simulation import simulate
+from tests.simulator.servers import DECODE_S, GROWING_COST, ended_s, random_jobs, server
+
+BATCH, TOKENS = 4, 50
+
+
+def decoding(stages: int, jobs: int, plans_in_flight: int) -> Simulation:
+    """Jobs that decode from their first token on, all at once."""
+    trace = [SimulatedJob(f"job-{number}/0", 0.0, 1, TOKENS) for number in range(jobs)]
+    setup = server(PolicyName.FCFS, stages=stages, max_batch=BATCH, plans_in_flight=plans_in_flight)
+    return simulate(setup, trace)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("extra_plans", [0, 1])
+def test_stages_with_as_many_plans_in_flight_have_as_many_times_the_throughput(stages: int, extra_plans: int) -> None:
+    """Every stage is busy from its first plan on: a batch each, a token each in the time of one iteration."""
+    simulation = decoding(stages, stages * BATCH, stages + extra_plans)
+    filling_s = DECODE_S * (stages - 1) / stages
+    assert simulation.duration_s == pytest.approx(TOKENS * DECODE_S + filling_s)
+    assert decoding(1, stages * BATCH, 1 + extra_plans).duration_s == pytest.approx(stages * TOKENS * DECODE_S)
+    assert simulation.scheduler.preemptions == 0
+
+
+def test_a_pipeline_with_one_plan_in_flight_is_no_faster_than_one_stage() -> None:
+    assert decoding(2, 2 * BATCH, 1).duration_s == pytest.approx(decoding(1, 2 * BATCH, 1).duration_s)
+
+
+def test_a_lone_job_takes_an_iteration_a_token_however_many_stages_there_are() -> None:
+    assert decoding(4, 1, 5).duration_s == pytest.approx(TOKENS * DECODE_S)
+
+
+def test_a_static_batch_fills_the_pipeline() -> None:
+    trace = [SimulatedJob(f"job-{number}/0", 0.0, 1, TOKENS) for number in range(2 * BATCH)]
+    setup = server(PolicyName.STATIC, stages=2, max_batch=BATCH, plans_in_flight=3)
+    assert simulate(setup, trace).duration_s == pytest.approx(TOKENS * DECODE_S + DECODE_S / 2)
+
+
+def swapping(link: Link, kv_policy: str = "proactive") -> Simulation:
+    """Far more jobs than the pool holds."""
+    jobs = random_jobs(4, 120, rate_per_s=60.0)
+    setup = server(
+        PolicyName.SKIP_JOIN_MLFQ,
+        kv_policy,
+        cost=GROWING_COST,
+        device_tokens=1024,
+        link=link,
+        kv_bytes_per_token=10_000,
+    )
+    return simulate(setup, jobs)
+
+
+def test_copies_run_beside_compute() -> None:
+    simulation = swapping(Link(1e9, 1e-4))
+    assert simulation.swap_s > 0.1
+    assert simulation.swap_exposed_s < 0.05 * simulation.swap_s
+    assert simulation.kv.stall_s == 0.0, "a job is planned when its upload is done"
+
+
+def test_a_slow_link_leaves_the_device_idle_and_costs_time() -> None:
+    slow, fast = swapping(Link(2e7, 1e-4), "reactive"), swapping(Link(1e12, 0.0), "reactive")
+    assert slow.swap_exposed_s > 0.1
+    assert fast.swap_exposed_s < 0.01 * slow.swap_exposed_s
+    assert sum(map(ended_s, slow.outcomes)) > 1.05 * sum(map(ended_s, fast.outcomes))
+
+
+def test_what_is_uploaded_was_offloaded() -> None:
+    kv = swapping(Link(1e9, 1e-4)).kv
+    assert kv.offloaded_bytes >= kv.uploaded_bytes > 0
+    assert kv.offloaded_bytes % (16 * 10_000) == 0
+    assert kv.recomputed_tokens == 0
+    assert swapping(Link(1e9, 1e-4), "recompute").kv.recomputed_tokens > 0
