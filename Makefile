@@ -14,7 +14,11 @@ EXTRAS := gateway,worker,cli,dev
 UV_VERSION := 0.13.8
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo build/uv/bin/uv)
 
-.PHONY: help install demo test check bench proto lock clean
+# QUICK=1 is a look at the figures in two minutes; FULL=1 takes hours: three seeds, thrice the jobs.
+QUICK ?=
+FULL ?=
+
+.PHONY: help install demo test check figures bench proto lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -36,6 +40,9 @@ check: $(INSTALLED) ## format, lint, types, import rings, proto lint, stubs curr
 	mkdir -p build
 	$(BIN)/python protos/generate.py --image build/protos.binpb
 	$(BIN)/buf lint build/protos.binpb --path fastserve --config protos/buf.yaml
+
+figures: $(INSTALLED) ## simulate the papers' evaluation anew under docs/evaluation/ (QUICK=1: a look; FULL=1: all of it)
+	$(BIN)/fastserve figures $(if $(QUICK),--quick) $(if $(FULL),--full)
 
 bench: $(INSTALLED) ## measure this machine, results under benchmarks/results/
 	$(BIN)/python -m benchmarks.run

@@ -16,8 +16,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "worker": ("services.worker.__main__", "run one worker"),
     "generate": ("services.cli.generate", "stream one completion to stdout"),
     "bench": ("services.cli.bench", "replay a trace or a generated workload, open loop"),
+    "simulate": (
+        "services.cli.simulate",
+        "run the policies on a virtual clock: which one, how many groups, how much memory",
+    ),
+    "figures": ("services.cli.figures.command", "simulate the papers' evaluation anew: pictures, tables, a report"),
+    "trace": ("services.cli.trace_command", "convert a public trace into one that bench and simulate take"),
     "profile": ("services.worker.profile_command", "measure the cost model of a model on this machine"),
     "top": ("services.cli.top", "watch queues, jobs and KV residency live"),
+    "replay": ("services.cli.replay_recording", "decide a recorded run again, and compare (see up --record)"),
 }
 
 

@@ -57,6 +57,13 @@ def positive_int(text: str) -> int:
     return value
 
 
+def at_most(value: int, most: int) -> int:
+    """For argparse types: `value`, unless it is above `most`."""
+    if value > most:
+        raise argparse.ArgumentTypeError(f"{value} is above {most}")
+    return value
+
+
 def not_negative_float(text: str) -> float:
     """An argparse type: a finite number, 0 or more."""
     value = float(text)

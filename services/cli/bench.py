@@ -10,69 +10,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from services.cli.arguments import (
-    CommandError,
     ExitCode,
     add_server,
     not_negative_float,
     parser,
     positive_float,
-    positive_int,
 )
 from services.cli.clients import GatewayClient
 from services.cli.progress import with_progress
 from services.cli.replay import Replay, Replayer, ReplayOptions
 from services.cli.report import result, write_lines, write_report
-from services.cli.workload import TraceJob, Workload, make_trace, read_trace
-from services.domain.errors import InvalidFieldError
-
-_GENERATED = ("jobs", "rate", "cv", "theta", "max_prompt_tokens", "max_output_tokens")
-_DEFAULTS = Workload(jobs=200, rate=4.0, cv=4.0, theta=1.1, max_prompt_tokens=512, max_output_tokens=256, seed=0)
-
-
-def add_workload(to: argparse.ArgumentParser) -> None:
-    """The flags that name a workload; simulations take the same."""
-    either = "(not with --trace)"
-    to.add_argument(
-        "--trace", type=Path, metavar="FILE", help="a trace: JSON lines of arrival_s, prompt_tokens, output_tokens, ..."
-    )
-    to.add_argument("--jobs", type=positive_int, help=f"jobs of a generated workload {either} [{_DEFAULTS.jobs}]")
-    to.add_argument("--rate", type=positive_float, help=f"arrivals per second {either} [{_DEFAULTS.rate}]")
-    to.add_argument(
-        "--cv",
-        type=not_negative_float,
-        help=f"coefficient of variation of the gaps between arrivals {either} [{_DEFAULTS.cv}]",
-    )
-    to.add_argument(
-        "--theta",
-        type=not_negative_float,
-        help=f"skew of the Zipf distribution of lengths {either} [{_DEFAULTS.theta}]",
-    )
-    to.add_argument(
-        "--max-prompt-tokens", type=positive_int, help=f"longest prompt {either} [{_DEFAULTS.max_prompt_tokens}]"
-    )
-    to.add_argument(
-        "--max-output-tokens", type=positive_int, help=f"longest output {either} [{_DEFAULTS.max_output_tokens}]"
-    )
-    to.add_argument("--seed", type=int, default=0, help="seed of lengths, arrivals and random prompts [0]")
-
-
-def workload_of(arguments: argparse.Namespace) -> tuple[list[TraceJob], dict[str, object]]:
-    """The trace that the flags name, and how `result.json` tells of it."""
-    given = {name: value for name in _GENERATED if (value := getattr(arguments, name)) is not None}
-    try:
-        if arguments.trace is not None:
-            if given:
-                raise CommandError(
-                    f"--trace and --{next(iter(given)).replace('_', '-')} exclude each other", ExitCode.REFUSED
-                )
-            with arguments.trace.open(encoding="utf-8") as lines:
-                return read_trace(lines), {"trace": str(arguments.trace), "seed": arguments.seed}
-        fields = {name: given.get(name, getattr(_DEFAULTS, name)) for name in _GENERATED} | {"seed": arguments.seed}
-        return make_trace(Workload(**fields)), fields
-    except InvalidFieldError as error:
-        raise CommandError(f"{arguments.trace}: {error}", ExitCode.REFUSED) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"--trace {arguments.trace} can't be read: {error}", ExitCode.REFUSED) from error
+from services.cli.workload import TraceJob
+from services.cli.workload_flags import add_workload, chosen_workload, told, trace_of
 
 
 def config_of(replay: Replay, options: ReplayOptions, workload: dict[str, object], server: str) -> dict[str, object]:
@@ -160,10 +109,10 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run the command. Exit 0 also when jobs failed: result.json tells how many; 1 if all did."""
     arguments = _parser().parse_args(argv)
-    trace, workload = workload_of(arguments)
+    workload = chosen_workload(arguments, arguments.seed)
     options = ReplayOptions(
         arguments.time_scale, arguments.seed, arguments.temperature, arguments.model, arguments.timeout
     )
-    content = asyncio.run(measure(arguments.server, trace, options, workload, arguments.out))
+    content = asyncio.run(measure(arguments.server, trace_of(workload), options, told(workload), arguments.out))
     print(_summary(content, arguments.out))
     return ExitCode.FAILED if content["failed"] == content["jobs"] else ExitCode.OK

@@ -1,20 +1,33 @@
 """Workloads: traces read from JSON lines, and generated ones. Pure: all randomness comes from the seed, nothing reads
 a clock.
 
-The generated ones are the FastServe paper's (PAPER 5): lengths from a bounded Zipf distribution, P(length = k)
-proportional to k ** -theta for k = 1 .. largest, drawn independently for prompts and outputs; gaps between arrivals
-from a Gamma distribution of a given mean (1 / rate) and coefficient of variation, so that a CV of 1 is Poisson
-traffic and one of 4 comes in bursts.
+The generated ones are the FastServe paper's (PAPER 5). Lengths: see lengths.py. Gaps between arrivals come from a
+Gamma distribution of a given mean (1 / rate) and coefficient of variation, so that a CV of 1 is Poisson traffic and one
+of 4 comes in bursts.
+
+Kinds of workloads: `zipf`, prompts and outputs drawn independently from the same bounded Zipf distribution; `sharegpt`
+and `alpaca`, from what is modelled of these datasets; `ratio`, all jobs with the same ratio of prompt to output: a
+length for both together is drawn from the bounded Zipf distribution, and the job gets as many whole output tokens as
+fit, one at least, and the prompt that belongs to them.
 """
 
 import json
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import accumulate
 from random import Random
 
+from services.cli.lengths import (
+    ALPACA,
+    SHAREGPT,
+    Lengths,
+    ZipfLengths,
+    fitted_lengths,
+    independent_lengths,
+    stratified_lengths,
+)
 from services.domain.errors import InvalidFieldError
 
 MOST_JOBS = 1_000_000
@@ -34,9 +47,20 @@ class TraceJob:
     prompt_token_ids: tuple[int, ...] | None = None
 
 
+class WorkloadKind(StrEnum):
+    """Where lengths come from."""
+
+    ZIPF = "zipf"
+    SHAREGPT = "sharegpt"
+    ALPACA = "alpaca"
+    RATIO = "ratio"
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A generated workload. `rate` in jobs per second, `cv` of the gaps between arrivals, `theta` of both lengths."""
+    """A generated workload. `rate` in jobs per second, `cv` of the gaps between arrivals; `theta` of the lengths of
+    `zipf` and `ratio`; `ratio` of prompt to output tokens of a `ratio` workload. Longest lengths cut the distributions.
+    """
 
     jobs: int
     rate: float
@@ -45,36 +69,8 @@ class Workload:
     max_prompt_tokens: int
     max_output_tokens: int
     seed: int
-
-
-class ZipfLengths:
-    """The bounded Zipf distribution over 1 .. largest."""
-
-    def __init__(self, theta: float, largest: int) -> None:
-        weights = [k**-theta for k in range(1, largest + 1)]
-        self._cumulative = list(accumulate(weights))
-        self.mean = sum(k * weight for k, weight in enumerate(weights, start=1)) / self._cumulative[-1]
-
-    def quantile(self, u: float) -> int:
-        """The length below or at which a share `u` (0 to 1) of all lengths lie."""
-        return min(bisect_right(self._cumulative, u * self._cumulative[-1]), len(self._cumulative) - 1) + 1
-
-
-def independent_lengths(lengths: ZipfLengths, count: int, random: Random) -> list[int]:
-    """Draws that know nothing of each other."""
-    return [lengths.quantile(random.random()) for _ in range(count)]
-
-
-def stratified_lengths(lengths: ZipfLengths, count: int, random: Random) -> list[int]:
-    """One draw from each of `count` equally probable strata, shuffled: the sum hardly depends on the seed, however
-    heavy the tail.
-
-    For workloads whose total work must be known beforehand: a short calibration run then has the same work per job as
-    a long trace.
-    """
-    drawn = [lengths.quantile((stratum + random.random()) / count) for stratum in range(count)]
-    random.shuffle(drawn)
-    return drawn
+    kind: WorkloadKind = WorkloadKind.ZIPF
+    ratio: float = 1.0
 
 
 def gamma_arrivals(count: int, rate: float, cv: float, random: Random) -> list[float]:
@@ -84,16 +80,44 @@ def gamma_arrivals(count: int, rate: float, cv: float, random: Random) -> list[f
     return list(accumulate(gaps, initial=0.0))
 
 
+_FITS = {WorkloadKind.SHAREGPT: SHAREGPT, WorkloadKind.ALPACA: ALPACA}
+
+
+def _lengths(workload: Workload) -> tuple[Lengths, Lengths]:
+    """Of prompts and of outputs."""
+    fit = _FITS.get(workload.kind)
+    if fit is None:
+        return (
+            ZipfLengths(workload.theta, workload.max_prompt_tokens),
+            ZipfLengths(workload.theta, workload.max_output_tokens),
+        )
+    return (
+        fitted_lengths(fit.prompt, workload.max_prompt_tokens),
+        fitted_lengths(fit.output, workload.max_output_tokens),
+    )
+
+
+def split_by_ratio(total_tokens: int, ratio: float) -> tuple[int, int]:
+    """Prompt and output tokens of a job of about so many: their ratio counts more than their sum."""
+    output_tokens = max(1, int(total_tokens / (1 + ratio)))
+    return max(1, int(output_tokens * ratio)), output_tokens
+
+
 def make_trace(workload: Workload, *, stratified: bool = False) -> list[TraceJob]:
     """The trace of a workload: the same for the same value. Rate and CV change no length."""
     streams = [Random(f"{workload.seed}/{name}") for name in ("prompts", "outputs", "arrivals")]
     draw = stratified_lengths if stratified else independent_lengths
-    prompts = draw(ZipfLengths(workload.theta, workload.max_prompt_tokens), workload.jobs, streams[0])
-    outputs = draw(ZipfLengths(workload.theta, workload.max_output_tokens), workload.jobs, streams[1])
+    if workload.kind is WorkloadKind.RATIO:
+        both = ZipfLengths(workload.theta, workload.max_prompt_tokens + workload.max_output_tokens)
+        lengths = [split_by_ratio(total, workload.ratio) for total in draw(both, workload.jobs, streams[0])]
+    else:
+        prompt_lengths, output_lengths = _lengths(workload)
+        prompts = draw(prompt_lengths, workload.jobs, streams[0])
+        lengths = list(zip(prompts, draw(output_lengths, workload.jobs, streams[1]), strict=True))
     arrivals = gamma_arrivals(workload.jobs, workload.rate, workload.cv, streams[2])
     return [
         TraceJob(str(number), arrival_s, prompt_tokens, output_tokens)
-        for number, (arrival_s, prompt_tokens, output_tokens) in enumerate(zip(arrivals, prompts, outputs, strict=True))
+        for number, (arrival_s, (prompt_tokens, output_tokens)) in enumerate(zip(arrivals, lengths, strict=True))
     ]
 
 

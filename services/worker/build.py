@@ -10,6 +10,7 @@ from services.domain.errors import InvalidFieldError
 from services.domain.ids import Epoch
 from services.domain.work import WorkerFacts
 from services.runtime.model_files import fingerprint
+from services.runtime.profile_file import Source
 from services.worker.engine import Engine
 from services.worker.environment import usable_cores
 from services.worker.model.config import read_config
@@ -22,7 +23,6 @@ from services.worker.pools import (
     make_pools,
 )
 from services.worker.profile import Limits, measure_or_read
-from services.worker.profile_file import Source
 from services.worker.settings import EngineSettings
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -26,10 +26,10 @@ import torch
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
 from services.domain.sampling import JobSampling
+from services.runtime.profile_file import Profile, Source, read_profile, write_profile
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
 from services.worker.model.llama import DecoderModel
 from services.worker.pools import KvPools
-from services.worker.profile_file import Source, read_profile, write_profile
 from services.worker.sampler import JobSampler, SampleRow, sample
 
 _log = logging.getLogger(__name__)
@@ -150,12 +150,12 @@ def measure_or_read(
     file = state_dir / "profiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     if file.exists():
         try:
-            return read_profile(file)[0]
+            return read_profile(file).cost
         except InvalidFieldError:
             file.unlink(missing_ok=True)  # damaged: measured again
     profile = measure(model, pools, limits)
     try:
-        write_profile(file, profile, source)
+        write_profile(file, Profile(profile, source))
     except InvalidFieldError as error:
         _log.warning("the next start measures again: %s", error)
     return profile

@@ -6,10 +6,10 @@ from statistics import fmean, pstdev
 
 import pytest
 
+from services.cli.lengths import ZipfLengths
 from services.cli.workload import (
     TraceJob,
     Workload,
-    ZipfLengths,
     make_trace,
     random_token_ids,
     read_trace,

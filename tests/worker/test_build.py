@@ -1,19 +1,18 @@
 """An engine as the settings say: pools within memory, a measured cost model kept for the next start."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from models.make_random import PRESETS, write_random_model
-from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import FastServeError, InvalidFieldError, ModelFolderError
+from services.runtime.profile_file import read_profile
 from services.worker import profile_command
 from services.worker.build import build, default_dtype
+from services.worker.link_speed import measure_link
 from services.worker.pools import BlockShape, block_counts
 from services.worker.profile import Limits, measure
-from services.worker.profile_file import read_profile, write_profile
 from services.worker.settings import EngineSettings
 from tests.worker.tiny import tiny_model, tiny_pools
 
@@ -97,24 +96,41 @@ class TestProfile:
         profile = measure(tiny_model(), tiny_pools(device_blocks=10), Limits(max_model_len=512, max_batch=2))
         assert profile.prefill[-1].tokens == 40
 
-    def test_a_file_is_read_as_it_was_written(self, tmp_path: Path) -> None:
-        profile = CostProfile((PrefillCost(16, 0.5),), (DecodeCost(1, 64, 0.25),))
-        write_profile(tmp_path / "deep" / "profile.json", profile, {"device": "x", "threads": 2})
-        assert read_profile(tmp_path / "deep" / "profile.json") == (profile, {"device": "x", "threads": 2})
-
-    def test_a_file_that_holds_no_profile_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "profile.json").write_text('{"prefill": []}')
-        with pytest.raises(InvalidFieldError, match="holds no profile"):
-            read_profile(tmp_path / "profile.json")
-
     def test_the_command_writes_it_with_its_source(self, model: Path, tmp_path: Path) -> None:
         arguments = ["--model", str(model), "--out", str(tmp_path / "p.json"), "--threads", "1", "--dtype", "float32"]
         limits = ["--max-model-len", "64", "--max-batch", "2", "--kv-device-tokens", "128"]
         assert profile_command.main([*arguments, *limits]) == 0
-        source = json.loads((tmp_path / "p.json").read_text())["source"]
-        assert (source["model"], source["dtype"], source["threads"]) == ("tiny", "float32", 1)
+        profile = read_profile(tmp_path / "p.json")
+        source = profile.source
+        assert (source["kind"], source["model"], source["dtype"], source["threads"]) == (
+            "measured",
+            "tiny",
+            "float32",
+            1,
+        )
         assert source["device"]
         assert source["measured_at"]
+
+    def test_the_command_writes_the_group_around_the_cost_model(self, model: Path, tmp_path: Path) -> None:
+        arguments = ["--model", str(model), "--out", str(tmp_path / "p.json"), "--threads", "1", "--dtype", "float32"]
+        limits = ["--max-model-len", "64", "--max-batch", "2", "--kv-device-tokens", "128", "--kv-host-tokens", "256"]
+        assert profile_command.main([*arguments, *limits]) == 0
+        profile = read_profile(tmp_path / "p.json")
+        shape = PRESETS["tiny"]
+        kv_values = 2 * shape.layers * shape.kv_heads * shape.head_dim
+        assert profile.kv_bytes_per_token == kv_values * 4
+        assert (profile.device_kv_tokens, profile.host_kv_tokens, profile.max_model_len) == (128, 256, 64)
+        assert (profile.stages, profile.tensor_parallel, profile.name) == (1, 1, "p")
+        assert profile.link is not None
+        assert profile.link.bytes_per_s > 0
+
+    def test_measuring_the_link_leaves_the_pools_as_they_were(self) -> None:
+        pools = tiny_pools()
+        pools.device.fill_(1)
+        link = measure_link(pools)
+        assert link.bytes_per_s > 0
+        assert link.latency_s >= 0
+        assert bool((pools.device == 1).all())
 
 
 class TestBuild:

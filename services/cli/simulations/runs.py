@@ -1,0 +1,90 @@
+"""One simulation of the command, from a case to its figures and files: the body of a process. The files are those of
+`bench`, and hold nothing but what follows from the case: no dates, no names of machines.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+from services.cli.report import JobRecord, distribution, result, write_report
+from services.cli.simulations.cases import CapacityOf, Case, realised_rate_per_s
+from services.cli.snapshot import Counters
+from services.simulator.capacity import fcfs_capacity_per_s
+from services.simulator.simulation import JobOutcome, Simulation, simulate
+
+Content = dict[str, object]
+_ENDED_WELL = ("length", "stop")
+
+
+def record_of(outcome: JobOutcome) -> JobRecord:
+    """An outcome as a replay's record."""
+    times_s = outcome.token_times_s
+    error = outcome.error
+    if error is None and outcome.finish_reason not in _ENDED_WELL:
+        error = f"ended as {outcome.finish_reason or 'nothing'}"
+    record = JobRecord(
+        id=outcome.id,
+        arrival_s=outcome.arrival_s,
+        prompt_tokens=outcome.prompt_tokens,
+        output_tokens=len(times_s),
+        finish_reason=outcome.finish_reason or None,
+        preemptions=outcome.preemptions,
+        error=error,
+    )
+    if times_s:
+        record.first_token_s, record.last_token_s = times_s[0], times_s[-1]
+        record.gaps_s.extend(later - sooner for sooner, later in pairwise(times_s))
+    return record
+
+
+def counters_of(simulation: Simulation) -> Counters:
+    """Counters as a server's status tells them."""
+    scheduler, kv = simulation.scheduler, simulation.kv
+    return Counters(
+        preemptions=scheduler.preemptions,
+        promotions=scheduler.promotions,
+        demotions=scheduler.demotions,
+        iterations=scheduler.iterations,
+        offloaded_bytes=kv.offloaded_bytes,
+        uploaded_bytes=kv.uploaded_bytes,
+        recomputed_tokens=kv.recomputed_tokens,
+        stall_s=kv.stall_s,
+        busy_s=simulation.busy_s,
+        plan_wait_s=simulation.plan_wait_s,
+    )
+
+
+def _only_simulated(simulation: Simulation) -> Content:
+    """What a live replay does not know."""
+    good = [outcome for outcome in simulation.outcomes if outcome.error is None]
+    return {
+        "queue_s": distribution([outcome.queue_s for outcome in good]),
+        "executing_s": distribution([outcome.executing_s for outcome in good]),
+        "swap_s": round(simulation.swap_s, 6),
+        "swap_exposed_s": round(simulation.swap_exposed_s, 6),
+        "peak_kv_tokens": simulation.peak_kv_tokens,
+        "peak_device_kv_tokens": simulation.peak_device_kv_tokens,
+    }
+
+
+def run_case(
+    case: Case, capacity_per_s: float | None, folder: Path, on_progress: Callable[[int], None] | None = None
+) -> Content:
+    """Simulate, write `result.json` and `jobs.jsonl` into `folder`, return the result's content."""
+    jobs = case.jobs
+    simulation = simulate(case.setup, jobs, on_progress)
+    config = dict(case.config)
+    if capacity_per_s is not None:
+        config["fcfs_capacity_per_s"] = round(capacity_per_s, 6)
+        config["load"] = None if case.rate_per_s is None else round(case.rate_per_s / capacity_per_s, 6)
+    realised_per_s = realised_rate_per_s(jobs)
+    config["arrivals_per_s"] = None if realised_per_s is None else round(realised_per_s, 6)
+    records = [record_of(outcome) for outcome in simulation.outcomes]
+    content = result(config, records, counters_of(simulation)) | {"simulated": _only_simulated(simulation)}
+    write_report(folder, content, records)
+    return content
+
+
+def measure_capacity(of: CapacityOf, on_progress: Callable[[int], None] | None = None) -> float:
+    """Jobs per second that FCFS sustains."""
+    return fcfs_capacity_per_s(of.setup, of.jobs, on_progress)

@@ -1,0 +1,144 @@
+"""The results of simulations side by side: a table for people, a CSV for other programs. No I/O."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from services.cli.simulations.cases import Case, Point, Variant
+
+WIDE_COLUMNS = 120
+"""Terminals with fewer columns get fewer figures; all are in the files."""
+
+_SECONDS = {
+    "jct_s": ("mean", "p95"),
+    "ttft_s": ("mean", "p95"),
+    "per_output_token_s": ("mean", "p95"),
+    "worst_gap_s": ("p95",),
+}
+_NARROW_SECONDS = {
+    "jct_s": ("mean", "p95"),
+    "ttft_s": ("mean",),
+    "per_output_token_s": ("mean",),
+    "worst_gap_s": ("p95",),
+}
+_HEADS = {"jct_s": "JCT", "ttft_s": "TTFT", "per_output_token_s": "per token", "worst_gap_s": "worst gap"}
+_STATISTICS = ("mean", "p50", "p95", "p99", "max")
+_DISTRIBUTIONS = ("jct_s", "ttft_s", "per_output_token_s", "inter_token_s", "worst_gap_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A case and its result."""
+
+    case: Case
+    content: dict[str, Any]
+
+    @property
+    def load(self) -> float | None:
+        """Arrivals relative to what FCFS sustains, if that was measured."""
+        load: float | None = self.content["config"].get("load")
+        return load
+
+
+def _mean(values: Sequence[float | None], form: str) -> str:
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):{form}}" if known else "-"
+
+
+def _spread(values: Sequence[float | None], form: str = ".3f") -> str:
+    """The mean over seeds, and below it the least and greatest of them where there are several."""
+    known = [value for value in values if value is not None]
+    extremes = [f"{min(known):{form}}", f"{max(known):{form}}"] if len(known) > 1 else []
+    return "\n".join([_mean(values, form), *extremes])
+
+
+def _groups(runs: Sequence[Run]) -> dict[tuple[Point, Variant], list[Run]]:
+    """Runs that differ in their seeds only, in the order of the cases."""
+    groups: dict[tuple[Point, Variant], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.case.point, run.case.variant), []).append(run)
+    return groups
+
+
+def _gain(before: Sequence[Run], after: Sequence[Run]) -> str:
+    """How many times shorter the mean JCT is than the first variant's, seed by seed."""
+    pairs = [
+        (sooner.content["jct_s"]["mean"], later.content["jct_s"]["mean"])
+        for later, sooner in zip(before, after, strict=True)
+    ]
+    return _spread([was / now if was and now else None for now, was in pairs], ".2f")
+
+
+def table(runs: Sequence[Run], wide: bool = True) -> Table:
+    """One row per point and variant, seconds but where it says otherwise."""
+    groups = _groups(runs)
+    first = runs[0].case
+    swept = any(point.axis for point, _ in groups)
+    compared = len({variant for _, variant in groups}) > 1
+    seeds = len({run.case.seed for run in runs})
+    spread = f" (mean, least and greatest of {seeds} seeds)" if seeds > 1 else ""
+    made = Table(
+        title=f"seconds, simulated on {first.config['profile']}{spread}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    if swept:
+        made.add_column(first.point.axis, justify="right")
+    made.add_column("policy", no_wrap=True)
+    shown = _SECONDS if wide else _NARROW_SECONDS
+    heads = ["load", *(f"{_HEADS[name]}\n{one}" for name, ones in shown.items() for one in ones)]
+    heads += (["times\nsooner"] if compared else []) + (["pre-\nempted", "GB\nmoved", "failed"] if wide else [])
+    for head in heads:
+        made.add_column(head, justify="right", no_wrap=True)
+    for (point, variant), group in groups.items():
+        baseline = next(other for (place, _), other in groups.items() if place == point)
+        made.add_row(
+            *([f"{point.value:g}"] if swept else []),
+            f"{variant.policy}\n{variant.kv_policy}",
+            _mean([run.load for run in group], ".2f"),
+            *(_spread([run.content[name][one] for run in group]) for name, ones in shown.items() for one in ones),
+            *([_gain(baseline, group)] if compared else []),
+            *(_counts(group) if wide else []),
+            end_section=compared and variant == list(groups)[-1][1],
+        )
+    return made
+
+
+def _counts(group: Sequence[Run]) -> list[str]:
+    """Means over seeds of what it took."""
+    return [
+        _mean([run.content["scheduler"]["preemptions"] for run in group], ".0f"),
+        _mean([_moved_gb(run) for run in group], ".2f"),
+        _mean([run.content["failed"] for run in group], ".0f"),
+    ]
+
+
+def _moved_gb(run: Run) -> float:
+    kv = run.content["kv"]
+    return float(kv["offloaded_bytes"] + kv["uploaded_bytes"]) / 1e9
+
+
+def summary_csv(runs: Sequence[Run]) -> list[str]:
+    """A line for every run under a line of names."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    scheduler, kv = (list(runs[0].content[part]) for part in ("scheduler", "kv"))
+    writer.writerow(
+        ["axis", "value", "policy", "kv_policy", "seed", "load", "jobs", "failed", "duration_s", "output_tokens_per_s"]
+        + [f"{name}.{one}" for name in _DISTRIBUTIONS for one in _STATISTICS]
+        + [*scheduler, *kv, "peak_kv_tokens"]
+    )
+    for run in runs:
+        case, content = run.case, run.content
+        load = "" if run.load is None else run.load
+        writer.writerow(
+            [case.point.axis, case.point.value if case.point.axis else "", case.variant.policy, case.variant.kv_policy]
+            + [case.seed, load, *(content[name] for name in ("jobs", "failed", "duration_s", "output_tokens_per_s"))]
+            + [content[name][one] for name in _DISTRIBUTIONS for one in _STATISTICS]
+            + [*content["scheduler"].values(), *content["kv"].values(), content["simulated"]["peak_kv_tokens"]]
+        )
+    return text.getvalue().splitlines()

@@ -1,0 +1,140 @@
+"""The flags that name a workload, shared by `bench` and `simulate`, and the workload that they name."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from services.cli.arguments import CommandError, ExitCode, at_most, not_negative_float, positive_float, positive_int
+from services.cli.lengths import DATASET_LARGEST
+from services.cli.workload import (
+    MOST_JOBS,
+    TraceJob,
+    Workload,
+    WorkloadKind,
+    make_trace,
+    read_trace,
+    scale_arrivals,
+)
+from services.domain.errors import InvalidFieldError
+
+_ZIPF = Workload(jobs=200, rate=4.0, cv=4.0, theta=1.1, max_prompt_tokens=512, max_output_tokens=256, seed=0)
+_DATASET = replace(_ZIPF, cv=1.0, max_prompt_tokens=DATASET_LARGEST, max_output_tokens=DATASET_LARGEST)
+DEFAULTS: Mapping[WorkloadKind, Workload] = {
+    WorkloadKind.ZIPF: _ZIPF,
+    WorkloadKind.RATIO: replace(_ZIPF, kind=WorkloadKind.RATIO),
+    WorkloadKind.SHAREGPT: replace(_DATASET, kind=WorkloadKind.SHAREGPT),
+    WorkloadKind.ALPACA: replace(_DATASET, kind=WorkloadKind.ALPACA),
+}
+"""What is taken for a flag that is not given. Datasets come with Poisson arrivals, as in the papers."""
+
+_GENERATED = ("jobs", "rate", "cv", "theta", "ratio", "max_prompt_tokens", "max_output_tokens")
+_WITHOUT = {
+    WorkloadKind.ZIPF: ("ratio",),
+    WorkloadKind.RATIO: (),
+    WorkloadKind.SHAREGPT: ("theta", "ratio"),
+    WorkloadKind.ALPACA: ("theta", "ratio"),
+}
+
+
+LONGEST_TOKENS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    """A workload that was read. `rate`: its arrivals are stretched to so many per second; None: as they are."""
+
+    path: str
+    jobs: tuple[TraceJob, ...]
+    seed: int
+    rate: float | None = None
+
+
+AnyWorkload = Workload | TraceFile
+
+
+def _job_count(text: str) -> int:
+    return at_most(positive_int(text), MOST_JOBS)
+
+
+def _length(text: str) -> int:
+    return at_most(positive_int(text), LONGEST_TOKENS)
+
+
+def add_workload(to: argparse.ArgumentParser, *, with_seed: bool = True) -> None:
+    """The flags. Without `with_seed` the command has a flag of its own for it."""
+    either = "(not with --trace)"
+    to.add_argument(
+        "--trace", type=Path, metavar="FILE", help="a trace: JSON lines of arrival_s, prompt_tokens, output_tokens, ..."
+    )
+    to.add_argument(
+        "--workload",
+        choices=[kind.value for kind in WorkloadKind],
+        help=f"lengths of a generated workload {either} [{_ZIPF.kind}]",
+    )
+    to.add_argument("--jobs", type=_job_count, help=f"jobs of a generated workload {either} [{_ZIPF.jobs}]")
+    to.add_argument("--rate", type=positive_float, help=f"arrivals per second {either} [{_ZIPF.rate}]")
+    to.add_argument(
+        "--cv",
+        type=not_negative_float,
+        help=f"coefficient of variation of the gaps between arrivals {either} [{_ZIPF.cv}; datasets {_DATASET.cv}]",
+    )
+    to.add_argument(
+        "--theta", type=not_negative_float, help=f"skew of the Zipf distribution of lengths {either} [{_ZIPF.theta}]"
+    )
+    to.add_argument(
+        "--ratio", type=positive_float, help=f"prompt tokens by output tokens, with --workload ratio [{_ZIPF.ratio}]"
+    )
+    for name in ("prompt", "output"):
+        zipf, dataset = (getattr(one, f"max_{name}_tokens") for one in (_ZIPF, _DATASET))
+        to.add_argument(
+            f"--max-{name}-tokens", type=_length, help=f"longest {name} {either} [{zipf}; datasets {dataset}]"
+        )
+    if with_seed:
+        to.add_argument("--seed", type=int, default=0, help="seed of lengths, arrivals and random prompts [0]")
+
+
+def chosen_workload(arguments: argparse.Namespace, seed: int) -> AnyWorkload:
+    """The workload that the flags name. Raises CommandError."""
+    given = {name: value for name in _GENERATED if (value := getattr(arguments, name)) is not None}
+    named: str | None = arguments.workload
+    if arguments.trace is not None:
+        extra = next(iter(given), None) if named is None else "workload"
+        if extra is not None:
+            raise CommandError(f"--trace and {_flag(extra)} exclude each other", ExitCode.REFUSED)
+        return _read(arguments.trace, seed)
+    kind = WorkloadKind.ZIPF if named is None else WorkloadKind(named)
+    for name in _WITHOUT[kind]:
+        if name in given:
+            raise CommandError(f"{_flag(name)} is not for --workload {kind}", ExitCode.REFUSED)
+    return replace(DEFAULTS[kind], seed=seed, **given)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _read(path: Path, seed: int) -> TraceFile:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return TraceFile(str(path), tuple(read_trace(lines)), seed)
+    except InvalidFieldError as error:
+        raise CommandError(f"{path}: {error}", ExitCode.REFUSED) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"--trace {path} can't be read: {error}", ExitCode.REFUSED) from error
+
+
+def trace_of(workload: AnyWorkload) -> list[TraceJob]:
+    """Its jobs."""
+    if isinstance(workload, Workload):
+        return make_trace(workload)
+    return list(workload.jobs) if workload.rate is None else scale_arrivals(workload.jobs, workload.rate)
+
+
+def told(workload: AnyWorkload) -> dict[str, object]:
+    """How `result.json` tells of it."""
+    if isinstance(workload, TraceFile):
+        rate = {} if workload.rate is None else {"rate": workload.rate}
+        return {"trace": workload.path, **rate, "seed": workload.seed}
+    fields = {name: value for name, value in asdict(workload).items() if name not in (*_WITHOUT[workload.kind], "kind")}
+    return {"workload": str(workload.kind), **fields}

@@ -1,0 +1,158 @@
+"""A cost model as a JSON file: seconds of iterations, the hardware around them, and where the numbers come from. One
+format for what was measured and for what was derived from published figures. No torch here.
+
+{"name": "opt-13b-a100-40gb", "description": "...",
+ "prefill": [{"tokens": 16, "seconds": 0.004}, ...],
+ "decode": [{"batch": 1, "context_tokens": 64, "seconds": 0.003}, ...],
+ "kv_bytes_per_token": 819200, "device_kv_tokens": 12000, "host_kv_tokens": 600000,
+ "link": {"bytes_per_s": 25e9, "latency_s": 1e-05, "duplex": true},
+ "stages": 1, "tensor_parallel": 1, "max_model_len": 2048,
+ "source": {"model": "...", "device": "...", "dtype": "...", ...}}
+
+Only `prefill`, `decode` and `source` are required: a file without the others still is a cost model. Figures are those
+of a whole group, all its GPUs together; the link's are those of one of its stages.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from services.domain.cost import CostProfile, DecodeCost, PrefillCost
+from services.domain.errors import InvalidFieldError
+
+Source = Mapping[str, object]
+"""Where the numbers come from: names with values that JSON can hold."""
+
+MOST_FILE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """The link between device and host memory, in each direction: all GPUs of one pipeline stage together.
+
+    `duplex`: both directions at once, as PCI Express does and a CPU's memory does not.
+    """
+
+    bytes_per_s: float
+    latency_s: float
+    duplex: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bytes_per_s < math.inf or not 0 <= self.latency_s < math.inf:
+            raise InvalidFieldError("link", "bytes_per_s must be above 0 and latency_s 0 or more, both finite")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The content of a file. `kv_bytes_per_token`: keys and values of one token in all layers. The pools are in
+    tokens: what the hardware has room for beside the weights, or what was measured with.
+    """
+
+    cost: CostProfile
+    source: Source
+    name: str = ""
+    description: str = ""
+    kv_bytes_per_token: int | None = None
+    device_kv_tokens: int | None = None
+    host_kv_tokens: int | None = None
+    link: LinkSpeed | None = None
+    stages: int = 1
+    tensor_parallel: int = 1
+    max_model_len: int | None = None
+
+    def __post_init__(self) -> None:
+        for field, least in _LEAST.items():
+            value = getattr(self, field)
+            if value is not None and value < least:
+                raise InvalidFieldError(field, f"must be {least} or more, is {value}")
+
+
+_LEAST = {
+    "kv_bytes_per_token": 1,
+    "device_kv_tokens": 1,
+    "host_kv_tokens": 0,
+    "stages": 1,
+    "tensor_parallel": 1,
+    "max_model_len": 1,
+}
+
+
+def profile_text(profile: Profile) -> str:
+    """The file's text: the same for the same profile."""
+    document: dict[str, object] = {
+        "name": profile.name or None,
+        "description": profile.description or None,
+        "prefill": [point._asdict() for point in profile.cost.prefill],
+        "decode": [point._asdict() for point in profile.cost.decode],
+        **{field: getattr(profile, field) for field in _LEAST},
+        "link": None if profile.link is None else asdict(profile.link),
+        "source": dict(profile.source),
+    }
+    return _rows({field: value for field, value in document.items() if value is not None}) + "\n"
+
+
+def _rows(document: Mapping[str, object]) -> str:
+    """JSON with one measured point per line, as a person reads and a diff shows it."""
+    parts = []
+    for field, value in document.items():
+        if isinstance(value, list):
+            points = ",\n  ".join(json.dumps(point) for point in value)
+            parts.append(f' "{field}": [\n  {points}\n ]')
+        else:
+            text = json.dumps(value, indent=1, ensure_ascii=False)
+            indented = text.replace("\n", "\n ")
+            parts.append(f' "{field}": {indented}')
+    return "{\n" + ",\n".join(parts) + "\n}"
+
+
+def write_profile(file: Path, profile: Profile) -> None:
+    """Writes the file so that a reader sees all of it or nothing. Raises InvalidFieldError where it can't be
+    written.
+    """
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(profile_text(profile), encoding="utf-8")
+        part.replace(file)
+    except OSError as error:
+        raise InvalidFieldError("profile", f"can't write {file}: {error.strerror}") from None
+
+
+def read_profile(file: Path) -> Profile:
+    """The profile of a file. Raises InvalidFieldError for a file that is missing or holds no profile."""
+    try:
+        if file.stat().st_size > MOST_FILE_BYTES:
+            raise InvalidFieldError("profile", f"{file} is larger than {MOST_FILE_BYTES} bytes")
+        return _parsed(json.loads(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InvalidFieldError("profile", f"can't read {file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise InvalidFieldError("profile", f"{file} holds no profile: {error!r}") from None
+
+
+def _parsed(document: Mapping[str, Any]) -> Profile:
+    prefill = tuple(PrefillCost(int(p["tokens"]), float(p["seconds"])) for p in document["prefill"])
+    decode = tuple(
+        DecodeCost(int(p["batch"]), int(p["context_tokens"]), float(p["seconds"])) for p in document["decode"]
+    )
+    link = document.get("link")
+    numbers = {field: int(value) for field in _LEAST if (value := document.get(field)) is not None}
+    return Profile(
+        cost=CostProfile(prefill, decode),
+        source=dict(document["source"]),
+        name=str(document.get("name", "")),
+        description=str(document.get("description", "")),
+        link=None if link is None else _parsed_link(link),
+        **numbers,
+    )
+
+
+def _parsed_link(link: Mapping[str, Any]) -> LinkSpeed:
+    duplex = link.get("duplex", True)
+    if not isinstance(duplex, bool):
+        raise ValueError(f"link.duplex must be true or false, is {duplex!r}")
+    return LinkSpeed(float(link["bytes_per_s"]), float(link["latency_s"]), duplex)

@@ -1,0 +1,207 @@
+"""The figures: declared as the papers' evaluation has them, run, drawn and written."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from services.cli.arguments import CommandError, ExitCode
+from services.cli.figures.catalogue import FIGURES
+from services.cli.figures.command import chosen, evaluate, main, write
+from services.cli.figures.drawing import GAPS_SUFFIX, apart, gaps_of, gaps_owner
+from services.cli.figures.evaluation import Evaluation
+from services.cli.figures.measures import NUMBERS
+from services.cli.figures.metrics import GAPS, JCT
+from services.cli.figures.paper_n26 import GOODPUT, MEAN_LATENCY, SWAPS, TAIL_LATENCY
+from services.cli.figures.paper_v1 import OPT_13B
+from services.cli.figures.simulating import server_setup
+from services.cli.figures.systems import COLOURS, FASTSERVE, FCFS, REACTIVE, SRPT
+from services.cli.figures.tables import HEADER, table
+from services.cli.figures.values import (
+    FULL,
+    MAIN,
+    QUICK,
+    Axis,
+    Figure,
+    Lengths,
+    Panel,
+    Points,
+    Scale,
+    Traffic,
+)
+from services.cli.workload import WorkloadKind
+
+TINY = Scale("quick", jobs=12, seeds=(0, 1), most_points=2, full=False)
+SHORT = Traffic(Lengths(WorkloadKind.ZIPF, theta=1.0, max_prompt_tokens=64, max_output_tokens=32), cv=2.0)
+FIGURE = Figure(
+    name="tiny",
+    shows="no paper's",
+    title="A figure for tests",
+    caption="OPT-13B.",
+    panels=(
+        Panel("rate", Axis.LOAD, Points((0.5, 0.9, 1.2), (2.0,)), OPT_13B, SHORT, (FCFS, FASTSERVE, SRPT), JCT, 1.0),
+        Panel("bursts", Axis.CV, Points((1.0, 4.0)), OPT_13B, SHORT, (FCFS, FASTSERVE, SRPT), JCT),
+    ),
+)
+ASKED_FOR = (
+    *("v1 Fig. 9", "v1 Fig. 10", "v1 Fig. 11", "v1 Fig. 12"),
+    *(f"N26 Fig. {number}" for number in (1, 8, 11, 12, 13, 14, 15, 16, 17, 18)),
+)
+
+
+def quiet(title: str, done: int, total: int) -> None:
+    """A progress that shows nothing."""
+    assert 0 <= done <= total, title
+
+
+def evaluated() -> Evaluation:
+    return evaluate((FIGURE,), TINY, 1, quiet)
+
+
+@pytest.fixture(scope="module")
+def evaluation() -> Evaluation:
+    return evaluated()
+
+
+def test_a_figure_writes_its_pictures_its_table_and_the_report(evaluation: Evaluation, tmp_path: Path) -> None:
+    write(evaluation, tmp_path, 1, quiet)
+    names = {f"tiny{suffix}.{kind}" for suffix in ("", GAPS_SUFFIX) for kind in ("svg", "png")}
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "tiny.csv", "REPORT.md"}
+
+
+def test_the_same_seeds_give_the_same_bytes(evaluation: Evaluation, tmp_path: Path) -> None:
+    for folder, each in (("one", evaluation), ("other", evaluated())):
+        write(each, tmp_path / folder, 1, quiet)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "other").iterdir()}
+    assert b"<dc:date>" not in files["tiny.svg"]
+
+
+def test_more_processes_change_no_number(evaluation: Evaluation) -> None:
+    assert evaluate((FIGURE,), TINY, 2, quiet).measured == evaluation.measured
+
+
+def test_the_table_has_a_row_a_run_and_the_spread_over_the_seeds(evaluation: Evaluation) -> None:
+    header, *rows = [line.split(",") for line in table(evaluation, FIGURE).splitlines()]
+    assert tuple(header) == HEADER
+    points = 2 * 3 + 2 * 3
+    assert len(rows) == points * (len(TINY.seeds) + len(("mean", "least", "greatest")))
+    value = {row[header.index("seed")]: float(row[header.index("jct_s.mean")]) for row in rows[:5]}
+    assert value["least"] == min(value["0"], value["1"])
+    assert value["greatest"] == max(value["0"], value["1"])
+    assert value["mean"] == pytest.approx((value["0"] + value["1"]) / 2, rel=1e-5)
+    assert value["0"] != value["1"]
+
+
+def test_loads_are_multiples_of_what_fcfs_serves(evaluation: Evaluation) -> None:
+    panel = FIGURE.panels[0]
+    for x in TINY.of(panel.points):
+        for measured in evaluation.at(panel, FASTSERVE, x):
+            assert measured.load == pytest.approx(x)
+            assert measured.rate_per_s == pytest.approx(x * measured.capacity_per_s)
+
+
+def test_every_run_has_every_number_and_no_job_fails(evaluation: Evaluation) -> None:
+    for measured in evaluation.measured.values():
+        assert tuple(measured.numbers) == NUMBERS
+        assert measured.numbers["jobs"] == TINY.jobs
+        assert measured.numbers["failed"] == 0
+
+
+def test_runs_that_are_equal_are_one_run(evaluation: Evaluation) -> None:
+    declared = list(FIGURE.runs(TINY))
+    assert len(evaluation.measured) == len(set(declared)) <= len(declared)
+    shared = {run for panel in MEAN_LATENCY.panels for run in panel.runs(MAIN)}
+    assert set(TAIL_LATENCY.runs(MAIN)) == shared == set(GOODPUT.runs(MAIN))
+
+
+def test_every_figure_that_the_papers_evaluation_has_is_declared() -> None:
+    shown = [figure.shows.partition(",")[0] for figure in FIGURES]
+    assert [name for name in ASKED_FOR if name not in shown] == []
+    assert len({figure.name for figure in FIGURES}) == len(FIGURES)
+
+
+def test_every_figure_has_the_oracle_and_the_baseline() -> None:
+    for figure in FIGURES:
+        for panel in figure.panels:
+            assert {FCFS, FASTSERVE, SRPT} <= set(panel.systems), (figure.name, panel.title)
+
+
+def test_panels_of_a_figure_have_titles_of_their_own() -> None:
+    for figure in FIGURES:
+        titles = [panel.title for panel in figure.panels]
+        assert len(set(titles)) == len(titles), figure.name
+
+
+def test_every_system_has_a_colour_of_its_own_within_a_panel() -> None:
+    for figure in FIGURES:
+        for panel in figure.panels:
+            colours = [COLOURS[system.label] for system in panel.systems]
+            assert len(set(colours)) == len(colours), (figure.name, panel.title)
+
+
+def test_every_run_of_the_main_set_names_a_server_that_exists() -> None:
+    for server, system in {(run.server, run.system) for figure in FIGURES for run in figure.runs(MAIN)}:
+        setup = server_setup(server, system)
+        assert setup.scheduler.policy is system.policy
+        assert setup.kv.policy.name == system.kv_policy
+        assert setup.scheduler.max_batch == server.max_batch
+        assert setup.scheduler.plans_in_flight == setup.stages + 1
+        assert setup.scheduler.starvation_limit_s == system.starvation_limit_s
+
+
+@pytest.mark.parametrize(("scale", "jobs", "seeds"), [(QUICK, 120, 1), (MAIN, 1000, 1), (FULL, 3000, 3)])
+def test_the_three_sets_have_their_jobs_and_seeds(scale: Scale, jobs: int, seeds: int) -> None:
+    assert scale.jobs == jobs
+    assert len(scale.seeds) == seeds
+
+
+def test_a_smaller_set_keeps_both_ends_of_an_axis() -> None:
+    points = Points((0.3, 0.6, 0.9, 1.2), (2.0,))
+    two = Scale("two", jobs=1, seeds=(0,), most_points=2, full=False)
+    assert two.of(points) == (0.3, 1.2)
+    assert MAIN.of(points) == points.main
+    assert FULL.of(points) == (0.3, 0.6, 0.9, 1.2, 2.0)
+
+
+def test_only_systems_with_idle_slots_run_for_each_number_of_them() -> None:
+    panel = Panel("K", Axis.IDLE_SLOTS, Points((0, 8)), OPT_13B, SHORT, (REACTIVE, FASTSERVE), JCT)
+    assert len(set(panel.runs(TINY))) == len(TINY.seeds) * (1 + 2)
+
+
+def test_figures_that_draw_the_same_runs_share_the_picture_of_their_gaps() -> None:
+    assert gaps_owner(TAIL_LATENCY, FIGURES) is MEAN_LATENCY
+    assert gaps_owner(TAIL_LATENCY, (TAIL_LATENCY,)) is TAIL_LATENCY
+
+
+def test_the_picture_of_gaps_has_each_sweep_once_by_both_measures() -> None:
+    panels = gaps_of(SWAPS).panels
+    assert [panel.metric for panel in panels] == list(GAPS)
+    assert {panel.sweep for panel in panels} == set(SWAPS.sweeps)
+
+
+def test_labels_never_overlap_and_stay_beside_the_axes() -> None:
+    for fractions in ([0.1, 0.1, 0.1, 0.9], [0.97, 0.98, 0.99, 1.0], [0.5]):
+        heights = apart(fractions)
+        assert all(above - below > 0.06 for below, above in pairwise(heights))
+        assert max(heights) <= 1.0
+
+
+def test_the_command_writes_the_figures_that_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--quick", "--only", "v1-quantum", "--processes", "1", "--out", str(tmp_path)]) == ExitCode.OK
+    assert capsys.readouterr().out == f"written to {tmp_path}\n"
+    assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".svg", ".csv", ".md"}
+    assert "`make figures QUICK=1`" in (tmp_path / "REPORT.md").read_text()
+
+
+def test_figures_are_chosen_by_the_beginnings_of_their_names() -> None:
+    assert [figure.name for figure in chosen("v1-09,n26-17")] == ["v1-09-overall", "n26-17-swap-policies"]
+    assert chosen(None) == FIGURES
+
+
+def test_a_figure_that_does_not_exist_is_refused_in_one_line() -> None:
+    with pytest.raises(CommandError, match="'n27'") as refused:
+        chosen("v1-09,n27")
+    assert refused.value.exit_code == ExitCode.REFUSED

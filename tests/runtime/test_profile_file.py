@@ -1,0 +1,80 @@
+"""The file of a cost model: one format for measured and derived ones, old files too."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.domain.cost import CostProfile, DecodeCost, PrefillCost
+from services.domain.errors import InvalidFieldError
+from services.runtime.profile_file import LinkSpeed, Profile, read_profile, write_profile
+
+COST = CostProfile((PrefillCost(16, 0.5), PrefillCost(32, 1.0)), (DecodeCost(1, 64, 0.25),))
+WHOLE = Profile(
+    cost=COST,
+    source={"kind": "derived", "formulas": {"decode": "bytes / bandwidth"}},
+    name="x",
+    description="a model on a machine",
+    kv_bytes_per_token=4096,
+    device_kv_tokens=1000,
+    host_kv_tokens=0,
+    link=LinkSpeed(25e9, 1e-5, duplex=False),
+    stages=2,
+    tensor_parallel=8,
+    max_model_len=2048,
+)
+OLD = {
+    "prefill": [{"tokens": 16, "seconds": 0.5}],
+    "decode": [{"batch": 1, "context_tokens": 64, "seconds": 0.25}],
+    "source": {"device": "x", "threads": 2},
+}
+
+
+@pytest.mark.parametrize("profile", [WHOLE, Profile(COST, {"device": "x"}), replace(WHOLE, link=None)])
+def test_a_file_is_read_as_it_was_written(profile: Profile, tmp_path: Path) -> None:
+    write_profile(tmp_path / "deep" / "profile.json", profile)
+    assert read_profile(tmp_path / "deep" / "profile.json") == profile
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["profile.json"]
+
+
+def test_a_file_of_points_and_source_alone_is_a_profile(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text(json.dumps(OLD))
+    cost = CostProfile((PrefillCost(16, 0.5),), (DecodeCost(1, 64, 0.25),))
+    assert read_profile(tmp_path / "old.json") == Profile(cost, {"device": "x", "threads": 2})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prefill": []}, "at least one"),
+        ({"decode": None}, "holds no profile"),
+        ({"source": 3}, "holds no profile"),
+        ({"link": {"bytes_per_s": 1.0}}, "holds no profile"),
+        ({"link": {"bytes_per_s": 0, "latency_s": 0}}, "link: "),
+        ({"link": 3}, "holds no profile"),
+        ({"link": {"bytes_per_s": 1.0, "latency_s": 0.0, "duplex": "yes"}}, "holds no profile"),
+        ({"stages": 0}, "stages: must be 1 or more, is 0"),
+        ({"kv_bytes_per_token": -1}, "kv_bytes_per_token: "),
+        ({"max_model_len": "long"}, "holds no profile"),
+    ],
+)
+def test_a_file_that_holds_no_profile_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_text(json.dumps(OLD | change))
+    with pytest.raises(InvalidFieldError, match=message):
+        read_profile(tmp_path / "profile.json")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "3", '{"prefill": []}'])
+def test_what_is_no_json_object_of_a_profile_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_text(text)
+    with pytest.raises(InvalidFieldError, match="holds no profile"):
+        read_profile(tmp_path / "profile.json")
+
+
+def test_a_missing_file_and_one_that_can_not_be_written_are_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidFieldError, match="can't read"):
+        read_profile(tmp_path / "none.json")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidFieldError, match="can't write"):
+        write_profile(tmp_path / "file" / "p.json", WHOLE)
