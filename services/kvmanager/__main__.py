@@ -4,10 +4,12 @@ import asyncio
 
 from services.kvmanager.driver import Driver
 from services.kvmanager.metrics import PoolCollector
+from services.kvmanager.recording import KV_MANAGER_FORMAT
 from services.kvmanager.service import KV_MANAGER_SERVICE, register
 from services.kvmanager.settings import KvManagerSettings
 from services.runtime.metrics import MetricsServer, new_registry
 from services.runtime.process import ServiceProcess, service_main
+from services.runtime.recording.recorder import Recorder, recording
 from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
 
@@ -18,7 +20,14 @@ CLOSE_LIMIT_S = 0.5
 async def serve(process: ServiceProcess[KvManagerSettings]) -> None:
     """The KV manager's life: listen, decide, say good-bye."""
     settings = process.settings
-    driver = Driver(settings.knobs)
+    with recording(settings, KV_MANAGER_FORMAT, settings.knobs, strict=True) as recorder:
+        await _serve(process, settings, recorder)
+
+
+async def _serve(
+    process: ServiceProcess[KvManagerSettings], settings: KvManagerSettings, recorder: Recorder | None
+) -> None:
+    driver = Driver(settings.knobs, recorder)
     server = RpcServer(settings.listen, (KV_MANAGER_SERVICE,), lambda grpc_server: register(grpc_server, driver))
     registry = new_registry()
     registry.register(PoolCollector(settings.served_model_name or "", lambda: driver.figures))

@@ -43,6 +43,7 @@ from services.kvmanager.policy.messages import (
     WorkerLost,
 )
 from services.kvmanager.policy.policies import KvKnobs
+from services.runtime.recording.recorder import Recorder
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +55,13 @@ MOST_STAGES = 64
 
 
 class Driver:
-    """Runs the machine. Made on its event loop."""
+    """Runs the machine; `recorder` sees every turn. Made on its event loop."""
 
-    def __init__(self, knobs: KvKnobs) -> None:
+    def __init__(self, knobs: KvKnobs, recorder: Recorder | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._knobs = knobs
-        self._machine = KvManager(knobs)
+        self._recorder = recorder
+        self._begin()
         self._inbox: list[Inbound] = []
         self._something = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -124,15 +126,21 @@ class Driver:
         """The service ends: tell the peers to dial again."""
         self._end_streams(NotReadyError("the KV manager is shutting down"))
 
+    def _begin(self) -> None:
+        """A machine that knows nothing."""
+        self._machine = KvManager(self._knobs)
+        handle = self._machine.handle
+        self._handle = handle if self._recorder is None else self._recorder.watching(handle)
+
     def _turn(self, items: Sequence[Inbound]) -> None:
         events: list[Event] = []
         for item in items:
             events += self._heard(item)
         try:
-            commands = self._machine.handle(events, self._loop.time())
+            commands = self._handle(events, self._loop.time())
         except ProtocolError as error:
             _log.error("starting anew: %s", error)
-            self._machine = KvManager(self._knobs)
+            self._begin()
             self._end_streams(error)
             commands = []
         self._execute(commands)

@@ -5,10 +5,11 @@ from typing import Literal
 from pydantic import Field
 
 from services.kvmanager.policy.policies import KvKnobs, policy_named
-from services.runtime.settings import Address, Settings
+from services.runtime.recording.settings import RecordingSettings
+from services.runtime.settings import Address
 
 
-class KvManagerSettings(Settings):
+class KvManagerSettings(RecordingSettings):
     """The KV manager: decides where each job's KV cache is."""
 
     listen: Address = Field("127.0.0.1:0", description="HOST:PORT to listen on; port 0: a free one")

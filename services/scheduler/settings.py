@@ -5,11 +5,12 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from services.runtime.model_files import served_name
-from services.runtime.settings import Address, Settings
+from services.runtime.recording.settings import RecordingSettings
+from services.runtime.settings import Address
 from services.scheduler.policy.config import Charge, PolicyName, SchedulerConfig
 
 
-class SchedulerSettings(Settings):
+class SchedulerSettings(RecordingSettings):
     """The scheduler: decides who runs in the next iteration."""
 
     listen: Address = Field("127.0.0.1:0", description="HOST:PORT to listen on; port 0: a free one")

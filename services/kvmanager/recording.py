@@ -1,0 +1,15 @@
+"""What a recording of the KV manager is made of (see services.runtime.recording.lines)."""
+
+from services.domain.protocol import Release
+from services.kvmanager.policy.messages import Command, Event
+from services.kvmanager.policy.policies import Defer, KvKnobs, KvPolicy, OnDemand, Proactive
+from services.runtime.recording.codec import Rules
+from services.runtime.recording.lines import MachineFormat
+
+KV_MANAGER_FORMAT = MachineFormat(
+    name="kvmanager",
+    settings=KvKnobs,
+    event=Event,
+    command=Command,
+    rules=Rules(stands_for={KvPolicy: Defer | OnDemand | Proactive}, last_words=frozenset({Release})),
+)

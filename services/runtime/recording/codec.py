@@ -1,0 +1,286 @@
+"""Values of closed types as JSON, and back.
+
+A codec is compiled from a type, such as the union of a machine's events, and knows what can be reached from it and
+nothing else: what is read can only ever become one of these values. A NamedTuple or a dataclass is the list of its
+fields, after its name where a union leaves open which it is; an enum is its value; tuples are lists. Python's JSON
+writes floats so that they read back exactly.
+
+Job ids hold what clients chose to call their requests. They are written as aliases, j0, j1 and so on in the order in
+which they are first met: the machines only compare ids, so the same ones must stay the same, no more. An alias is
+forgotten with its job.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from operator import attrgetter
+from types import NoneType, UnionType
+from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+
+from services.domain.errors import RecordingError
+from services.domain.ids import JobId
+
+Encoder = Callable[[Any], Any]
+Decoder = Callable[[Any], Any]
+
+_PLAIN = (int, float, str, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the types alone don't say.
+
+    stands_for: the closed union that stands for a protocol. left_out: fields that are not written, by (type, name), and
+    what is read in their place. last_words: records after whose turn the machine knows no more of their `job`.
+    """
+
+    stands_for: Mapping[Any, Any] = field(default_factory=dict)
+    left_out: Mapping[tuple[type, str], Any] = field(default_factory=dict)
+    last_words: frozenset[type] = frozenset()
+
+
+class Aliases:
+    """Names for job ids."""
+
+    def __init__(self) -> None:
+        self._names: dict[JobId, str] = {}
+        self._given = 0
+        self._leaving: list[JobId] = []
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, job: JobId) -> str:
+        """The job's alias, the same until it is forgotten."""
+        name = self._names.get(job)
+        if name is None:
+            name = self._names[job] = f"j{self._given}"
+            self._given += 1
+        return name
+
+    def leaves(self, job: JobId) -> None:
+        """The job is named in this turn for the last time."""
+        self._leaving.append(job)
+
+    def end_turn(self) -> None:
+        """Forget the jobs that left."""
+        for job in self._leaving:
+            self._names.pop(job, None)
+        self._leaving.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._names.clear()
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _always(constant: Any) -> Callable[[Any], Any]:
+    return lambda value: constant
+
+
+class Codec:
+    """Turns values of type `hint` into JSON's and back. Without `aliases` job ids are written as they are."""
+
+    def __init__(self, hint: Any, rules: Rules, aliases: Aliases | None = None) -> None:
+        self._rules = rules
+        self._aliases = aliases
+        self._encoders: dict[type, Encoder] = {}
+        self._decoders: dict[type, Decoder] = {}
+        self.types: dict[str, type] = {}
+        """Every record type that can be met, by name."""
+        self.encode = self._encoder(hint)
+        self.decode = self._decoder(hint)
+
+    def field_types(self, record: type) -> dict[str, Any]:
+        """A record's fields in order, with what they hold."""
+        hints = get_type_hints(record)
+        names = (
+            [one.name for one in fields(record) if one.init]
+            if is_dataclass(record)
+            else list(getattr(record, "_fields", ()))
+        )
+        return {name: hints[name] for name in names}
+
+    # --- to JSON -----------------------------------------------------------------------------------------------------
+
+    def _encoder(self, hint: Any) -> Encoder:
+        hint = self._rules.stands_for.get(hint, hint)
+        if hint is JobId:
+            return _same if self._aliases is None else self._aliases.name
+        if isinstance(hint, NewType):
+            return self._encoder(hint.__supertype__)
+        if hint in _PLAIN:
+            return _same
+        if get_origin(hint) is tuple:
+            return self._tuple_encoder(get_args(hint))
+        if get_origin(hint) in (UnionType, Union):
+            return self._union_encoder(get_args(hint))
+        if issubclass(hint, Enum):
+            return attrgetter("value")
+        return self._record_encoder(hint)
+
+    def _tuple_encoder(self, parts: tuple[Any, ...]) -> Encoder:
+        if len(parts) == 2 and parts[1] is Ellipsis:
+            encode = self._encoder(parts[0])
+            return list if encode is _same else lambda values: [encode(value) for value in values]
+        encoders = [self._encoder(part) for part in parts]
+        return lambda values: [encode(value) for encode, value in zip(encoders, values, strict=True)]
+
+    def _union_encoder(self, members: tuple[Any, ...]) -> Encoder:
+        others = [member for member in members if member is not NoneType]
+        if len(others) == 1:
+            encode = self._encoder(others[0])
+            return lambda value: None if value is None else encode(value)
+        by_type = {member: (member.__name__, self._encoder(member)) for member in others}
+
+        def encode_one(value: Any) -> Any:
+            if value is None:
+                return None
+            name, encode = by_type[type(value)]
+            return [name, *encode(value)]
+
+        return encode_one
+
+    def _record_encoder(self, record: type) -> Encoder:
+        if record in self._encoders:
+            return self._encoders[record]
+        assert self.types.setdefault(record.__name__, record) is record, f"two types are called {record.__name__}"
+        hints = self.field_types(record)
+        names = list(hints)
+        if is_dataclass(record):
+            row_of = _row_getter(names)
+        else:
+            assert hasattr(record, "_fields"), f"{record} is neither a NamedTuple nor a dataclass"
+            row_of = list
+        changes: list[tuple[int, Encoder]] = []
+        for at, (name, hint) in enumerate(hints.items()):
+            if (record, name) in self._rules.left_out:
+                changes.append((at, _always(self._rules.left_out[record, name])))
+            elif (encode := self._encoder(hint)) is not _same:
+                changes.append((at, encode))
+
+        def encode_record(value: Any) -> list[Any]:
+            row = row_of(value)
+            for at, encode in changes:
+                row[at] = encode(row[at])
+            return row
+
+        encode = encode_record
+        if self._aliases is not None and record in self._rules.last_words:
+            encode = _leaving_encoder(encode_record, self._aliases)
+        self._encoders[record] = encode
+        return encode
+
+    # --- from JSON ---------------------------------------------------------------------------------------------------
+
+    def _decoder(self, hint: Any) -> Decoder:
+        hint = self._rules.stands_for.get(hint, hint)
+        if isinstance(hint, NewType):
+            return self._decoder(hint.__supertype__)
+        if hint in _PLAIN:
+            return _plain_decoder(hint)
+        if get_origin(hint) is tuple:
+            return self._tuple_decoder(get_args(hint))
+        if get_origin(hint) in (UnionType, Union):
+            return self._union_decoder(get_args(hint))
+        if issubclass(hint, Enum):
+            return _enum_decoder(hint)
+        return self._record_decoder(hint)
+
+    def _tuple_decoder(self, parts: tuple[Any, ...]) -> Decoder:
+        if len(parts) == 2 and parts[1] is Ellipsis:
+            decode = self._decoder(parts[0])
+            return lambda values: tuple([decode(value) for value in _listed(values, None)])
+        decoders = [self._decoder(part) for part in parts]
+        return lambda values: tuple(
+            decode(value) for decode, value in zip(decoders, _listed(values, len(decoders)), strict=True)
+        )
+
+    def _union_decoder(self, members: tuple[Any, ...]) -> Decoder:
+        others = [member for member in members if member is not NoneType]
+        may_be_none = len(others) < len(members)
+        if len(others) == 1:
+            decode = self._decoder(others[0])
+            return lambda value: None if value is None else decode(value)
+        by_name = {member.__name__: self._decoder(member) for member in others}
+
+        def decode_one(value: Any) -> Any:
+            if value is None and may_be_none:
+                return None
+            name, *row = _listed(value, None) or [None]
+            if not isinstance(name, str) or name not in by_name:
+                raise RecordingError(f"{_short(value)} is none of {', '.join(by_name)}")
+            return by_name[name](row)
+
+        return decode_one
+
+    def _record_decoder(self, record: type) -> Decoder:
+        if record in self._decoders:
+            return self._decoders[record]
+        decoders: list[Decoder] = []
+        for name, hint in self.field_types(record).items():
+            if (record, name) in self._rules.left_out:
+                decoders.append(_always(self._rules.left_out[record, name]))
+            else:
+                decoders.append(self._decoder(hint))
+        count = len(decoders)
+
+        def decode_record(row: Any) -> Any:
+            row = _listed(row, count)
+            return record(*[decode(value) for decode, value in zip(decoders, row, strict=True)])
+
+        self._decoders[record] = decode_record
+        return decode_record
+
+
+def _row_getter(names: list[str]) -> Callable[[Any], list[Any]]:
+    """The fields of a dataclass as a list."""
+    if len(names) < 2:
+        return lambda value: [getattr(value, name) for name in names]
+    get = attrgetter(*names)
+    return lambda value: list(get(value))
+
+
+def _leaving_encoder(encode: Encoder, aliases: Aliases) -> Encoder:
+    def encode_last_words(value: Any) -> Any:
+        aliases.leaves(value.job)
+        return encode(value)
+
+    return encode_last_words
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _listed(value: Any, count: int | None) -> list[Any]:
+    """The value as a list of so many. Raises RecordingError."""
+    if not isinstance(value, list) or (count is not None and len(value) != count):
+        raise RecordingError(f"{_short(value)} is no list" + ("" if count is None else f" of {count}"))
+    return value
+
+
+def _plain_decoder(hint: type) -> Decoder:
+    # A time or a rank may be a whole number; true is no number.
+    kinds = (int, float) if hint is float else (hint,)
+
+    def decode_plain(value: Any) -> Any:
+        if type(value) not in kinds:
+            raise RecordingError(f"{_short(value)} is no {hint.__name__}")
+        return value
+
+    return decode_plain
+
+
+def _enum_decoder(kind: type[Enum]) -> Decoder:
+    def decode_enum(value: Any) -> Enum:
+        try:
+            return kind(value)
+        except ValueError:
+            raise RecordingError(f"{_short(value)} is no {kind.__name__}") from None
+
+    return decode_enum
