@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from services.runtime.metrics import MetricsServer, new_registry
 from services.runtime.model_files import fingerprint
 from services.runtime.process import ServiceProcess, service_main
+from services.runtime.readiness import Readiness
 from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
 from services.worker.compute_thread import ComputeThread
@@ -38,32 +39,20 @@ def _build(settings: WorkerSettings) -> "Built":
     return built
 
 
-class _Readiness:
-    """Carries "joined" and "lost" from the driver to the health service, and announces the first join."""
-
-    def __init__(self, process: ServiceProcess[WorkerSettings], server: RpcServer, metrics_address: str) -> None:
-        self._process = process
-        self._server = server
-        self._metrics_address = metrics_address
-        self._joined = False
-        self._announced = False
-        self._changed = asyncio.Event()
-
-    def set_joined(self, joined: bool) -> None:
-        self._joined = joined
-        self._changed.set()
-
-    async def follow(self) -> None:
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            await self._server.set_ready(self._joined)
-            if self._joined and not self._announced:
-                self._announced = True
-                self._process.announce_ready(self._server.address, self._metrics_address)
+async def _follow(
+    readiness: Readiness, process: ServiceProcess[WorkerSettings], server: RpcServer, metrics_address: str
+) -> None:
+    """Passes "joined" and "lost" on to the health service, and announces the first join."""
+    announced = False
+    while True:
+        joined = await readiness.changed()
+        await server.set_ready(joined)
+        if joined and not announced:
+            announced = True
+            process.announce_ready(server.address, metrics_address)
 
 
-async def _work(settings: WorkerSettings, registry: CollectorRegistry, readiness: _Readiness) -> None:
+async def _work(settings: WorkerSettings, registry: CollectorRegistry, readiness: Readiness) -> None:
     """Loads the model, then lives until cancelled or refused."""
     compute = ComputeThread()
     built = await compute.call(lambda: _build(settings))
@@ -72,7 +61,7 @@ async def _work(settings: WorkerSettings, registry: CollectorRegistry, readiness
         built.facts,
         Addresses(settings.scheduler, settings.kv_manager),
         compute.post,
-        readiness.set_joined,
+        readiness.set,
     )
     registry.register(EngineCollector(settings.group, built.engine.counters, lambda: driver.lives))
     try:
@@ -88,10 +77,10 @@ async def serve(process: ServiceProcess[WorkerSettings]) -> None:
     registry = new_registry()
     await server.start()
     metrics_server = MetricsServer(split_address(settings.health_listen).host, settings.metrics_port, registry)
-    readiness = _Readiness(process, server, metrics_server.address)
+    readiness = Readiness()
     tasks = [
         asyncio.create_task(_work(settings, registry, readiness)),
-        asyncio.create_task(readiness.follow()),
+        asyncio.create_task(_follow(readiness, process, server, metrics_server.address)),
         asyncio.create_task(process.stopping.wait()),
     ]
     try:

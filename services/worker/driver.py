@@ -55,6 +55,7 @@ class RunsPlans(Protocol):
     def run(self, plan: Plan) -> WorkerResult: ...
     def has_unfinished_jobs(self) -> bool: ...
     def add_plan_wait(self, seconds: float) -> None: ...
+    def give_up(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,9 @@ class Stepper:
         self._epoch = Epoch(0)
 
     def stop(self) -> None:
-        """Returns after the iteration under way; no plan is run any more."""
+        """Gives up the iteration under way, and returns when that has ended; no plan is run any more."""
         self.end_life()
+        self._engine.give_up()
         self._plans.put(None)
         self._ended.wait()
 

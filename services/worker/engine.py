@@ -12,9 +12,9 @@ jobs are awaited, and no others. All entries run as one forward pass, decodes an
 with a limit: each of these runs by itself, so that giving it up costs the others nothing.
 
 Sampled tokens stay here: a decode entry brings no token, it goes on from the last one. Plans are made before the
-results of earlier ones are known, so an entry may name a job whose last token ended it, or whose prefill was cut.
-Such an entry is passed over: nothing is computed, no token reported. Nor is anything written then, so the blocks that
-a Release frees hold nothing of a later plan.
+results of earlier ones are known, so an entry may name a job whose last token ended it. Such an entry is passed over:
+nothing is computed, no token reported. Nor is anything written then, so the blocks that a Release frees hold nothing
+of a later plan. A job whose prefill may be given up is in no plan that is made before that plan's result.
 
 What a job has sampled, and its KV, are forgotten by a ReleaseBlocks, or when a new life begins: then the scheduler
 sends it again from position 0, its earlier output among the tokens.
@@ -82,6 +82,7 @@ class Engine:
         self._copier = make_copier(pools) if copier is None else copier
         self._epoch = Epoch(0)
         self._last_plan = -1
+        self._given_up = False
         self._stall_s = self._busy_s = self._plan_wait_s = 0.0
         self._offloaded_blocks = self._uploaded_blocks = 0
         self._tables = self._new_tables(_ignore)
@@ -105,6 +106,10 @@ class Engine:
         self._epoch, self._last_plan = epoch, -1
         self._tables = self._new_tables(on_done)
         self._before_this_life = self.counters()
+
+    def give_up(self) -> None:
+        """Abandons the iteration under way, if any, between two of its layers. Nothing can be run afterwards."""
+        self._given_up = True
 
     def close(self) -> None:
         """Ends the copier's threads."""
@@ -130,7 +135,7 @@ class Engine:
 
     def run(self, plan: Plan) -> WorkerResult:
         """Runs an iteration and returns what it made. Raises ProtocolError, having computed nothing, for a plan
-        that can't be right.
+        that can't be right, and PrefillCut when it was given up.
         """
         if plan.epoch != self._epoch or plan.plan <= self._last_plan:
             raise ProtocolError(
@@ -152,8 +157,6 @@ class Engine:
                 continue
             logits = self._forward_until(part, part.entry.cut_after_s)
             if logits is None:
-                part.state.cut = True
-                part.place.tables.valid_tokens = 0
                 cut.append(part.entry.job)
             else:
                 computed.append(([part], logits))
@@ -204,7 +207,7 @@ class Engine:
                 fresh.append((place.tables, state))
             elif state is None:
                 raise ProtocolError(f"{self._told(entry)}: the job is not known: {self._tables.story(place.tables)}")
-            elif state.ended or state.cut:
+            elif state.ended:
                 continue
             self._check_entry(entry, state, place)
             parts.append(Part(entry, state, place))
@@ -212,7 +215,7 @@ class Engine:
             tables.state, tables.valid_tokens = state, 0
         for part in parts:
             if part.entry.token_ids:
-                part.state.learn(part.entry.token_ids)
+                part.state.learn(part.entry.from_token, part.entry.token_ids)
         return parts
 
     def _check_entry(self, entry: PlanWork, state: JobState, place: Place) -> None:
@@ -246,11 +249,14 @@ class Engine:
             token_ids.extend(part.entry.token_ids or (part.state.last_token,))
         batch = BatchLayout.of([part.sequence() for part in parts], self.block_size, self._device)
         token_ids_T = torch.tensor(token_ids, dtype=torch.int64).to(self._device, non_blocking=True)
-        logits_SV: Tensor = self.model(token_ids_T, self.cache, batch, keep_going)
+        logits_SV: Tensor = self.model(token_ids_T, self.cache, batch, keep_going or self._goes_on)
         self._copier.launched()
         for part in parts:
             part.place.tables.valid_tokens = part.entry.to_token
         return logits_SV
+
+    def _goes_on(self) -> bool:
+        return not self._given_up
 
     def _forward_until(self, part: Part, limit_s: float) -> Tensor | None:
         """A pass by itself, or None when it was given up after `limit_s` seconds."""

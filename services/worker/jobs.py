@@ -14,11 +14,10 @@ from services.worker.token_counts import TokenCounts
 
 
 class JobState:
-    """One job's progress. `counts` is None unless the job's penalties need it. `cut`: its prefill was given up."""
+    """One job's progress. `counts` is None unless the job's penalties need it."""
 
     __slots__ = (
         "counts",
-        "cut",
         "ended",
         "known_tokens",
         "last_token",
@@ -37,12 +36,12 @@ class JobState:
         self.learned_tokens = 0
         self.last_token = -1
         self.ended = False
-        self.cut = False
 
-    def learn(self, token_ids: Sequence[int]) -> None:
-        """The next tokens of a prefill: prompt, then output made earlier."""
+    def learn(self, from_token: int, token_ids: Sequence[int]) -> None:
+        """Tokens of a prefill: prompt, then output made earlier. Those of one that was given up come again."""
         if self.counts is None:
             return
+        token_ids = token_ids[max(self.learned_tokens - from_token, 0) :]
         prompt_share = max(self.prompt_tokens - self.learned_tokens, 0)
         self.counts.add_prompt(token_ids[:prompt_share])
         for token_id in token_ids[prompt_share:]:

@@ -80,6 +80,9 @@ class FakeEngine:
     def add_plan_wait(self, seconds: float) -> None:
         self.plan_wait_s += seconds
 
+    def give_up(self) -> None:
+        self.go_on.set()
+
 
 class Rig:
     def __init__(self, peers: Peers, engine: FakeEngine) -> None:
@@ -212,6 +215,16 @@ async def test_an_iteration_under_way_is_finished_and_forgotten_when_the_life_en
     again.send_plan(1, entry())
     assert (await again.next_result()).result.epoch == 101
     assert [plan.epoch for plan in rig.engine.plans] == [100, 101]
+
+
+async def test_a_worker_that_is_stopped_does_not_wait_for_a_long_iteration(rig: Rig) -> None:
+    scheduler, _ = await rig.next_life()
+    rig.engine.go_on.clear()
+    scheduler.send_plan(1, entry())
+    assert await asyncio.to_thread(rig.engine.started.wait, LIMIT_S)
+    rig.task.cancel()
+    async with asyncio.timeout(LIMIT_S / 2):
+        await asyncio.gather(rig.task, return_exceptions=True)
 
 
 async def test_a_plan_that_can_not_be_right_ends_the_life_and_is_logged(

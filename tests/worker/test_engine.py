@@ -11,6 +11,7 @@ from services.domain.protocol import Assign
 from services.domain.sampling import JobSampling
 from services.domain.work import JobSpec, Plan, PlanWork
 from services.worker.engine import Engine
+from services.worker.model.cut import PrefillCut
 from tests.worker.tiny import KvHand, Runner, alone, new_engine, prompt_of, sampling
 
 
@@ -65,7 +66,7 @@ def test_a_chunked_prefill_samples_once_at_its_end(runner: Runner) -> None:
 
 
 def test_a_job_prefilled_again_with_its_output_goes_on_as_if_nothing_had_happened(runner: Runner) -> None:
-    how = varied(2)
+    how = sampling(max_tokens=20, seed=1, temperature=1.0, presence_penalty=2.0)
     job = runner.add("a/0", prompt_of(4, 6), how)
     for _ in range(4):
         runner.run(runner.entry(job))
@@ -107,16 +108,32 @@ def test_a_prefill_is_cut_at_its_limit_and_costs_the_others_nothing(runner: Runn
     result = runner.run(runner.entry(job, cut_after_s=0.0), runner.entry(other)).result
     assert result.cut == (job,)
     assert [token.job for token in result.tokens] == [other]
-    # A decode planned before the cut was known is passed over.
-    behind = PlanWork(job, 40, 41, (), None, None)
-    runner.kv.grow(job, 41)
-    assert [token.job for token in runner.run(behind, runner.entry(other)).result.tokens] == [other]
     runner.planned[job] = 0
     result = runner.run(runner.entry(job, cut_after_s=60.0), runner.entry(other)).result
     assert result.cut == ()
     runner.finish(job, other)
     assert runner.outputs[job] == alone(prompt_of(7, 40), sampling())
     assert runner.outputs[other] == alone(prompt_of(6, 3), sampling())
+
+
+def test_a_chunk_that_is_cut_is_computed_again_and_the_chunks_before_it_are_not(runner: Runner) -> None:
+    how = sampling(max_tokens=20, seed=1, temperature=1.0, presence_penalty=2.0)
+    job = runner.add("a/0", prompt_of(7, 40), how)
+    runner.run(runner.entry(job, to_token=16))
+    assert runner.run(runner.entry(job, cut_after_s=0.0)).result.cut == (job,)
+    runner.planned[job] = 16
+    runner.finish(job)
+    assert runner.outputs[job] == alone(prompt_of(7, 40), how)
+
+
+def test_an_engine_that_gives_up_abandons_its_iteration_between_two_layers(runner: Runner, engine: Engine) -> None:
+    job = runner.add("a/0", prompt_of(1, 40), sampling())
+    asked: list[int] = []
+    engine.model.layers[0].register_forward_hook(lambda *_: engine.give_up())
+    engine.model.layers[1].register_forward_hook(lambda *_: asked.append(1))
+    with pytest.raises(PrefillCut):
+        runner.run(runner.entry(job))
+    assert asked == []
 
 
 def swap_at_random(runner: Runner, jobs: list[JobId], dice: random.Random) -> int:

@@ -7,7 +7,6 @@ that is kept of the family. A field that is missing has the default that transfo
 can't compute is refused here, by name, before any weight is read: a wrong answer that looks right is worse than none.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from services.domain.errors import ModelFolderError
+from services.runtime import model_files
 from services.worker.model.fields import Fields
 
 GREATEST_SIZE = 1 << 24
@@ -111,18 +111,7 @@ def read_config(folder: Path) -> ModelConfig:
 
     Raises ModelFolderError if config.json is missing, broken or asks for what is not supported.
     """
-    path = folder / "config.json"
-    if not folder.is_dir():
-        raise ModelFolderError(f"{folder} is not a folder")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelFolderError(f"{folder} holds no config.json") from None
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(f"{path} can't be read as JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ModelFolderError(f"{path} does not hold a JSON object")
-    return parse_config(raw)
+    return parse_config(model_files.read_config(folder))
 
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:

@@ -171,13 +171,13 @@ def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], messa
 def test_a_folder_must_hold_a_config_that_is_a_json_object(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="is not a folder"):
         read_config(tmp_path / "none")
-    with pytest.raises(ModelFolderError, match=r"holds no config\.json"):
+    with pytest.raises(ModelFolderError, match=r"has no config\.json"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelFolderError, match="can't be read as JSON"):
+    with pytest.raises(ModelFolderError, match="is not JSON"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ModelFolderError, match="does not hold a JSON object"):
+    with pytest.raises(ModelFolderError, match="must be a JSON object"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
     assert read_config(tmp_path) == parsed()
