@@ -17,6 +17,7 @@ from services.cli.lives import Addresses, ServiceCommand
 from services.cli.supervisor import supervise
 from services.cli.up_settings import SERVICES, OwnSettings, UpSettings, names_model, passed_on
 from services.domain.errors import FastServeError
+from services.runtime.model_files import BUNDLED_MODEL
 from services.runtime.process import die_with_parent, write_ready_file
 from services.runtime.settings import ENVIRONMENT_PREFIX, parse_flags, resolve
 
@@ -26,11 +27,6 @@ STOP_MARGIN_S = 15.0
 WORKER_STOP_LIMIT_S = 20.0
 
 _LINK_HOST = "127.0.0.1"
-
-
-def bundled_model() -> Path:
-    """The model that comes with FastServe: beside the packages in a checkout."""
-    return Path(__file__).resolve().parents[2] / "models" / "bundled"
 
 
 def _listen(known: Mapping[str, Addresses], name: str) -> list[str]:
@@ -91,7 +87,7 @@ def flags_of_services(settings: OwnSettings, environ: Mapping[str, str], config:
             flags[service] += ["--config", str(config)]
         takes_model = "model" in its_settings.model_fields
         if takes_model and settings.model is None and not names_model(service, environ, config):
-            flags[service] += ["--model", str(bundled_model())]
+            flags[service] += ["--model", str(BUNDLED_MODEL)]
     return flags
 
 

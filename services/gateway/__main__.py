@@ -20,6 +20,7 @@ from services.runtime.channel import open_channel
 from services.runtime.metrics import MetricsServer, new_registry
 from services.runtime.model_files import fingerprint, read_facts
 from services.runtime.process import ServiceProcess, service_main
+from services.runtime.readiness import Readiness
 from services.runtime.server import RpcServer
 
 SCRAPE_LIMIT_S = 1.0
@@ -54,13 +55,6 @@ def _load_reader(admin: AdminClient) -> Callable[[], SchedulerLoad | None]:
     return read
 
 
-async def _follow_ready(server: RpcServer, driver: Driver, changed: asyncio.Event) -> None:
-    while True:
-        await changed.wait()
-        changed.clear()
-        await server.set_ready(driver.ready)
-
-
 async def _serve_until_stopped(process: ServiceProcess[GatewaySettings], link_task: "asyncio.Task[None]") -> None:
     """Returns at the first signal. Raises what ended the link: PeerMismatchError."""
     stopping = asyncio.create_task(process.stopping.wait())
@@ -76,11 +70,11 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
     model = _load_model(settings)
     registry = new_registry()
     metrics = GatewayMetrics(registry, model.name)
-    changed = asyncio.Event()
+    readiness = Readiness()
     async with open_channel(settings.scheduler) as channel:
         link = SchedulerLink(channel, settings.scheduler, uuid.uuid4().hex, fingerprint(settings.model))
         admin = AdminClient(channel)
-        driver = Driver(model, link, metrics, settings.max_open_requests, changed.set)
+        driver = Driver(model, link, metrics, settings.max_open_requests, readiness.set)
         server = RpcServer(
             f"{settings.host}:{settings.grpc_port}",
             (INFERENCE_SERVICE, ADMIN_SERVICE),
@@ -90,7 +84,7 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
         registry.register(SchedulerCollector(model.name, _load_reader(admin), lambda: metrics.refused))
         await server.start()
         process.announce_ready(server.address, metrics_server.address)
-        follower = asyncio.create_task(_follow_ready(server, driver, changed))
+        follower = asyncio.create_task(readiness.follow(server))
         link_task = asyncio.create_task(link.run(driver.on_limits, driver.on_updates, driver.on_lost))
         try:
             await _serve_until_stopped(process, link_task)

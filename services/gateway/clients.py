@@ -16,17 +16,11 @@ from fastserve.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2_grpc
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import PeerMismatchError, ProtocolError
 from services.domain.ids import JobId
-from services.domain.work import ServingLimits
-from services.gateway.convert import (
-    cancel_to_wire,
-    hello_to_wire,
-    load_from_wire,
-    submission_to_wire,
-    updates_from_wire,
-)
-from services.gateway.policy.messages import CancelReason, JobUpdate, Submission
+from services.domain.work import CancelReason, JobUpdate, ServingLimits, Submission
+from services.gateway.convert import hello_to_wire, load_from_wire
 from services.gateway.policy.status import SchedulerLoad
 from services.runtime.channel import Backoff
+from services.runtime.gateway_link.convert import cancel_to_wire, submission_to_wire, updates_from_wire
 from services.runtime.scheduler_link.convert import limits_from_wire
 from services.runtime.status import from_grpc
 
@@ -53,10 +47,10 @@ class SchedulerLink:
         self._is_up = False
 
     def submit(self, submission: Submission) -> None:
-        self._put(submission_to_wire(submission))
+        self._put(wire.GatewayLinkRequest(submit=submission_to_wire(submission)))
 
     def cancel(self, job: JobId, reason: CancelReason) -> None:
-        self._put(cancel_to_wire(job, reason))
+        self._put(wire.GatewayLinkRequest(cancel=cancel_to_wire(job, reason)))
 
     def _put(self, message: wire.GatewayLinkRequest) -> None:
         if self._is_up:

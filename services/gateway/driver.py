@@ -26,12 +26,11 @@ from services.domain.errors import (
     ProtocolError,
 )
 from services.domain.ids import JobId
-from services.domain.work import ServingLimits
+from services.domain.work import CancelReason, FinishReason, JobUpdate, ServingLimits, Submission
 from services.gateway.leaving import LeavingRequests
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.open_request import Choice, Listener, OpenRequest
 from services.gateway.policy.detokenizer import CONTEXT_TOKENS
-from services.gateway.policy.messages import CancelReason, FinishReason, JobUpdate, Submission
 from services.gateway.policy.output import ChoiceOutput
 from services.gateway.policy.request import Request
 from services.gateway.policy.resolve import job_id_of, resolve, seed_of
@@ -66,8 +65,14 @@ class ServedModel:
     created_s: int
 
 
+def _over_context(context: int, least: int) -> InvalidFieldError:
+    return InvalidFieldError(
+        "text", f"must leave room for output in the context of {context} tokens, it has more than {least}"
+    )
+
+
 class Driver:
-    """Open requests and their jobs. `on_ready_changed` is called whenever `ready` may have changed."""
+    """Open requests and their jobs. `on_ready` is called with `ready` whenever it may have changed."""
 
     def __init__(
         self,
@@ -75,14 +80,14 @@ class Driver:
         link: Link,
         metrics: GatewayMetrics,
         most_requests: int,
-        on_ready_changed: Callable[[], None],
+        on_ready: Callable[[bool], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model = model
         self._link = link
         self._metrics = metrics
         self._most_requests = most_requests
-        self._on_ready_changed = on_ready_changed
+        self._on_ready = on_ready
         self._clock = clock
         self._limits: ServingLimits | None = None
         self._draining = False
@@ -126,9 +131,7 @@ class Driver:
         if request.text is not None:
             least = self.model.tokenizer.least_tokens(utf8_length(request.text))
             if least >= context:
-                raise InvalidFieldError(
-                    "text", f"must leave room for output in the context of {context} tokens, it has more than {least}"
-                )
+                raise _over_context(context, least)
 
     def open(self, request: Request, body_digest: bytes, deadline_in_s: float | None) -> Listener:
         """A listener to this request's output, to be closed by the caller. `request` has passed `check`.
@@ -187,11 +190,13 @@ class Driver:
             opened.preparation = None
 
     def _encode(self, request: Request) -> "array[int]":
-        return (
-            self.model.tokenizer.encode(request.text)
-            if request.text is not None
-            else array("I", request.token_ids or ())
-        )
+        """Raises InvalidFieldError for a text that is far too long, long before all of it would be tokenized."""
+        if request.text is None:
+            return array("I", request.token_ids or ())
+        context = self.model.limits.max_model_len
+        if self.model.tokenizer.far_exceeds(request.text, context):
+            raise _over_context(context, context)
+        return self.model.tokenizer.encode(request.text)
 
     def _submit(self, opened: OpenRequest, request: Request, prompt: "array[int]", deadline_s: float | None) -> None:
         """One job per choice. Raises InvalidFieldError, NotReadyError."""
@@ -207,7 +212,8 @@ class Driver:
             choices.append(choice)
             self._choices[choice.job] = choice
             remaining_s = None if deadline_s is None else max(0.0, deadline_s - self._clock())
-            self._link.submit(Submission(choice.job, opened.body_digest, prompt, sampling, remaining_s))
+            digest = opened.body_digest
+            self._link.submit(Submission(choice.job, digest, prompt, sampling, deadline_in_s=remaining_s))
         opened.prompt_tokens = len(prompt)
         opened.choices = tuple(choices)
         opened.open_choices = len(choices)
@@ -263,12 +269,12 @@ class Driver:
     def on_limits(self, limits: ServingLimits) -> None:
         """The scheduler is there, or its limits changed."""
         self._limits = limits
-        self._on_ready_changed()
+        self._on_ready(self.ready)
 
     def on_lost(self) -> None:
         """The stream to the scheduler ended, and with it every job."""
         self._limits = None
-        self._on_ready_changed()
+        self._on_ready(self.ready)
         self._leaving.clear()
         for opened in list(self._requests.values()):
             if not opened.over and opened.preparation is None:
@@ -352,7 +358,7 @@ class Driver:
     async def drain(self, limit_s: float) -> None:
         """Takes no new requests, waits for the open ones, and ends those that are left after `limit_s` with ABORT."""
         self._draining = True
-        self._on_ready_changed()
+        self._on_ready(self.ready)
         if await self._all_left(limit_s):
             return
         _log.warning("aborting %d requests that did not end within %g s", len(self._requests), limit_s)

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from services.gateway.policy.messages import FinishReason, JobTimings
+from services.domain.work import FinishReason, JobTimings
 from services.gateway.policy.status import GroupLoad, IterationTokens, SchedulerLoad
 
 PREFIX = "fastserve:"

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from services.domain.ids import JobId
-from services.gateway.policy.messages import CancelReason, JobTimings, Usage
-from services.gateway.policy.output import ChoiceOutput, Cursor, Piece
+from services.domain.work import CancelReason, JobTimings
+from services.gateway.policy.output import ChoiceOutput, Cursor, Piece, Usage
 
 
 class Choice:

@@ -12,10 +12,10 @@ import grpc
 
 from fastserve.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
 from services.domain.errors import NotReadyError
+from services.domain.work import CancelReason
 from services.gateway.clients import AdminClient
 from services.gateway.convert import body_digest, model_to_wire, piece_to_wire, request_from_wire
 from services.gateway.driver import RETRY_S, Driver
-from services.gateway.policy.messages import CancelReason
 
 INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name

@@ -17,6 +17,10 @@ from services.domain.errors import ModelFolderError
 from services.gateway.policy.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from services.runtime.model_files import tokenizer_file
 
+SLICE_CHARACTERS = 32 * 1024
+CHARACTERS_A_TOKEN = 6
+"""Texts that have fewer for each token that may be are tokenized at once: they are short enough, or nearly."""
+
 _SPACE_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 _SENTENCE_PIECE_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip"}
 
@@ -98,6 +102,22 @@ class ModelTokenizer:
     def encode(self, text: str) -> "array[int]":
         """Tokens of the text with the special ones that the tokenizer's post-processor adds."""
         return array("I", self._tokenizer.encode(text).ids)
+
+    def far_exceeds(self, text: str, tokens: int) -> bool:
+        """Whether the text has more than so many tokens by far, told at the cost of tokenizing about twice as many.
+
+        It is tokenized in slices. Words that a slice's border cuts make some tokens more or fewer than the whole text
+        has; so a text is judged by twice the number, and one that comes near it is not judged at all.
+        """
+        if len(text) <= CHARACTERS_A_TOKEN * tokens:
+            return False
+        counted = 0
+        for start in range(0, len(text), SLICE_CHARACTERS):
+            piece = text[start : start + SLICE_CHARACTERS]
+            counted += len(self._tokenizer.encode(piece, add_special_tokens=False).ids)
+            if counted > 2 * tokens:
+                return True
+        return False
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special ones left out."""

@@ -7,25 +7,43 @@ import grpc
 MOST_MESSAGE_BYTES = 16 * 1024 * 1024
 """Larger than any valid request, so that a prompt that is too large is refused by validation, which names the limit."""
 
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
-    # The links dial again by themselves; gRPC's own pauses (1 s, growing to 2 min) would only make theirs longer.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # A peer whose machine vanished says nothing: pings on calls under way find out.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    # The peers are named by their addresses; a proxy of the environment has no part in it.
-    ("grpc.enable_http_proxy", 0),
-)
+PING_INTERVAL_S = 10.0
+"""Pause between two pings on calls under way, by which either side finds out about a peer whose machine vanished."""
+_PING_ANSWER_LIMIT_S = 5.0
+
+Options = tuple[tuple[str, int], ...]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
+def keepalive_options(ping_interval_s: float) -> Options:
+    """What both ends need to ping."""
+    return (
+        ("grpc.keepalive_time_ms", round(ping_interval_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(_PING_ANSWER_LIMIT_S * 1000)),
+    )
+
+
+def channel_options(ping_interval_s: float = PING_INTERVAL_S) -> Options:
+    """Options of every channel. Its server must be told of the same interval."""
+    return (
+        ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
+        # The links dial again by themselves; gRPC's own pauses (1 s, growing to 2 min) would only make theirs longer.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        *keepalive_options(ping_interval_s),
+        ("grpc.http2.max_pings_without_data", 0),
+        # The peers are named by their addresses; a proxy of the environment has no part in it.
+        ("grpc.enable_http_proxy", 0),
+    )
+
+
+CHANNEL_OPTIONS = channel_options()
+
+
+def open_channel(address: str, options: Options = CHANNEL_OPTIONS) -> grpc.aio.Channel:
     """A channel to HOST:PORT. It connects at the first call; use it as an async context manager, or close it."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.insecure_channel(address, options=options)
 
 
 class Backoff:

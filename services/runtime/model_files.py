@@ -64,7 +64,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json as it is. Raises ModelFolderError."""
     if not folder.is_dir():
-        raise ModelFolderError(f"{folder} is no folder")
+        raise ModelFolderError(f"{folder} is not a folder")
     return _read_json(folder / CONFIG)
 
 

@@ -24,7 +24,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from services.domain.errors import AddressInUseError, FastServeError, InvalidFieldError
-from services.runtime.channel import MOST_MESSAGE_BYTES
+from services.runtime.channel import MOST_MESSAGE_BYTES, PING_INTERVAL_S, Options, keepalive_options
 from services.runtime.settings import split_address
 from services.runtime.status import ErrorStatus, status_of, to_grpc
 
@@ -33,19 +33,21 @@ _log = logging.getLogger(__name__)
 LIVENESS = "liveness"
 READINESS = "readiness"
 
-_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
-    # Without this two servers share a port silently, each getting half of the calls.
-    ("grpc.so_reuseport", 0),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # Calls that came and were not looked at yet. Beyond gRPC's own limits, 1000 and 3000, a burst is cancelled.
-    ("grpc.server.max_pending_requests", 50_000),
-    ("grpc.server.max_pending_requests_hard_limit", 100_000),
-    # Clients ping calls under way every 10 s (channel.py); gRPC's own limit of one in 5 minutes would call that abuse.
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-)
+
+def server_options(ping_interval_s: float = PING_INTERVAL_S) -> Options:
+    """Options of every server whose clients ping at this interval (channel.py)."""
+    return (
+        ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
+        # Without this two servers share a port silently, each getting half of the calls.
+        ("grpc.so_reuseport", 0),
+        *keepalive_options(ping_interval_s),
+        # Calls that came and were not looked at yet. Beyond gRPC's own limits, 1000 and 3000, a burst is cancelled.
+        ("grpc.server.max_pending_requests", 50_000),
+        ("grpc.server.max_pending_requests_hard_limit", 100_000),
+        # Half an interval, as pings may come early. gRPC's own limit of one in 5 minutes would call theirs abuse.
+        ("grpc.http2.min_ping_interval_without_data_ms", round(ping_interval_s * 500)),
+    )
 
 
 class _Undecodable:
@@ -174,11 +176,17 @@ class RpcServer:
     Health names: "" and `liveness` serve from the start; `readiness` and the service names as `set_ready` says.
     """
 
-    def __init__(self, address: str, service_names: Sequence[str], register: Callable[[grpc.aio.Server], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        service_names: Sequence[str],
+        register: Callable[[grpc.aio.Server], None],
+        options: Options | None = None,
+    ) -> None:
         self.address = address
         """HOST:PORT as asked for; after `start` with the port that it got."""
         self._service_names = tuple(service_names)
-        self._server = grpc.aio.server(interceptors=(EdgeInterceptor(),), options=_OPTIONS)
+        self._server = grpc.aio.server(interceptors=(EdgeInterceptor(),), options=options or server_options())
         self._health = health_aio.HealthServicer()
         register(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -9,11 +9,14 @@ from services.runtime.channel import open_channel
 from services.runtime.metrics import MetricsServer, new_registry
 from services.runtime.model_files import fingerprint, read_facts
 from services.runtime.process import ServiceProcess, service_main
+from services.runtime.readiness import Readiness
+from services.runtime.recording.recorder import Recorder, recording
 from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
 from services.scheduler.clients import KvLink
-from services.scheduler.driver import Driver, Served
+from services.scheduler.driver import STRICT, Driver, Served
 from services.scheduler.metrics import SchedulerCollector
+from services.scheduler.recording import SCHEDULER_FORMAT
 from services.scheduler.report import ServerReport
 from services.scheduler.service import ADMIN_SERVICE, SCHEDULER_SERVICE, register
 from services.scheduler.settings import SchedulerSettings
@@ -68,34 +71,23 @@ async def _until_stopped(process: ServiceProcess[SchedulerSettings], *tasks: "as
             task.result()
 
 
-class _Readiness:
-    """Passes the driver's word on to the health service, in order."""
-
-    def __init__(self) -> None:
-        self._changed = asyncio.Event()
-        self._ready = False
-
-    def set(self, ready: bool) -> None:
-        self._ready = ready
-        self._changed.set()
-
-    async def follow(self, server: RpcServer) -> None:
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            await server.set_ready(self._ready)
-
-
 async def serve(process: ServiceProcess[SchedulerSettings]) -> None:
     """The scheduler's life: listen, dial the KV manager, serve, drain."""
     settings = process.settings
     served = served_by(settings)
+    with recording(settings, SCHEDULER_FORMAT, served.config, strict=STRICT) as recorder:
+        await _serve(process, settings, served, recorder)
+
+
+async def _serve(
+    process: ServiceProcess[SchedulerSettings], settings: SchedulerSettings, served: Served, recorder: Recorder | None
+) -> None:
     gc.set_threshold(*COLLECT_THRESHOLDS)
-    readiness = _Readiness()
+    readiness = Readiness()
     registry = new_registry()
     async with open_channel(settings.kv_manager) as channel:
         link = KvLink(channel, settings.kv_manager)
-        driver = Driver(served, link, readiness.set)
+        driver = Driver(served, link, readiness.set, recorder)
         server = RpcServer(
             settings.listen, (SCHEDULER_SERVICE, ADMIN_SERVICE), lambda grpc_server: register(grpc_server, driver)
         )

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from services.domain.ids import JobId
 from services.domain.protocol import PlanEntry
 from services.domain.sampling import JobSampling
-from services.domain.work import JobSpec, PlanWork, TokenLogprob
-from services.scheduler.messages import Finish, JobTimings, JobUpdate, Submission
+from services.domain.work import FinishReason, JobSpec, JobTimings, JobUpdate, PlanWork, Submission, TokenLogprob
 
 ENDED_KEPT_S = 60.0
 MOST_ENDED = 4096
@@ -45,7 +44,7 @@ class Entry:
     """Positions before this one are computed by prefill in the worker's present life of the job."""
     followers: dict[str, int] = field(default_factory=dict)
     """Gateway id -> number of the next token to send."""
-    finish: Finish | None = None
+    finish: FinishReason | None = None
     timings: JobTimings | None = None
     is_cancelled: bool = False
     """Its end is under way: nobody can join it any more."""
@@ -101,7 +100,7 @@ class JobBook:
         if entry.logprobs is not None and logprob is not None:
             entry.logprobs.append(logprob)
 
-    def end(self, entry: Entry, finish: Finish, timings: JobTimings, now_s: float) -> list[Entry]:
+    def end(self, entry: Entry, finish: FinishReason, timings: JobTimings, now_s: float) -> list[Entry]:
         """The job ended and is remembered. Returns those that are forgotten for it, because too many are."""
         entry.finish, entry.timings = finish, timings
         entry.prompt = array("I")

@@ -17,6 +17,7 @@ from services.domain.errors import NotReadyError, PeerMismatchError, SupersededE
 from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.protocol import SchedulerToKv
 from services.domain.work import PoolStatus, ServingLimits, TokenLogprob, WorkerFacts
+from services.runtime.recording.recorder import Recorder
 from services.scheduler.book import JobBook
 from services.scheduler.gateways import RETRY_S, Gateways
 from services.scheduler.messages import (
@@ -62,6 +63,8 @@ _log = logging.getLogger(__name__)
 MOST_INBOX = 20_000
 """Submissions and cancels beyond it wait at their streams; results and residency never do."""
 LAST_WORDS_LIMIT_S = 1.0
+STRICT = False
+"""A worker that breaks the protocol is dropped, and the machine goes on."""
 
 
 class KvLine(Protocol):
@@ -84,15 +87,20 @@ class Served:
 
 
 class Driver:
-    """Runs the machine. `on_ready` is called with every change of whether jobs can run. Made on its event loop."""
+    """Runs the machine. `on_ready` is called with every change of whether jobs can run, `recorder` sees every turn.
+    Made on its event loop.
+    """
 
-    def __init__(self, served: Served, kv: KvLine, on_ready: Callable[[bool], None]) -> None:
+    def __init__(
+        self, served: Served, kv: KvLine, on_ready: Callable[[bool], None], recorder: Recorder | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
         self._served = served
         self._kv = kv
         self._on_ready = on_ready
-        self._machine = Scheduler(served.config, strict=False)
+        self._machine = Scheduler(served.config, strict=STRICT)
+        self._handle = self._machine.handle if recorder is None else recorder.watching(self._machine.handle)
         self._gateways = Gateways(served.vocabulary_size)
         self._inbox: list[Inbound] = []
         self._something = asyncio.Event()
@@ -214,7 +222,7 @@ class Driver:
         """Ask the machine, and do as it says."""
         if self._wake_s is not None and self._wake_s <= now_s:
             self._wake_s = None
-        self._execute(self._machine.handle(events, now_s), now_s)
+        self._execute(self._handle(events, now_s), now_s)
         self._logprobs.clear()
         if self._machine.jobs:
             self._is_idle.clear()

@@ -17,24 +17,28 @@ from services.domain.errors import (
     SupersededError,
 )
 from services.domain.ids import JobId
-from services.domain.work import ServingLimits, TokenLogprob
-from services.scheduler.book import Entry, JobBook
-from services.scheduler.messages import (
-    Cancelled,
+from services.domain.work import (
     CancelReason,
-    Finish,
+    FinishReason,
     JobTimings,
     JobUpdate,
+    ServingLimits,
     Submission,
-    Submitted,
+    TokenLogprob,
 )
+from services.scheduler.book import Entry, JobBook
+from services.scheduler.messages import Cancelled, Submitted
 from services.scheduler.peers import GatewayPeer
 from services.scheduler.policy.messages import Cancel, Emit, End, EndReason, Reject, RejectKind, Submit
 
 RETRY_S = 1.0
 MOST_DEFERRED = 1000
 
-_FINISHES = {EndReason.STOP: Finish.STOP, EndReason.LENGTH: Finish.LENGTH, EndReason.ABORT: Finish.ABORT}
+_FINISHES = {
+    EndReason.STOP: FinishReason.STOP,
+    EndReason.LENGTH: FinishReason.LENGTH,
+    EndReason.ABORT: FinishReason.ABORT,
+}
 _CANCELS = {
     CancelReason.CLIENT_GONE: EndReason.CANCELLED,
     CancelReason.STOP_STRING: EndReason.STOP,
@@ -135,7 +139,7 @@ class Gateways:
             return None
         if reason is not CancelReason.STOP_STRING and len(entry.followers) > 1:
             self.book.unfollow(entry, peer.gateway_id)
-            peer.tell_last_word(JobUpdate(job, 0, (), (), Finish.ABORT, timings=JobTimings(0.0, 0.0, 0.0, 0)))
+            peer.tell_last_word(JobUpdate(job, 0, (), (), FinishReason.ABORT, timings=JobTimings(0.0, 0.0, 0.0, 0)))
             return None
         entry.is_cancelled = True
         return Cancel(job, _CANCELS[reason])
@@ -160,7 +164,7 @@ class Gateways:
         elif end.reason is EndReason.DEADLINE:
             self._last_words(entry, error=DeadlineError("the deadline passed before the end"))
         else:
-            self._last_words(entry, finish=Finish.ABORT, timings=timings)
+            self._last_words(entry, finish=FinishReason.ABORT, timings=timings)
 
     def reject(self, reject: Reject) -> None:
         """A job was not admitted."""
@@ -210,7 +214,7 @@ class Gateways:
     def _last_words(
         self,
         entry: Entry,
-        finish: Finish | None = None,
+        finish: FinishReason | None = None,
         error: FastServeError | None = None,
         timings: JobTimings | None = None,
     ) -> None:

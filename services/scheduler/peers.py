@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 from services.domain.errors import FastServeError, NotReadyError
 from services.domain.ids import Epoch, JobId, PlanNumber
-from services.domain.work import PlanWork, ServingLimits
+from services.domain.work import JobUpdate, PlanWork, ServingLimits
 from services.scheduler.book import JobBook
-from services.scheduler.messages import JobUpdate
 
 MOST_LAST_WORDS = 50_000
 MOST_TOKENS_IN_MESSAGE = 20_000

@@ -11,6 +11,7 @@ import grpc
 from fastserve.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2_grpc
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import InvalidFieldError, ProtocolError
+from services.runtime.gateway_link.convert import cancel_from_wire, submission_from_wire, updates_to_wire
 from services.runtime.scheduler_link.convert import (
     limits_to_wire,
     plan_to_wire,
@@ -18,13 +19,7 @@ from services.runtime.scheduler_link.convert import (
     worker_facts_from_wire,
 )
 from services.runtime.streams import first_message, until_one_ends
-from services.scheduler.convert import (
-    cancel_from_wire,
-    check_interval,
-    report_to_wire,
-    submission_from_wire,
-    updates_to_wire,
-)
+from services.scheduler.convert import check_interval, report_to_wire
 from services.scheduler.driver import Driver
 from services.scheduler.messages import (
     Cancelled,

@@ -9,8 +9,9 @@ import pytest
 from services.cli.__main__ import main
 from services.cli.lives import Addresses
 from services.cli.server_process import last_line, running_server
-from services.cli.up import bundled_model, flags_of_services, service_commands
+from services.cli.up import flags_of_services, service_commands
 from services.cli.up_settings import SERVICES, OwnSettings, UpSettings
+from services.runtime.model_files import BUNDLED_MODEL
 from services.runtime.settings import load, parse_flags
 from tests.cli.commands import PYTHON_FASTSERVE
 
@@ -64,7 +65,7 @@ def test_every_flag_is_ups_own_or_belongs_to_a_service() -> None:
 
 
 def test_without_flags_every_service_that_takes_a_model_gets_the_bundled_one_and_nothing_else() -> None:
-    model = ["--model", str(bundled_model())]
+    model = ["--model", str(BUNDLED_MODEL)]
     assert flags() == {"gateway": model, "scheduler": model, "kvmanager": [], "worker": model}
 
 
@@ -109,7 +110,7 @@ def test_the_file_is_passed_on_and_its_up_table_is_read(tmp_path: Path) -> None:
         '[up]\npolicy = "srpt"\n[worker]\nmodel = "own"\nkv-device-tokens = 64\n[scheduler]\nmax-batch = 4\n'
     )
     given = flags(config=config)
-    assert given["scheduler"] == ["--policy", "srpt", "--config", str(config), "--model", str(bundled_model())]
+    assert given["scheduler"] == ["--policy", "srpt", "--config", str(config), "--model", str(BUNDLED_MODEL)]
     assert given["worker"] == ["--config", str(config)]
 
 
@@ -167,7 +168,7 @@ def test_a_missing_model_folder_ends_with_1_and_the_reason_in_one_line(tmp_path:
     own_lines = [line for line in ended.stderr.splitlines() if not line.startswith("[")]
     assert (ended.returncode, ended.stdout) == (1, "")
     assert len(own_lines) == 1
-    assert own_lines[0].endswith(f"{tmp_path / 'none'} is no folder")
+    assert own_lines[0].endswith(f"{tmp_path / 'none'} is not a folder")
 
 
 async def test_a_server_that_cannot_come_up_is_told_with_its_last_line(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fastserve.v1 import admin_pb2, admin_pb2_grpc
 
-BUNDLED = Path(__file__).resolve().parents[2] / "models" / "bundled"
+ROOT = Path(__file__).resolve().parents[2]
+BUNDLED = ROOT / "models" / "bundled"
 START_LIMIT_S = 90.0
 STOP_LIMIT_S = 20.0
 
@@ -46,20 +47,24 @@ def free_port() -> int:
 
 
 class Process:
-    """One service. Its stderr goes to a file, shown when it does not come up."""
+    """One service. Its stderr goes to a file, shown when it does not come up. With `trace` it is observed."""
 
-    def __init__(self, service: str, arguments: Sequence[str], folder: Path, instance: int) -> None:
+    def __init__(
+        self, service: str, arguments: Sequence[str], folder: Path, instance: int, trace: Path | None = None
+    ) -> None:
         self.name = service
         self.arguments = tuple(arguments)
+        module = (f"services.{service}",) if trace is None else ("tests.e2e.observed", service, str(trace))
         self.ready_file = folder / f"{service}-{instance}.json"
         self.log_path = folder / f"{service}-{instance}.log"
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with self.log_path.open("wb") as log:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", f"services.{service}", *arguments, "--ready-file", str(self.ready_file)],
+                [sys.executable, "-m", *module, *arguments, "--ready-file", str(self.ready_file)],
                 stderr=log,
                 stdout=log,
                 env=environment,
+                cwd=ROOT,
             )
 
     def log(self) -> str:
@@ -83,21 +88,31 @@ class Process:
 
 
 class Cluster:
-    """Gateway, scheduler, KV manager and worker of one model."""
+    """Gateway, scheduler, KV manager and worker of one model. The `observed` ones write traces."""
 
-    def __init__(self, model: Path, folder: Path, worker_flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, model: Path, folder: Path, worker_flags: Sequence[str] = (), *, observed: Sequence[str] = ()
+    ) -> None:
         self.model = model
         self.folder = folder
         self.scheduler_address = f"127.0.0.1:{free_port()}"
         self.kvmanager_address = f"127.0.0.1:{free_port()}"
         self.worker_flags = tuple(worker_flags)
         self.processes: dict[str, Process] = {}
+        self._observed = tuple(observed)
         self._started = 0
         self._all: list[Process] = []
 
+    def trace_of(self, service: str) -> Path:
+        """Where an observed service writes."""
+        return self.folder / f"{service}.trace"
+
+    def _trace_if_observed(self, service: str) -> Path | None:
+        return self.trace_of(service) if service in self._observed else None
+
     def start(self, service: str, *arguments: str) -> Process:
         self._started += 1
-        process = Process(service, arguments, self.folder, self._started)
+        process = Process(service, arguments, self.folder, self._started, self._trace_if_observed(service))
         self.processes[service] = process
         self._all.append(process)
         return process
@@ -115,7 +130,8 @@ class Cluster:
         self._started += 1
         peers = ("--scheduler", self.scheduler_address, "--kv-manager", self.kvmanager_address, "--metrics-port", "0")
         model = () if "--model" in flags else ("--model", str(self.model))
-        process = Process("worker", (*model, *peers, *self.worker_flags, *flags), self.folder, self._started)
+        arguments = (*model, *peers, *self.worker_flags, *flags)
+        process = Process("worker", arguments, self.folder, self._started, self._trace_if_observed("worker"))
         self._all.append(process)
         return process
 
@@ -201,9 +217,11 @@ def running_cluster(
     kv_policy: str = "proactive",
     worker_flags: Sequence[str] = (),
     scheduler_flags: Sequence[str] = (),
+    *,
+    observed: Sequence[str] = (),
 ) -> Iterator[Cluster]:
     """All four services, ready to serve; stopped at the end."""
-    cluster = Cluster(model, folder, worker_flags)
+    cluster = Cluster(model, folder, worker_flags, observed=observed)
     try:
         cluster.set_policies(policy, kv_policy, scheduler_flags)
         cluster.start_worker()

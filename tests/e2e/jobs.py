@@ -2,8 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import cycle, product
 from typing import Any
 
 import grpc.aio
@@ -11,26 +12,26 @@ import grpc.aio
 from fastserve.v1 import inference_pb2, inference_pb2_grpc
 
 JOB_LIMIT_S = 240.0
+MILESTONES_TOKENS = (40, 80)
+"""Every long job makes more."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedJob:
-    """One request with forced length. Every fifth job is long."""
+    """One request with forced length."""
 
     number: int
     prompt: tuple[int, ...]
     output_tokens: int
     is_greedy: bool
-
-    @property
-    def is_long(self) -> bool:
-        return self.number % 5 == 0
+    is_long: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What came back."""
+    """What came back. `job` is the name that the services call it by."""
 
+    job: str
     token_ids: tuple[int, ...]
     text: str
     finish_reason: int
@@ -38,16 +39,16 @@ class Given:
     top_gaps: tuple[float, ...]
 
 
-def make_jobs(count: int, vocabulary_size: int, seed: int = 11) -> list[ForcedJob]:
-    """`count` jobs: mostly short, every fifth long; even ones greedy, odd ones seeded."""
+def make_jobs(count: int, vocabulary_size: int, seed: int = 11, long_every: int = 5) -> list[ForcedJob]:
+    """`count` jobs: mostly short, every fifth (or so) long; even ones greedy, odd ones seeded."""
     draw = random.Random(seed)
     jobs = []
     for number in range(count):
-        is_long = number % 5 == 0
+        is_long = number % long_every == 0
         prompt_tokens = draw.randint(40, 90) if is_long else draw.randint(3, 40)
         prompt = tuple(draw.randrange(16, vocabulary_size) for _ in range(prompt_tokens))
         output_tokens = draw.randint(90, 120) if is_long else draw.randint(4, 24)
-        jobs.append(ForcedJob(number, prompt, output_tokens, number % 2 == 0))
+        jobs.append(ForcedJob(number, prompt, output_tokens, number % 2 == 0, is_long))
     return jobs
 
 
@@ -71,8 +72,29 @@ def request_of(job: ForcedJob, logprobs: bool) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=job.prompt), sampling=sampling)
 
 
+class Progress:
+    """Tokens that a job has made."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._changed = asyncio.Event()
+
+    def add(self, tokens: int) -> None:
+        self._tokens += tokens
+        self._changed.set()
+
+    async def reach(self, tokens: int) -> None:
+        """Waits until there are so many."""
+        while self._tokens < tokens:
+            self._changed.clear()
+            await self._changed.wait()
+
+
 async def run_one(
-    stub: "inference_pb2_grpc.InferenceServiceAsyncStub", job: ForcedJob, logprobs: bool = False
+    stub: "inference_pb2_grpc.InferenceServiceAsyncStub",
+    job: ForcedJob,
+    logprobs: bool = False,
+    on_tokens: Callable[[int], None] = lambda _: None,
 ) -> Given:
     """Streams one job to its end."""
     token_ids: list[int] = []
@@ -80,14 +102,17 @@ async def run_one(
     gaps: list[float] = []
     reason = inference_pb2.FINISH_REASON_UNSPECIFIED
     preemptions = 0
+    request_id = ""
     async for message in stub.Generate(request_of(job, logprobs), timeout=JOB_LIMIT_S):
         assert message.first_token_number == len(token_ids), "tokens come in order, none lost, none twice"
         token_ids.extend(message.token_ids)
+        on_tokens(len(message.token_ids))
         text.append(message.text)
         gaps.extend(entry.top[0].logprob - entry.top[1].logprob for entry in message.logprobs)
         reason = message.finish_reason or reason
         preemptions = message.usage.preemptions
-    return Given(tuple(token_ids), "".join(text), reason, preemptions, tuple(gaps))
+        request_id = message.request_id
+    return Given(f"{request_id}/0", tuple(token_ids), "".join(text), reason, preemptions, tuple(gaps))
 
 
 async def run_alone(address: str, jobs: list[ForcedJob]) -> list[Given]:
@@ -102,3 +127,22 @@ async def run_together(address: str, jobs: list[ForcedJob]) -> list[Given]:
     async with grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         return list(await asyncio.gather(*(run_one(stub, job) for job in jobs)))
+
+
+async def run_in_waves(address: str, jobs: list[ForcedJob]) -> list[Given]:
+    """The long jobs at once; the others in waves, one whenever a long job has come to a milestone, and so runs."""
+    long_ones = [job for job in jobs if job.is_long]
+    short_ones = [job for job in jobs if not job.is_long]
+    progress = {job: Progress() for job in long_ones}
+    waves = list(product(long_ones, MILESTONES_TOKENS))
+
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+
+        async def run_later(job: ForcedJob, after: ForcedJob, tokens: int) -> Given:
+            await progress[after].reach(tokens)
+            return await run_one(stub, job)
+
+        coming = {job: run_one(stub, job, on_tokens=progress[job].add) for job in long_ones}
+        coming |= {job: run_later(job, *wave) for job, wave in zip(short_ones, cycle(waves), strict=False)}
+        return list(await asyncio.gather(*(coming[job] for job in jobs)))

@@ -11,9 +11,16 @@ from typing import Any
 from fastserve.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from services.domain.errors import DuplicateRequestError, FastServeError, InvalidFieldError, PeerMismatchError
 from services.domain.ids import JobId
-from services.domain.work import ServingLimits, TokenLogprob
-from services.gateway.convert import cancel_from_wire, submission_from_wire, updates_to_wire
-from services.gateway.policy.messages import CancelReason, FinishReason, JobTimings, JobUpdate, Submission
+from services.domain.work import (
+    CancelReason,
+    FinishReason,
+    JobTimings,
+    JobUpdate,
+    ServingLimits,
+    Submission,
+    TokenLogprob,
+)
+from services.runtime.gateway_link.convert import cancel_from_wire, submission_from_wire, updates_to_wire
 from services.runtime.scheduler_link.convert import limits_to_wire
 from services.runtime.server import RpcServer
 

@@ -1,28 +1,12 @@
 """Values survive the wire, and the digest of a body tells bodies apart."""
 
-from array import array
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastserve.v1 import inference_pb2 as api
-from services.domain.errors import AdmissionFullError, DuplicateRequestError, InvalidFieldError
-from services.domain.ids import JobId
-from services.domain.sampling import JobSampling
-from services.domain.work import TokenLogprob
-from services.gateway.convert import (
-    body_digest,
-    cancel_from_wire,
-    cancel_to_wire,
-    request_from_wire,
-    request_to_wire,
-    submission_from_wire,
-    submission_to_wire,
-    updates_from_wire,
-    updates_to_wire,
-)
-from services.gateway.policy.messages import CancelReason, FinishReason, JobTimings, JobUpdate, Submission
+from services.gateway.convert import body_digest, request_from_wire, request_to_wire
 from services.gateway.policy.request import Request, SamplingRequest
 
 FLOATS = st.none() | st.floats(width=32, allow_nan=False)
@@ -47,35 +31,6 @@ def test_a_request_comes_back_as_it_went_with_absent_fields_absent(
     back = request_from_wire(request_to_wire(request))
     ids = None if back.token_ids is None else list(back.token_ids)
     assert replace(back, token_ids=ids) == request
-
-
-def test_jobs_and_cancels_come_back_as_they_went() -> None:
-    sampling = JobSampling(max_tokens=3, seed=-7, choice=2, top_p=0.5, stop_token_ids=(4, 2), logit_bias=((1, 0.5),))
-    for deadline_in_s in (None, 0.0, 2.5):
-        submission = Submission(JobId("a/2"), b"digest", array("I", [7, 0]), sampling, deadline_in_s)
-        assert submission_from_wire(submission_to_wire(submission).submit) == submission
-    for reason in CancelReason:
-        assert cancel_from_wire(cancel_to_wire(JobId("a/0"), reason).cancel) == (JobId("a/0"), reason)
-
-
-def test_news_of_jobs_come_back_as_they_went() -> None:
-    logprob = TokenLogprob(5, -0.5, ((5, -0.5), (6, -1.5)))
-    updates = [JobUpdate(JobId("a/0"), 3, (5,), (logprob,), None, None, None)]
-    for finish in FinishReason:
-        updates.append(JobUpdate(JobId("b/0"), 0, (), (), finish, None, JobTimings(0.5, 0.25, 2.0, 3)))
-    back = updates_from_wire(updates_to_wire(updates))
-    assert [one._replace(token_ids=tuple(one.token_ids), logprobs=tuple(one.logprobs)) for one in back] == updates
-
-
-def test_errors_of_jobs_keep_kind_field_and_time_to_wait() -> None:
-    errors = (InvalidFieldError("prompt", "too long"), AdmissionFullError("full", 2.5), DuplicateRequestError("known"))
-    sent = [JobUpdate(JobId("a/0"), 0, (), (), None, error, None) for error in errors]
-    invalid, full, duplicate = (update.error for update in updates_from_wire(updates_to_wire(sent)))
-    assert isinstance(invalid, InvalidFieldError)
-    assert (invalid.field, str(invalid)) == ("prompt", "prompt: too long")
-    assert isinstance(full, AdmissionFullError)
-    assert full.retry_after_s == 2.5
-    assert isinstance(duplicate, DuplicateRequestError)
 
 
 def test_the_digest_depends_on_the_body_and_on_nothing_else() -> None:

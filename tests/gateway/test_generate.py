@@ -9,8 +9,7 @@ from tokenizers import Tokenizer
 from fastserve.v1 import inference_pb2 as api
 from services.domain.errors import AdmissionFullError, InvalidFieldError, NotReadyError
 from services.domain.sampling import JobSampling
-from services.domain.work import TokenLogprob
-from services.gateway.policy.messages import CancelReason, FinishReason
+from services.domain.work import CancelReason, FinishReason, TokenLogprob
 from tests.gateway.fake_scheduler import SOON_S, TIMINGS, FakeScheduler
 from tests.gateway.harness import Gateway, retry_after_s, violated_field
 

@@ -8,7 +8,7 @@ import pytest
 
 from fastserve.v1 import inference_pb2 as api
 from services.domain.errors import PeerMismatchError
-from services.gateway.policy.messages import FinishReason
+from services.domain.work import FinishReason
 from services.runtime.model_files import fingerprint
 from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
 from tests.gateway.harness import Gateway, retry_after_s, running_gateway

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastserve.v1 import inference_pb2 as api
 from services.domain.errors import AdmissionFullError
-from services.gateway.policy.messages import FinishReason
+from services.domain.work import FinishReason
 from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
 from tests.gateway.harness import Gateway, running_pair
 

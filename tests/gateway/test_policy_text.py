@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from services.domain.errors import ProtocolError
 from services.domain.sampling import JobSampling
+from services.domain.work import FinishReason
 from services.gateway.policy.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
-from services.gateway.policy.messages import FinishReason
 from services.gateway.policy.output import MOST_TOKENS_A_PIECE, ChoiceOutput, Cursor
 from services.gateway.policy.stop_strings import StopStrings
 from services.gateway.tokenizer import ModelTokenizer

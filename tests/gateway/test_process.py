@@ -13,7 +13,7 @@ import grpc
 
 from fastserve.v1 import inference_pb2 as api
 from fastserve.v1 import inference_pb2_grpc
-from services.gateway.policy.messages import FinishReason
+from services.domain.work import FinishReason
 from services.runtime.channel import open_channel
 from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
 
@@ -142,7 +142,7 @@ async def test_streams_that_outlast_the_drain_are_aborted_with_what_they_have(
 async def test_what_is_wrong_at_the_start_is_told_in_one_line(model: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for flags, word in (
-        (("--model", str(tmp_path / "nowhere")), "no folder"),
+        (("--model", str(tmp_path / "nowhere")), "not a folder"),
         (("--model", str(tmp_path / "empty")), "config.json"),
         (("--grpc-port", "99999"), "--grpc-port"),
     ):

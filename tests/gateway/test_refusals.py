@@ -8,8 +8,7 @@ import grpc
 import pytest
 
 from fastserve.v1 import inference_pb2 as api
-from services.domain.work import ServingLimits
-from services.gateway.policy.messages import FinishReason
+from services.domain.work import FinishReason, ServingLimits
 from tests.gateway.fake_scheduler import FakeScheduler
 from tests.gateway.harness import Gateway, details, retry_after_s, violated_field
 

@@ -8,7 +8,7 @@ import grpc
 from tokenizers import Tokenizer
 
 from fastserve.v1 import inference_pb2 as api
-from services.gateway.policy.messages import CancelReason, FinishReason
+from services.domain.work import CancelReason, FinishReason
 from services.gateway.service import is_late
 from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
 from tests.gateway.harness import Gateway, retry_after_s, running_gateway, running_pair

@@ -118,7 +118,7 @@ def test_an_index_that_is_none_is_refused(folder: Path, index: dict[str, Any]) -
 
 
 def test_a_folder_that_is_missing_or_no_model_is_refused(folder: Path) -> None:
-    with pytest.raises(ModelFolderError, match="is no folder"):
+    with pytest.raises(ModelFolderError, match="is not a folder"):
         fingerprint(folder / "nowhere")
     (folder / "config.json").unlink()
     with pytest.raises(ModelFolderError, match=r"has no config\.json"):

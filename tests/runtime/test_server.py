@@ -23,13 +23,15 @@ from services.domain.errors import (
     SupersededError,
     UnknownModelError,
 )
-from services.runtime.channel import Backoff, open_channel
-from services.runtime.server import RpcServer
+from services.runtime.channel import CHANNEL_OPTIONS, Backoff, Options, channel_options, open_channel
+from services.runtime.server import RpcServer, server_options
 from services.runtime.status import from_grpc
 
 INFERENCE = "fastserve.v1.InferenceService"
 SCHEDULER = "fastserve.v1.SchedulerService"
 SOON_S = 20.0
+PING_INTERVAL_S = 1.0
+"""gRPC sends none more often."""
 
 
 class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
@@ -98,16 +100,16 @@ class Fixture:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Fixture]:
+async def running(of_server: Options | None = None, of_channel: Options = CHANNEL_OPTIONS) -> AsyncIterator[Fixture]:
     servicer = FakeInference()
 
     def register(server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(FakeScheduler(), server)
 
-    server = RpcServer("127.0.0.1:0", [INFERENCE, SCHEDULER], register)
+    server = RpcServer("127.0.0.1:0", [INFERENCE, SCHEDULER], register, of_server)
     await server.start()
-    async with open_channel(server.address) as channel:
+    async with open_channel(server.address, of_channel) as channel:
         yield Fixture(server, servicer, channel)
     await server.stop(grace_s=0)
 
@@ -215,6 +217,31 @@ async def test_an_error_that_nobody_is_left_to_read_is_not_logged(caplog: pytest
         await asyncio.wait_for(fixture.servicer.closed.wait(), SOON_S)
         assert await fixture.generate("fine") == ["4"]
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a_client_that_hears_nothing_for_many_pings_is_not_cut() -> None:
+    """Unlike by a server that goes by gRPC's own limit, which takes the third ping for abuse."""
+    pings = channel_options(PING_INTERVAL_S)
+    async with (
+        running(server_options(PING_INTERVAL_S), pings) as fixture,
+        running(server_options(1000.0), pings) as strict,
+    ):
+        calls: list[Any] = [one.scheduler.GatewayLink(timeout=SOON_S) for one in (fixture, strict)]
+        for call in calls:
+            await call.write(scheduler_pb2.GatewayLinkRequest())
+            assert await call.read() == scheduler_pb2.GatewayLinkResponse()
+        patient, cut = calls
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await cut.read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert caught.value.details() == "Too many pings"
+        await patient.write(scheduler_pb2.GatewayLinkRequest())
+        assert await patient.read() == scheduler_pb2.GatewayLinkResponse()
+
+
+def test_servers_take_pings_as_often_as_clients_send_them() -> None:
+    least_ms = dict(server_options())["grpc.http2.min_ping_interval_without_data_ms"]
+    assert least_ms < dict(channel_options())["grpc.keepalive_time_ms"]
 
 
 async def test_health_tells_liveness_from_readiness() -> None:

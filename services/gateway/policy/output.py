@@ -13,13 +13,20 @@ from typing import NamedTuple
 
 from services.domain.errors import ProtocolError
 from services.domain.sampling import JobSampling
-from services.domain.work import TokenLogprob
+from services.domain.work import FinishReason, TokenLogprob
 from services.gateway.policy.detokenizer import Detokenizer
-from services.gateway.policy.messages import FinishReason
 from services.gateway.policy.stop_strings import StopStrings
 
 MOST_TOKENS_A_PIECE = 2048
 """Bounds a message: with 20 alternatives a token it stays below 1 MiB."""
+
+
+class Usage(NamedTuple):
+    """What a request took: tokens of the prompt (counted once), output tokens and preemptions of all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    preemptions: int
 
 
 class Piece(NamedTuple):

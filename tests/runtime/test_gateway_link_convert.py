@@ -1,0 +1,72 @@
+"""What gateway and scheduler tell each other survives the wire."""
+
+from array import array
+
+import pytest
+
+from fastserve.v1 import scheduler_pb2 as wire
+from services.domain.errors import (
+    AdmissionFullError,
+    DeadlineError,
+    DuplicateRequestError,
+    FastServeError,
+    InvalidFieldError,
+    NotReadyError,
+    ProtocolError,
+)
+from services.domain.ids import JobId
+from services.domain.sampling import JobSampling
+from services.domain.work import CancelReason, FinishReason, JobTimings, JobUpdate, Submission, TokenLogprob
+from services.runtime.gateway_link.convert import (
+    cancel_from_wire,
+    cancel_to_wire,
+    submission_from_wire,
+    submission_to_wire,
+    updates_from_wire,
+    updates_to_wire,
+)
+
+A = JobId("a/0")
+
+
+@pytest.mark.parametrize("deadline_in_s", [None, 0.0, 2.5])
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_a_submission_comes_back_from_the_wire(deadline_in_s: float | None, logprobs: int | None) -> None:
+    sampling = JobSampling(3, -7, choice=2, top_p=0.5, stop_token_ids=(4, 2), logprobs=logprobs, logit_bias=((1, 0.5),))
+    one = Submission(A, b"digest", array("I", [7, 0]), sampling, 2, deadline_in_s)
+    assert submission_from_wire(submission_to_wire(one)) == one
+
+
+def test_a_submission_without_an_id_is_a_gateways_bug() -> None:
+    with pytest.raises(ProtocolError):
+        submission_from_wire(wire.SubmitJob())
+
+
+@pytest.mark.parametrize("reason", list(CancelReason))
+def test_a_cancel_comes_back_from_the_wire(reason: CancelReason) -> None:
+    assert cancel_from_wire(cancel_to_wire(A, reason)) == (A, reason)
+
+
+def test_updates_come_back_from_the_wire() -> None:
+    logprob = TokenLogprob(5, -0.5, ((5, -0.5), (6, -1.0)))
+    updates = [JobUpdate(A, 3, (5, 6), (logprob, logprob))]
+    updates += [JobUpdate(A, 0, (), (), finish, None, JobTimings(0.5, 0.25, 2.0, 3)) for finish in FinishReason]
+    back = updates_from_wire(updates_to_wire(updates))
+    assert [one._replace(token_ids=tuple(one.token_ids), logprobs=tuple(one.logprobs)) for one in back] == updates
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidFieldError("sampling.max_tokens", "must be at most 5"),
+        AdmissionFullError("full", 2.5),
+        NotReadyError("no worker", 1.0),
+        DuplicateRequestError("known"),
+        DeadlineError("late"),
+    ],
+)
+def test_errors_come_back_from_the_wire(error: FastServeError) -> None:
+    (update,) = updates_from_wire(updates_to_wire([JobUpdate(A, 0, (), (), error=error)]))
+    assert type(update.error) is type(error)
+    assert vars(update.error) == vars(error)
+    assert str(update.error) == str(error)
