@@ -313,7 +313,7 @@ def measure_speed(
     model = make_model(shape, device, torch.bfloat16)
     prepare(model)
     pools = pools_of(model, max(batches) * -(-context // BLOCK_SIZE) + -(-max(prompts) // BLOCK_SIZE), 1)
-    measurer = Measurer(model, pools)
+    measurer = Measurer(model, pools, max(context, *prompts))
     result: dict[str, Any] = {"parameters": parameter_count(shape), "decode": [], "prefill": []}
     for batch in batches:
         seconds = measurer.decode_s(batch, context)

@@ -4,8 +4,9 @@ Theory of operation
 -------------------
 An iteration is measured as the engine runs it, from the layout of the batch to the sampled tokens, on blocks of the
 device pool, which is empty at the start. KV is read and written but not looked at, so a decode needs no prefill
-before it; sequences have blocks of their own where the pool has enough. Each point is the fastest of a few runs: what
-disturbs a run only adds to it. Points that a disturbance left above a larger one are levelled: more tokens, or more
+before it; sequences have blocks of their own where the pool has enough. The contexts of a batch are spread around the
+point's context, because that costs more than equal ones do. Each point is the median of a few runs, so that one that
+was disturbed does not count. Points that a disturbance left above a larger one are levelled: more tokens, or more
 jobs, never take less time.
 
 It takes a few seconds: points are measured from small to large, and when the time is spent the larger ones are left
@@ -16,10 +17,12 @@ next worker of the same kind.
 import hashlib
 import json
 import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -37,8 +40,8 @@ _log = logging.getLogger(__name__)
 PREFILL_BUDGET_S = 4.0
 DECODE_BUDGET_S = 4.0
 SHORT_S = 0.2
-SHORT_RUNS, LONG_RUNS = 4, 1
-CONTEXTS = (64, 512, 2048)
+SHORT_RUNS, LONG_RUNS = 5, 1
+CONTEXTS = (64, 256, 1024)
 """Where decode is measured; between them and beyond it is nearly linear in the context."""
 
 
@@ -53,8 +56,9 @@ class Limits:
 class Measurer:
     """Runs iterations on a model and the blocks of an idle pool."""
 
-    def __init__(self, model: DecoderModel, pools: KvPools) -> None:
+    def __init__(self, model: DecoderModel, pools: KvPools, longest: int) -> None:
         self._model = model
+        self._longest = longest
         self._cache = PagedKv(pools.device)
         self._block_size = pools.shape.block_size
         self._block_count = pools.device_block_count
@@ -62,27 +66,29 @@ class Measurer:
         self._sampler = JobSampler(JobSampling(max_tokens=1, seed=0, temperature=0.0))
 
     def prefill_s(self, tokens: int) -> float:
-        """Seconds of an iteration that prefills one prompt."""
-        return self._fastest_s([SequenceRows(0, tokens, self._blocks(0, tokens))])
+        """Seconds of an iteration that prefills one prompt. No two runs have the same number of rows: the kernels are
+        made for a number of rows when it first comes, and few prompts are as long as an earlier one.
+        """
+        return self._typical_s(lambda run: [SequenceRows(0, rows := max(tokens - run, 1), self._blocks(0, rows))])
 
     def decode_s(self, batch: int, context_tokens: int) -> float:
-        """Seconds of an iteration that decodes a token of each of so many jobs."""
-        needed = -(-context_tokens // self._block_size)
-        return self._fastest_s(
-            [
-                SequenceRows(context_tokens - 1, context_tokens, self._blocks(number * needed, context_tokens))
-                for number in range(batch)
-            ]
-        )
+        """Seconds of an iteration that decodes a token of each of so many jobs, whose contexts differ as those of a
+        real batch do.
+        """
+        sequences, first_block = [], 0
+        for tokens in spread_contexts(batch, context_tokens, self._longest):
+            sequences.append(SequenceRows(tokens - 1, tokens, self._blocks(first_block, tokens)))
+            first_block += -(-tokens // self._block_size)
+        return self._typical_s(lambda _: sequences)
 
     def _blocks(self, first: int, tokens: int) -> list[int]:
         return [(first + number) % self._block_count for number in range(-(-tokens // self._block_size))]
 
-    def _fastest_s(self, sequences: Sequence[SequenceRows]) -> float:
-        fastest_s = self._run_s(sequences)
-        for _ in range(SHORT_RUNS if fastest_s < SHORT_S else LONG_RUNS):
-            fastest_s = min(fastest_s, self._run_s(sequences))
-        return fastest_s
+    def _typical_s(self, sequences_of_run: Callable[[int], Sequence[SequenceRows]]) -> float:
+        """The median of a few runs, after one that is not counted."""
+        first_s = self._run_s(sequences_of_run(0))
+        runs = SHORT_RUNS if first_s < SHORT_S else LONG_RUNS
+        return median(self._run_s(sequences_of_run(run)) for run in range(1, runs + 1))
 
     def _run_s(self, sequences: Sequence[SequenceRows]) -> float:
         started_s = time.perf_counter()
@@ -96,8 +102,8 @@ class Measurer:
 
 def measure(model: DecoderModel, pools: KvPools, limits: Limits) -> CostProfile:
     """Measures. The pools' contents are overwritten and zeroed again."""
-    measurer = Measurer(model, pools)
     longest = _longest(pools, limits)
+    measurer = Measurer(model, pools, longest)
     prefill, least_s, until_s = [], 0.0, time.perf_counter() + PREFILL_BUDGET_S
     for tokens in _doubling(min(16, longest), longest):
         least_s = max(least_s, measurer.prefill_s(tokens))
@@ -131,6 +137,23 @@ def _measure_decode(measurer: Measurer, max_batch: int, longest: int) -> list[De
     return decode
 
 
+def spread_contexts(batch: int, mean_tokens: int, longest: int) -> list[int]:
+    """Contexts of a batch in falling order: evenly spaced quantiles of the exponential distribution, whose spread is as
+    large as its mean, none longer than `longest`, `mean_tokens` on average but for rounding.
+
+    A batch of equal contexts would need no padding and be faster than any real one.
+    """
+    quantiles = [-math.log((number + 0.5) / batch) for number in range(batch)]
+    low, high = 0.0, float(longest) / quantiles[-1]
+    for _ in range(50):
+        middle = (low + high) / 2
+        if sum(min(max(middle * quantile, 1.0), longest) for quantile in quantiles) < mean_tokens * batch:
+            low = middle
+        else:
+            high = middle
+    return [min(max(round(high * quantile), 1), longest) for quantile in quantiles]
+
+
 def _doubling(first: int, last: int) -> list[int]:
     """first, 2 first, 4 first, ..., last."""
     values = []
@@ -146,7 +169,7 @@ def measure_or_read(
     """The profile of an earlier worker of the same kind, or a measured one, which is then kept in `state_dir`."""
     if state_dir is None:
         return measure(model, pools, limits)
-    key = json.dumps([sorted(source.items()), _longest(pools, limits), limits.max_batch])
+    key = json.dumps([sorted(source.items()), _longest(pools, limits), limits.max_batch, CONTEXTS])
     file = state_dir / "profiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     if file.exists():
         try:

@@ -1,0 +1,56 @@
+"""What is measured for the cost model: iterations such as a server runs, not the most convenient ones."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from services.worker.model.batch import SequenceRows
+from services.worker.profile import Measurer, spread_contexts
+from tests.worker.tiny import tiny_model, tiny_pools
+
+LONGEST = 256
+
+
+class Watched(Measurer):
+    """Tells what would be run, and takes it as having lasted as many seconds as given."""
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        super().__init__(tiny_model(), tiny_pools(64, 1), LONGEST)
+        self.seconds = list(seconds)
+        self.ran: list[list[int]] = []
+
+    def _run_s(self, sequences: Sequence[SequenceRows]) -> float:
+        self.ran.append([sequence.to_token for sequence in sequences])
+        return self.seconds[len(self.ran) - 1]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 16, 64])
+@pytest.mark.parametrize("mean_tokens", [1, 20, 64, 200, LONGEST])
+def test_contexts_of_a_measured_batch_have_the_asked_mean_and_none_is_too_long(batch: int, mean_tokens: int) -> None:
+    contexts = spread_contexts(batch, mean_tokens, LONGEST)
+    assert len(contexts) == batch
+    assert sum(contexts) / batch == pytest.approx(mean_tokens, abs=0.5)
+    assert contexts[0] <= LONGEST
+    assert contexts[-1] >= 1
+    assert contexts == sorted(contexts, reverse=True)
+
+
+def test_contexts_of_a_measured_batch_differ_as_those_of_a_real_one_do() -> None:
+    contexts = spread_contexts(16, 64, 100_000)
+    assert contexts[0] > 3 * 64
+    assert contexts[-1] < 64 / 8
+
+
+def test_a_point_is_the_median_of_its_runs_without_the_first() -> None:
+    measurer = Watched([9.0, 0.0, 0.0])  # a long one: the run that is not counted, and one that is
+    assert measurer.decode_s(2, 16) == 0.0
+    measurer = Watched([0.1, 0.03, 0.02, 9.0, 0.01, 0.04])
+    assert measurer.decode_s(2, 16) == 0.03
+
+
+def test_no_two_runs_of_a_measured_prefill_have_the_same_number_of_rows() -> None:
+    measurer = Watched([0.1] * 6)
+    measurer.prefill_s(64)
+    lengths = [tokens for (tokens,) in measurer.ran]
+    assert lengths[0] == 64
+    assert len(set(lengths)) == len(lengths) == 6
