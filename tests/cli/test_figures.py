@@ -1,15 +1,19 @@
 """The figures: declared as the papers' evaluation has them, run, drawn and written."""
 
+import json
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from services.cli.arguments import CommandError, ExitCode
+from services.cli.figures import finished as finished_runs
 from services.cli.figures.catalogue import FIGURES
 from services.cli.figures.command import chosen, evaluate, main, write
 from services.cli.figures.drawing import GAPS_SUFFIX, apart, gaps_of, gaps_owner
 from services.cli.figures.evaluation import Evaluation
+from services.cli.figures.finished import Finished, code_digest, sources
 from services.cli.figures.measures import NUMBERS
 from services.cli.figures.metrics import GAPS, JCT
 from services.cli.figures.paper_n26 import GOODPUT, MEAN_LATENCY, SWAPS, TAIL_LATENCY
@@ -29,8 +33,10 @@ from services.cli.figures.values import (
     Scale,
     Traffic,
 )
+from services.cli.profiles.find import PROFILES
 from services.cli.workload import WorkloadKind
 
+CODE = "0123456789abcdef"
 TINY = Scale("quick", jobs=12, seeds=(0, 1), most_points=2, full=False)
 SHORT = Traffic(Lengths(WorkloadKind.ZIPF, theta=1.0, max_prompt_tokens=64, max_output_tokens=32), cv=2.0)
 FIGURE = Figure(
@@ -54,13 +60,13 @@ def quiet(title: str, done: int, total: int) -> None:
     assert 0 <= done <= total, title
 
 
-def evaluated() -> Evaluation:
-    return evaluate((FIGURE,), TINY, 1, quiet)
+def evaluated(folder: Path, processes: int = 1) -> Evaluation:
+    return evaluate((FIGURE,), TINY, Finished(folder, CODE), processes, quiet)
 
 
 @pytest.fixture(scope="module")
-def evaluation() -> Evaluation:
-    return evaluated()
+def evaluation(tmp_path_factory: pytest.TempPathFactory) -> Evaluation:
+    return evaluated(tmp_path_factory.mktemp("finished"))
 
 
 def test_a_figure_writes_its_pictures_its_table_and_the_report(evaluation: Evaluation, tmp_path: Path) -> None:
@@ -70,15 +76,62 @@ def test_a_figure_writes_its_pictures_its_table_and_the_report(evaluation: Evalu
 
 
 def test_the_same_seeds_give_the_same_bytes(evaluation: Evaluation, tmp_path: Path) -> None:
-    for folder, each in (("one", evaluation), ("other", evaluated())):
+    for folder, each in (("one", evaluation), ("other", evaluated(tmp_path / "finished"))):
         write(each, tmp_path / folder, 1, quiet)
     files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "other").iterdir()}
     assert b"<dc:date>" not in files["tiny.svg"]
 
 
-def test_more_processes_change_no_number(evaluation: Evaluation) -> None:
-    assert evaluate((FIGURE,), TINY, 2, quiet).measured == evaluation.measured
+def test_more_processes_change_no_number(evaluation: Evaluation, tmp_path: Path) -> None:
+    assert evaluated(tmp_path, processes=2).measured == evaluation.measured
+
+
+def test_an_interrupted_evaluation_goes_on_where_it_was(evaluation: Evaluation, tmp_path: Path) -> None:
+    evaluated(tmp_path)
+    files = sorted((tmp_path / f"code-{CODE}").iterdir())
+    assert len(files) == len(evaluation.measured)
+    marked = json.loads(files[0].read_text())
+    files[0].write_text(json.dumps({**marked, "rate_per_s": 123.0}))
+    files[1].write_text("{")
+    files[2].unlink()
+    again = evaluated(tmp_path)
+    assert sum(measured.rate_per_s == 123.0 for measured in again.measured.values()) == 1, "run again"
+    others = {run: measured for run, measured in again.measured.items() if measured.rate_per_s != 123.0}
+    assert others == {run: evaluation.measured[run] for run in others}
+    assert list(again.measured) == list(evaluation.measured)
+
+
+def test_what_is_finished_is_shown_as_done(tmp_path: Path) -> None:
+    evaluated(tmp_path)
+    told: list[tuple[int, int]] = []
+    evaluate((FIGURE,), TINY, Finished(tmp_path, CODE), 1, lambda _, done, total: told.append((done, total)))
+    jobs = TINY.jobs * len(set(FIGURE.runs(TINY)))
+    assert told[-1] == (jobs, jobs)
+
+
+def test_other_code_and_another_profile_run_all_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = next(FIGURE.runs(TINY))
+    mine = Finished(tmp_path, CODE)
+    profiles = tmp_path / "profiles"
+    shutil.copytree(PROFILES, profiles)
+    monkeypatch.setattr(finished_runs, "PROFILES", profiles)
+    before = mine.kept(run).path
+    assert mine.kept(run).path == before
+    with (profiles / f"{run.server.profile}.json").open("a") as file:
+        file.write(" ")
+    assert mine.kept(run).path != before
+    (tmp_path / "notes").mkdir()
+    Finished(tmp_path, "0" * 16)
+    assert {path.name for path in tmp_path.iterdir()} == {"code-" + "0" * 16, "notes", "profiles"}
+
+
+def test_the_code_of_a_run_is_what_a_simulation_imports_and_no_more() -> None:
+    names = {"/".join(path.parts[-3:]) for path in sources()}
+    assert {"scheduler/policy/machine.py", "kvmanager/policy/machine.py", "cli/figures/measures.py"} <= names
+    assert not {"cli/figures/drawing.py", "cli/figures/report_text.py", "cli/figures/catalogue.py"} & names
+    assert code_digest() == code_digest()
+    assert len(code_digest()) == len(CODE)
 
 
 def test_the_table_has_a_row_a_run_and_the_spread_over_the_seeds(evaluation: Evaluation) -> None:
@@ -190,10 +243,12 @@ def test_labels_never_overlap_and_stay_beside_the_axes() -> None:
 def test_the_command_writes_the_figures_that_it_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--quick", "--only", "v1-quantum", "--processes", "1", "--out", str(tmp_path)]) == ExitCode.OK
-    assert capsys.readouterr().out == f"written to {tmp_path}\n"
-    assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".svg", ".csv", ".md"}
-    assert "`make figures QUICK=1`" in (tmp_path / "REPORT.md").read_text()
+    finished = ["--finished", str(tmp_path / "finished")]
+    out = tmp_path / "out"
+    assert main(["--quick", "--only", "v1-quantum", "--processes", "1", "--out", str(out), *finished]) == ExitCode.OK
+    assert capsys.readouterr().out == f"written to {out}\n"
+    assert {path.suffix for path in out.iterdir()} == {".png", ".svg", ".csv", ".md"}
+    assert "`make figures QUICK=1`" in (out / "REPORT.md").read_text()
 
 
 def test_figures_are_chosen_by_the_beginnings_of_their_names() -> None:

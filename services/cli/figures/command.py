@@ -12,6 +12,7 @@ from services.cli.figures.catalogue import FIGURES
 from services.cli.figures.drawing import draw, gaps_of, gaps_owner
 from services.cli.figures.evaluation import Evaluation
 from services.cli.figures.execution import BarProgress, LineProgress, Progress, execute
+from services.cli.figures.finished import Finished, code_digest
 from services.cli.figures.report_text import report
 from services.cli.figures.tables import table
 from services.cli.figures.values import FULL, MAIN, QUICK, Figure, Scale
@@ -20,14 +21,17 @@ from services.cli.simulations.processes import over_processes
 from services.domain.errors import InvalidFieldError
 
 DEFAULT_OUT = Path("docs/evaluation")
+DEFAULT_FINISHED = Path("out/figures")
 
 DrawTask = tuple[Evaluation, tuple[Figure, ...], Path]
 
 
-def evaluate(figures: Sequence[Figure], scale: Scale, processes: int, progress: Progress) -> Evaluation:
+def evaluate(
+    figures: Sequence[Figure], scale: Scale, finished: Finished, processes: int, progress: Progress
+) -> Evaluation:
     """Run all that the figures need, each run once."""
     runs = [run for figure in figures for run in figure.runs(scale)]
-    return Evaluation(scale, tuple(figures), execute(runs, processes, progress))
+    return Evaluation(scale, tuple(figures), execute(runs, finished, processes, progress))
 
 
 def _draw_task(task: DrawTask, told: Callable[[int], None]) -> None:
@@ -79,6 +83,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--only", metavar="NAME,...", help="the figures whose names begin so")
     made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"where to write [{DEFAULT_OUT}]")
+    made.add_argument(
+        "--finished",
+        type=Path,
+        default=DEFAULT_FINISHED,
+        metavar="DIR",
+        help=f"where each simulation's numbers are kept, so that an interrupted command goes on [{DEFAULT_FINISHED}]",
+    )
     cores = len(os.sched_getaffinity(0))
     made.add_argument(
         "--processes", type=positive_int, default=cores, help=f"simulations at a time [all cores: {cores}]"
@@ -95,7 +106,8 @@ def main(argv: list[str] | None = None) -> int:
     progress: Progress = bar or LineProgress()
     try:
         with bar or nullcontext():
-            evaluation = evaluate(figures, scale, arguments.processes, progress)
+            finished = Finished(arguments.finished, code_digest())
+            evaluation = evaluate(figures, scale, finished, arguments.processes, progress)
             write(evaluation, arguments.out, arguments.processes, progress)
     except (InvalidFieldError, OSError) as error:
         raise CommandError(str(error)) from error

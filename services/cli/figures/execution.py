@@ -1,6 +1,7 @@
 """Runs the simulations of an evaluation over the cores: first the capacities, then the runs, each distinct one once.
 
-The runs that take longest are first, so that no core ends with a long one alone.
+The runs that take longest are first, so that no core ends with a long one alone. Those that were finished earlier, by
+the same code, are not run again.
 """
 
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
+from services.cli.figures.finished import Finished, Kept
 from services.cli.figures.simulating import OnProgress, capacity_jobs, capacity_per_s, simulate_run
 from services.cli.figures.values import CapacityOf, Measured, Run
 from services.cli.simulations.processes import over_processes
@@ -23,7 +25,7 @@ _OUTPUT_TOKENS = {
 }
 """About so many a job: enough to tell long runs from short ones."""
 
-RunTask = tuple[Run, float]
+RunTask = tuple[Run, float, Kept]
 
 
 class Progress(Protocol):
@@ -42,24 +44,32 @@ def _capacity_task(of: CapacityOf, told: OnProgress) -> float:
 
 
 def _run_task(task: RunTask, told: OnProgress) -> Measured:
-    return simulate_run(*task, told)
+    run, capacity, kept = task
+    measured = simulate_run(run, capacity, told)
+    kept.write(measured)
+    return measured
 
 
-def _telling(progress: Progress, title: str, total: int) -> Callable[[Sequence[int]], None]:
-    return lambda done: progress(title, sum(done), total)
+def _telling(progress: Progress, title: str, total: int, before: int = 0) -> Callable[[Sequence[int]], None]:
+    return lambda done: progress(title, before + sum(done), total)
 
 
-def execute(runs: Iterable[Run], processes: int, progress: Progress) -> Mapping[Run, Measured]:
+def execute(runs: Iterable[Run], finished: Finished, processes: int, progress: Progress) -> Mapping[Run, Measured]:
     """Every distinct run, simulated; in an order that depends on the runs alone."""
     distinct = sorted(dict.fromkeys(runs), key=lambda run: -expected_iterations(run))
-    servers = list(dict.fromkeys(CapacityOf(run.server, run.traffic.lengths) for run in distinct))
+    kept = {run: finished.kept(run) for run in distinct}
+    measured = {run: before for run in distinct if (before := kept[run].read()) is not None}
+    left = [run for run in distinct if run not in measured]
+    servers = list(dict.fromkeys(CapacityOf(run.server, run.traffic.lengths) for run in left))
     saturating = sum(map(capacity_jobs, servers))
     told = _telling(progress, "what FCFS can serve, jobs", saturating)
     capacities = dict(zip(servers, over_processes(_capacity_task, servers, processes, told), strict=True))
-    tasks = [(run, capacities[CapacityOf(run.server, run.traffic.lengths)]) for run in distinct]
-    jobs = sum(run.traffic.jobs for run in distinct)
-    told = _telling(progress, f"{len(distinct)} simulations, jobs", jobs)
-    return dict(zip(distinct, over_processes(_run_task, tasks, processes, told), strict=True))
+    tasks = [(run, capacities[CapacityOf(run.server, run.traffic.lengths)], kept[run]) for run in left]
+    jobs_before = sum(run.traffic.jobs for run in measured)
+    jobs = jobs_before + sum(run.traffic.jobs for run in left)
+    told = _telling(progress, f"{len(distinct)} simulations, jobs", jobs, jobs_before)
+    measured |= zip(left, over_processes(_run_task, tasks, processes, told), strict=True)
+    return {run: measured[run] for run in distinct}
 
 
 class LineProgress:

@@ -51,7 +51,7 @@ def over_processes(
     """The answers of `work(task, told)` in the order of the tasks; `told(n)` says how far a task is. One process, or
     one task, means this one. Raises what a task raised, and CommandError if a process was killed.
     """
-    if processes == 1 or len(tasks) == 1:
+    if processes == 1 or len(tasks) <= 1:
         return _here(work, tasks, on_progress)
     context = multiprocessing.get_context("spawn")
     done = context.RawArray("q", len(tasks))

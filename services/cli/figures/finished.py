@@ -1,0 +1,78 @@
+"""Keeps what simulations gave, so that an interrupted evaluation goes on where it was.
+
+A run's numbers are kept in a file of its own, named after the run and its profile, in a folder named after the code
+that made them: the sources of every module that a simulation imports. A change of any of them runs all anew.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from services.cli.figures.values import Measured, Run
+from services.cli.profiles.find import PROFILES
+from services.cli.report import write_lines
+
+_DIGEST_CHARACTERS = 16
+_CODE_FOLDER = re.compile(rf"code-[0-9a-f]{{{_DIGEST_CHARACTERS}}}")
+_LIST_SOURCES = (
+    "import sys, services.cli.figures.simulating; "
+    "print(*sorted(m.__file__ for n, m in sys.modules.items() if n.startswith('services') and m.__file__), sep='\\n')"
+)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:_DIGEST_CHARACTERS]
+
+
+def sources() -> list[Path]:
+    """The files of the code that a run's numbers depend on. A fresh interpreter tells what a simulation imports."""
+    listed = subprocess.run(
+        [sys.executable, "-c", _LIST_SOURCES], check=True, capture_output=True, text=True, timeout=60
+    )
+    return [Path(line) for line in listed.stdout.splitlines()]
+
+
+def code_digest() -> str:
+    """Stands for that code."""
+    return _digest(b"\0".join(path.read_bytes() for path in sources()))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where the numbers of a run are or will be."""
+
+    path: Path
+    run: str
+
+    def write(self, measured: Measured) -> None:
+        """Keep them, whole or not at all."""
+        write_lines(self.path, [json.dumps({"run": self.run, **asdict(measured)})])
+
+    def read(self) -> Measured | None:
+        """The numbers, if they are there; a file that is not ours is as none."""
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            return Measured(**content) if content.pop("run") == self.run else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+class Finished:
+    """The runs that this code has finished, in a folder. Those of other code are removed: nobody asks for them."""
+
+    def __init__(self, folder: Path, code: str) -> None:
+        self._folder = folder / f"code-{code}"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for other in folder.iterdir():
+            if _CODE_FOLDER.fullmatch(other.name) and other != self._folder:
+                shutil.rmtree(other)
+
+    def kept(self, run: Run) -> Kept:
+        """Where the numbers of this run are or will be. Raises OSError if its profile cannot be read."""
+        asked = f"{run!r} {_digest((PROFILES / f'{run.server.profile}.json').read_bytes())}"
+        return Kept(self._folder / f"{_digest(asked.encode())}.json", asked)
