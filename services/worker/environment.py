@@ -1,6 +1,6 @@
 """The process's compute environment, to be set before torch is imported. No torch here.
 
-OpenMP's threads shall spin for some 10 us when they wait for one another, then sleep. By default they spin for
+OpenMP's threads shall spin for some 75 us when they wait for one another, then sleep. By default they spin for
 milliseconds: as soon as a third thread of a 2-core machine wants to run (gRPC, the copies, the scheduler), the one that
 was put aside is waited for on the core that it needs, and a step of the model takes 10 to 30 times as long; and the
 scheduler comes late with its plans. Threads that never spin sleep and wake at every product of a small model, which

@@ -54,6 +54,7 @@ class Process:
     ) -> None:
         self.name = service
         self.arguments = tuple(arguments)
+        self._sent: set[signal.Signals] = set()
         module = (f"services.{service}",) if trace is None else ("tests.e2e.observed", service, str(trace))
         self.ready_file = folder / f"{service}-{instance}.json"
         self.log_path = folder / f"{service}-{instance}.log"
@@ -76,9 +77,15 @@ class Process:
         addresses: dict[str, str] = json.loads(self.ready_file.read_text())
         return addresses
 
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        if self.popen.poll() is None:
+    def ask_to_stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """Sends the signal once, however often it is asked for."""
+        if how not in self._sent and self.popen.poll() is None:
+            self._sent.add(how)
             self.popen.send_signal(how)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        self.ask_to_stop(how)
+        if self.popen.poll() is None:
             try:
                 self.popen.wait(STOP_LIMIT_S)
             except subprocess.TimeoutExpired:
@@ -151,7 +158,7 @@ class Cluster:
         """(Re)starts scheduler and KV manager with these policies, and waits until the worker has joined them."""
         old = [self.processes[service] for service in ("scheduler", "kvmanager") if service in self.processes]
         for process in old:
-            process.popen.terminate()
+            process.ask_to_stop()
         for process in old:
             process.stop()
         self.start(
@@ -203,8 +210,7 @@ class Cluster:
 
     def stop(self) -> None:
         for process in self._all:
-            if process.popen.poll() is None:
-                process.popen.terminate()
+            process.ask_to_stop()
         for process in self._all:
             process.stop()
 

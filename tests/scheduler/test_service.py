@@ -185,6 +185,7 @@ async def test_status_counts_every_job_once_and_adds_up_the_lives_of_the_worker(
         served.kv.extra = [PoolStatus(900, 3900, "proactive", (JobId("j18"), JobId("j19")), ())]
         await steps(worker, 4)
         await served.until(lambda: served.driver.report().kv_policy == "proactive")
+        await served.until(lambda: served.driver.report().worker.busy_s == pytest.approx(1.0))
         status = (await served.admin.GetStatus(admin_pb2.GetStatusRequest())).status
         (group,) = status.groups
         assert group.ready
