@@ -1,10 +1,24 @@
-"""The parts of the benchmarks, in the order in which they are measured and told."""
+"""The parts of the benchmarks, in the order in which they are measured and told. Those of SEPARATE take as long as all
+others together and are measured only when they are named.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from benchmarks import copy_bandwidth, decisions, memory, policies, simulator_speed, single_stream, streams, throughput
+from benchmarks import (
+    copy_bandwidth,
+    decisions,
+    live_against_simulated,
+    memory,
+    policies,
+    simulator_speed,
+    single_stream,
+    streams,
+    throughput,
+    truth_comparison,
+)
 from benchmarks.report import Goal, Table
 from benchmarks.settings import BenchSettings
 
@@ -16,14 +30,20 @@ def _no_goals(_: Measured) -> list[Goal]:
     return []
 
 
+def _no_pictures(_: Measured, __: Path) -> list[Path]:
+    """Figures that are told in tables."""
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part: how it is measured and how it is told."""
+    """A part: how it is measured and how it is told. `draw` writes pictures into the folder of the results."""
 
     name: str
     measure: Callable[[BenchSettings], Measured]
     tables: Callable[[Measured], list[Table]]
     goals: Callable[[Measured], list[Goal]] = _no_goals
+    draw: Callable[[Measured, Path], list[Path]] = _no_pictures
 
 
 PARTS = (
@@ -36,3 +56,13 @@ PARTS = (
     Part("memory", memory.measure, memory.tables, memory.goals),
     Part("streams", streams.measure, streams.tables, streams.goals),
 )
+SEPARATE = (
+    Part(
+        "live_against_simulated",
+        live_against_simulated.measure,
+        truth_comparison.tables,
+        truth_comparison.goals,
+        live_against_simulated.draw,
+    ),
+)
+ALL_PARTS = (*PARTS, *SEPARATE)

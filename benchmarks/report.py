@@ -1,7 +1,13 @@
 """What a part tells: goals met or missed, and tables; and all of it as Markdown."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+def tell(text: str) -> None:
+    """A line on stderr."""
+    print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)

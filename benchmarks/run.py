@@ -1,6 +1,7 @@
 """`make bench`: measure this machine, part by part.
 
     python -m benchmarks.run [--only throughput,memory] [--quick]
+    python -m benchmarks.run --only live_against_simulated    # of the parts that are measured only when named
 
 Each part writes its own file under `benchmarks/results/<hardware>/` as soon as it is measured, and the summary is made
 anew from all files that are there; so an interrupted run keeps its parts, and a part can be measured again alone.
@@ -20,7 +21,8 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.model_folders import ROOT
-from benchmarks.parts import PARTS, Part
+from benchmarks.parts import ALL_PARTS, PARTS, SEPARATE, Part
+from benchmarks.report import tell
 from benchmarks.settings import DEFAULT_MAX_BATCH, BenchError, BenchSettings
 from benchmarks.summary import write_summary
 from services.cli.arguments import CommandError
@@ -28,11 +30,6 @@ from services.cli.report import write_lines
 from services.domain.errors import FastServeError
 
 BUSY_LOAD = 0.5
-
-
-def tell(text: str) -> None:
-    """A line on stderr."""
-    print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 def measure_part(part: Part, settings: BenchSettings, out: Path) -> bool:
@@ -57,6 +54,7 @@ def measure_part(part: Part, settings: BenchSettings, out: Path) -> bool:
     }
     out.mkdir(parents=True, exist_ok=True)
     write_lines(out / f"{part.name}.json", json.dumps(content, indent=1).splitlines())
+    part.draw(measured, out)
     write_summary(out)
     missed = [goal for goal in part.goals(measured) if not goal.met]
     tell(
@@ -67,20 +65,21 @@ def measure_part(part: Part, settings: BenchSettings, out: Path) -> bool:
 
 
 def chosen(names: str | None) -> list[Part]:
-    """The parts of a list of names. Raises BenchError for an unknown one."""
+    """The parts of a list of names; without one, all but the separate ones. Raises BenchError for an unknown one."""
     if names is None:
         return list(PARTS)
     wanted = names.split(",")
-    known = {part.name for part in PARTS}
+    known = [part.name for part in ALL_PARTS]
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise BenchError(f"there is no part {unknown[0]}; there are {', '.join(part.name for part in PARTS)}")
-    return [part for part in PARTS if part.name in wanted]
+        raise BenchError(f"there is no part {unknown[0]}; there are {', '.join(known)}")
+    return [part for part in ALL_PARTS if part.name in wanted]
 
 
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Measure FastServe on this machine.")
-    made.add_argument("--only", metavar="NAME,NAME", help=f"some of {','.join(part.name for part in PARTS)}")
+    names, separate = (",".join(part.name for part in parts) for parts in (PARTS, SEPARATE))
+    made.add_argument("--only", metavar="NAME,NAME", help=f"some of {names}; or {separate}, which none but this runs")
     made.add_argument("--quick", action="store_true", help="small sizes, to try whether all runs")
     made.add_argument("--out", type=Path, help="folder of the results of all machines [benchmarks/results]")
     made.add_argument(

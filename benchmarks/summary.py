@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts import PARTS
+from benchmarks.parts import ALL_PARTS
 from benchmarks.report import Goal, goals_table, section
 from services.cli.report import write_lines
 
@@ -23,7 +23,7 @@ def summary(contents: dict[str, dict[str, Any]]) -> str:
     sections: list[str] = []
     machines: list[str] = []
     quick = any(content["quick"] for content in contents.values())
-    for part in PARTS:
+    for part in ALL_PARTS:
         if part.name in contents:
             content = contents[part.name]
             goals += part.goals(content["measured"])
@@ -37,6 +37,6 @@ def summary(contents: dict[str, dict[str, Any]]) -> str:
 
 def write_summary(folder: Path) -> None:
     """Write SUMMARY.md from the results in `folder`."""
-    files = {part.name: folder / f"{part.name}.json" for part in PARTS}
+    files = {part.name: folder / f"{part.name}.json" for part in ALL_PARTS}
     contents = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
     write_lines(folder / "SUMMARY.md", summary(contents).splitlines())

@@ -70,7 +70,9 @@ class ServerSetup:
 
     `cost` is that of the whole model, as is `kv_bytes_per_token`: each of the stages takes its equal share of an
     iteration's time and of the KV. Pools are those of one group: `device_tokens` and `host_tokens` of KV.
-    `hop_s` is the delay of every message between two services, and between a gateway and the scheduler.
+    `hop_s` is the delay of every message between two services, and between a gateway and the scheduler. An iteration
+    takes the worker `slowdown` times what `cost` says: the scheduler reckons with a profile that was measured on an
+    idle machine, and in service other threads and processes want the same cores, caches and memory.
 
     More than one group is a split of the workload, not a routing policy: that many schedulers, KV managers and
     workers, which know nothing of each other, and the jobs dealt out to them in turn by their arrival.
@@ -88,6 +90,7 @@ class ServerSetup:
     stages: int = 1
     groups: int = 1
     hop_s: float = 0.0003
+    slowdown: float = 1.0
 
     def __post_init__(self) -> None:
         for field, value, least in (
@@ -103,6 +106,8 @@ class ServerSetup:
                 raise InvalidFieldError(field, f"must be at least {least}, is {value}")
         if not 0.0 <= self.hop_s < inf:
             raise InvalidFieldError("hop_s", "must be 0 or more")
+        if not 0.0 < self.slowdown < inf:
+            raise InvalidFieldError("slowdown", "must be above 0")
 
     @property
     def device_blocks(self) -> int:

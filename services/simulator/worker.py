@@ -101,6 +101,7 @@ class Worker:
         post_answers: Callable[[float, Sequence[WorkerToKv]], None],
     ) -> None:
         self._cost: CostProfile = setup.cost
+        self._slowdown = setup.slowdown
         self._block_size = setup.block_size
         self._stages = range(setup.stages)
         self._epoch = epoch
@@ -178,12 +179,12 @@ class Worker:
             if to_token == job.known_tokens:
                 self._sample(work, job, job_id)
         if decodes or prefills:
-            work.duration_s += self._cost.iteration_s(prefills, decodes, context_tokens / decodes if decodes else 0.0)
+            work.duration_s += self._cost.iteration_s(prefills, decodes, context_tokens / decodes if decodes else 0.0) * self._slowdown
         return work
 
     def _is_cut(self, work: Work, job: Progress, entry: PlanEntry, limit_s: float) -> bool:
         """A prefill with a limit runs by itself."""
-        own_s = self._cost.iteration_s([(entry.from_token, entry.to_token)], 0, 0.0)
+        own_s = self._cost.iteration_s([(entry.from_token, entry.to_token)], 0, 0.0) * self._slowdown
         work.duration_s += min(own_s, limit_s)
         if own_s <= limit_s:
             return False

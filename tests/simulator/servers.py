@@ -42,6 +42,7 @@ def server(
     stages: int = 1,
     groups: int = 1,
     hop_s: float = 0.0,
+    slowdown: float = 1.0,
     kv_bytes_per_token: int = 1000,
     **knobs: object,
 ) -> ServerSetup:
@@ -58,6 +59,7 @@ def server(
         stages=stages,
         groups=groups,
         hop_s=hop_s,
+        slowdown=slowdown,
     )
 
 

@@ -137,6 +137,14 @@ def test_every_message_takes_a_hop() -> None:
     assert outcome.executing_s == pytest.approx(0.1)
 
 
+def test_a_worker_slower_than_its_profile_takes_longer_and_the_scheduler_does_not_know() -> None:
+    """The job of 100 tokens of prompt takes 0.1 s by the profile, whose quanta decide about demotions."""
+    jobs = [SimulatedJob("a", 0.0, 100, 1), SimulatedJob("b", 0.0, 100, 1)]
+    setup = server(PolicyName.SKIP_JOIN_MLFQ, max_batch=1, slowdown=1.5)
+    assert [ended_s(outcome) for outcome in simulate(setup, jobs).outcomes] == pytest.approx([0.15, 0.3])
+    assert simulate(setup, jobs).busy_s == pytest.approx(0.3)
+
+
 def test_groups_share_the_jobs_out_in_turn() -> None:
     """Two jobs at a time on two groups of batch 1 do not meet; the third has to wait for the first."""
     jobs = [SimulatedJob(name, 0.0, 100, 1) for name in "abc"]

@@ -51,6 +51,9 @@ class OwnSettings(BaseModel):
         None, ge=2, description="most tokens of prompt and output together; off: the profile's"
     )
     hop: float = Field(0.0003, ge=0, le=10, description="seconds that a message between two services takes")
+    slowdown: float = Field(
+        1.0, gt=0, le=1000, description="how many times the profile's seconds an iteration takes in service"
+    )
 
 
 def _fields() -> dict[str, Any]:
@@ -109,6 +112,7 @@ def server_setup(settings: OwnSettings, profile: Profile) -> ServerSetup:
         stages=stages,
         groups=settings.groups,
         hop_s=settings.hop,
+        slowdown=settings.slowdown,
     )
 
 

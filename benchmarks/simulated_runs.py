@@ -1,0 +1,135 @@
+"""A run of a server as the simulator tells it: the same trace, the same settings and a measured cost profile, and
+figures under the names that a live replay's have. Pure but for the time it takes.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.servers import Result
+from benchmarks.settings import BenchError
+from services.cli.calibration import LoadedTrace, Need, loaded_trace
+from services.cli.report import result
+from services.cli.simulations.cases import CAPACITY_BATCHES, CAPACITY_JOBS, simulated_jobs
+from services.cli.simulations.runs import counters_of, record_of
+from services.cli.simulations.settings import SimulateSettings, server_setup
+from services.cli.workload import TraceJob, Workload, make_trace, read_trace, scale_arrivals, trace_line
+from services.runtime.profile_file import Profile
+from services.runtime.settings import resolve
+from services.simulator.capacity import fcfs_capacity_per_s
+from services.simulator.setup import ServerSetup
+from services.simulator.simulation import simulate
+
+Figures = dict[str, float]
+
+SLOWDOWNS = (0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
+"""Where the simulator is asked. A slower worker has fuller batches, and so is busy less than that much longer."""
+
+_CAPACITY_SEED = 1_000_003
+"""No seed of a trace: the jobs that tell the capacity are others than those that are served."""
+
+_TIMES = {
+    "mean_jct_s": ("jct_s", "mean"),
+    "p99_jct_s": ("jct_s", "p99"),
+    "mean_ttft_s": ("ttft_s", "mean"),
+    "mean_per_output_token_s": ("per_output_token_s", "mean"),
+}
+_SCHEDULER = ("busy_s", "plan_wait_s", "iterations", "preemptions")
+_KV = ("stall_s", "recomputed_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBy:
+    """A server: what `fastserve up` is told and the simulator too. All else are the services' defaults in both.
+    `slowdown` is the simulator's alone.
+    """
+
+    max_batch: int
+    device_tokens: int
+    host_tokens: int
+    slowdown: float = 1.0
+
+    def flags(self, policy: str, kv_policy: str) -> list[str]:
+        """Flags of `fastserve up`, but for the engine's."""
+        return ["--policy", policy, "--kv-policy", kv_policy, *self.pools()]
+
+    def pools(self) -> list[str]:
+        """Flags of the pools, which `fastserve profile` takes too."""
+        return ["--kv-device-tokens", str(self.device_tokens), "--kv-host-tokens", str(self.host_tokens)]
+
+    def setup(self, profile: Profile, policy: str, kv_policy: str) -> ServerSetup:
+        """The server that the simulator takes."""
+        values: Mapping[str, object] = {
+            "policy": policy,
+            "kv_policy": kv_policy,
+            "max_batch": self.max_batch,
+            "kv_device_tokens": self.device_tokens,
+            "kv_host_tokens": self.host_tokens,
+            "slowdown": self.slowdown,
+        }
+        return server_setup(resolve(SimulateSettings, "simulate", values, {}), profile)
+
+
+def figures_of(content: Result) -> Figures:
+    """What is compared, of the content of a `result.json`. Raises BenchError if jobs failed."""
+    if content["failed"]:
+        raise BenchError(f"{content['failed']} of {content['jobs']} jobs failed")
+    kv = content["kv"]
+    return {
+        **{name: content["scheduler"][name] for name in _SCHEDULER},
+        **{name: kv[name] for name in _KV},
+        "moved_gb": (kv["offloaded_bytes"] + kv["uploaded_bytes"]) / 1e9,
+        "duration_s": content["duration_s"],
+        **{name: content[field][cell] for name, (field, cell) in _TIMES.items()},
+    }
+
+
+def simulated_figures(by: ServedBy, profile: Profile, pair: tuple[str, str], trace: Sequence[TraceJob]) -> Figures:
+    """The figures of a simulated replay of the trace."""
+    simulation = simulate(by.setup(profile, *pair), simulated_jobs(trace))
+    records = [record_of(outcome) for outcome in simulation.outcomes]
+    content: dict[str, Any] = result({}, records, counters_of(simulation))
+    return figures_of(content)
+
+
+def busy_by_slowdown(
+    by: ServedBy, profile: Profile, pair: tuple[str, str], trace: Sequence[TraceJob]
+) -> tuple[float, ...]:
+    """How long the simulated worker is busy at each of SLOWDOWNS."""
+    at = (replace(by, slowdown=slowdown) for slowdown in SLOWDOWNS)
+    return tuple(simulated_figures(each, profile, pair, trace)["busy_s"] for each in at)
+
+
+def fitted_slowdown(simulated_s: Sequence[Sequence[float]], live_s: Sequence[float]) -> float:
+    """The slowdown at which workers, each busy for so many seconds at each of SLOWDOWNS, are busy as long in all as
+    live ones were. Between two of them a straight line.
+    """
+    wanted_s = sum(live_s)
+    totals_s: list[float] = [sum(each) for each in zip(*simulated_s, strict=True)]
+    place = min(max(bisect_right(totals_s, wanted_s), 1), len(totals_s) - 1)
+    low, high, low_s, high_s = SLOWDOWNS[place - 1], SLOWDOWNS[place], totals_s[place - 1], totals_s[place]
+    return round(low + (high - low) * (wanted_s - low_s) / (high_s - low_s), 4)
+
+
+def capacity_per_s(by: ServedBy, profile: Profile, shape: Workload) -> float:
+    """Jobs a second that FCFS sustains of these lengths, as the simulator has it."""
+    jobs = max(CAPACITY_JOBS, CAPACITY_BATCHES * by.max_batch)
+    sample = make_trace(replace(shape, jobs=jobs, rate=1.0, cv=0.0, seed=_CAPACITY_SEED), stratified=True)
+    return fcfs_capacity_per_s(by.setup(profile, "fcfs", "defer"), simulated_jobs(sample))
+
+
+def trace_for(by: ServedBy, profile: Profile, shape: Workload, need: Need) -> tuple[float, LoadedTrace]:
+    """FCFS's capacity for the shape's lengths, and the trace that loads it as asked."""
+    capacity = capacity_per_s(by, profile, shape)
+    return capacity, loaded_trace(shape, capacity, need)
+
+
+def as_a_file_holds_it(trace: Sequence[TraceJob]) -> list[TraceJob]:
+    """The jobs as whoever reads the trace's file gets them: a file rounds arrivals."""
+    return read_trace(trace_line(job) for job in trace)
+
+
+def trace_of(workload: Workload) -> list[TraceJob]:
+    """The jobs of a loaded trace once more, from its workload alone."""
+    return as_a_file_holds_it(scale_arrivals(make_trace(workload, stratified=True), workload.rate))

@@ -1,0 +1,123 @@
+"""The picture of live against simulated: every trace and pair of policies a mark, on the diagonal where the simulator
+is right. A colour for each trace, a marker for each pair; the same result gives the same bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from benchmarks.truth_comparison import MOST_JCT_OFF, PICTURE, Compared, Measured, compared
+
+_COLOURS = ("#d1495b", "#30638e", "#3d9970", "#edae49", "#8e5aa8", "#4a4e57")
+_MARKERS = ("o", "^", "s", "D", "v", "P")
+_STYLE: dict[Any, Any] = {
+    "figure.facecolor": "white",
+    "svg.hashsalt": "fastserve",
+    "svg.fonttype": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e8e8e8",
+    "axes.axisbelow": True,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "font.size": 9,
+}
+_METADATA: Mapping[str, Mapping[str, None]] = {"svg": {"Date": None}, "png": {"Software": None}}
+_INCHES = (9.4, 6.2)
+_CAPTION_CHARACTERS = 150
+_MARGIN = 1.35
+"""Room around the marks, as a factor."""
+_NARROW = 100
+"""A log axis that spans less names the 2s and 5s too."""
+_PANELS = (
+    ("large", "mean_jct_s", "Mean job completion, s"),
+    ("upper", "mean_ttft_s", "Mean first token, s"),
+    ("lower", "mean_per_output_token_s", "Mean per output token, s"),
+)
+
+
+def _draw_marks(
+    axes: Axes, figures: Sequence[Compared], colours: Mapping[str, str], markers: Mapping[tuple[str, str], str]
+) -> None:
+    """Marks with the range of the repeats, the diagonal and its band. What is 0 has no place on a log axis."""
+    shown = [each for each in figures if each.simulated > 0 and min(each.live) > 0]
+    for each in shown:
+        below, above = each.live_mean - min(each.live), max(each.live) - each.live_mean
+        axes.errorbar(
+            each.simulated,
+            each.live_mean,
+            yerr=[[below], [above]],
+            color=colours[each.trace],
+            marker=markers[each.pair],
+            ms=6,
+            lw=1.2,
+            capsize=2,
+            mec="white",
+            mew=0.6,
+        )
+    values = [value for each in shown for value in (each.simulated, *each.live)] or [1.0]
+    ends = [min(values) / _MARGIN, max(values) * _MARGIN]
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+    axes.plot(ends, ends, color="#808080", lw=1, zorder=1)
+    low, high = ([end * (1 + sign * MOST_JCT_OFF) for end in ends] for sign in (-1, 1))
+    axes.fill_between(ends, low, high, color="#808080", alpha=0.15, lw=0, zorder=1)
+    for axis in (axes.xaxis, axes.yaxis):
+        if ends[1] / ends[0] < _NARROW:
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _keys(colours: Mapping[str, str], markers: Mapping[tuple[str, str], str]) -> list[Patch | Line2D]:
+    by_trace = [Patch(color=colour, label=trace) for trace, colour in colours.items()]
+    by_pair = [
+        Line2D([], [], color="#4a4e57", marker=marker, ls="", label=" + ".join(pair))
+        for pair, marker in markers.items()
+    ]
+    return [*by_trace, *by_pair]
+
+
+def _caption(measured: Measured) -> str:
+    repeats = len(measured["runs"][0]["live"])
+    return fill(
+        "Simulated (across) against live (up), both axes logarithmic. Bars: from the least to the greatest of "
+        f"{repeats} live run(s); the mark is their mean. Grey: the diagonal, and {MOST_JCT_OFF:.0%} to either side. "
+        f"Model {measured['model']} on {measured['threads']} thread(s), batch {measured['server']['max_batch']}.",
+        _CAPTION_CHARACTERS,
+    )
+
+
+def draw_truth(measured: Measured, out: Path) -> list[Path]:
+    """Write the picture as SVG and PNG; their paths."""
+    traces = [trace["name"] for trace in measured["traces"]]
+    pairs = list(dict.fromkeys(tuple(run["pair"]) for run in measured["runs"]))
+    colours, markers = dict(zip(traces, _COLOURS, strict=False)), dict(zip(pairs, _MARKERS, strict=False))
+    with mpl.rc_context(_STYLE):
+        page = plt.figure(figsize=_INCHES, layout="constrained")
+        grid = page.subplot_mosaic([["large", "upper"], ["large", "lower"]], width_ratios=[2, 1])
+        for place, figure, title in _PANELS:
+            _draw_marks(grid[place], compared(measured, figure), colours, markers)
+            grid[place].set_title(title)
+        grid["large"].set_xlabel("simulated")
+        grid["large"].set_ylabel("live")
+        grid["large"].legend(handles=_keys(colours, markers), loc="upper left", fontsize=8, frameon=False)
+        page.suptitle("What the simulator says and what happened", x=0.01, ha="left", fontsize=12, fontweight="bold")
+        page.supxlabel(_caption(measured), x=0.01, ha="left", fontsize=8, color="#555555")
+        paths = [out / f"{PICTURE}.{kind}" for kind in _METADATA]
+        for path, metadata in zip(paths, _METADATA.values(), strict=True):
+            page.savefig(path, dpi=100, metadata=dict(metadata))
+        plt.close(page)
+    return paths
