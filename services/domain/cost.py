@@ -46,10 +46,14 @@ class _Line(NamedTuple):
         xs, ys = self
         if len(xs) == 1 or x <= xs[0]:
             return ys[0]
-        place = min(bisect_right(xs, x), len(xs) - 1)
-        x0, x1, y0, y1 = xs[place - 1], xs[place], ys[place - 1], ys[place]
-        y = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-        return max(y, y1) if x > x1 else y
+        place = bisect_right(xs, x, 1, len(xs) - 1)
+        return _through(xs[place - 1], ys[place - 1], xs[place], ys[place], x)
+
+
+def _through(x0: int, y0: float, x1: int, y1: float, x: float) -> float:
+    """y of x on the line through two points, but beyond the second never below it."""
+    y = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return y1 if x > x1 and y < y1 else y
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +108,9 @@ class CostProfile:
         batches, lines = self._decode_batches, self._decode_lines
         if len(batches) == 1 or batch <= batches[0]:
             return lines[0].at(context_tokens)
-        place = min(bisect_right(batches, batch), len(batches) - 1)
-        around = (lines[place - 1].at(context_tokens), lines[place].at(context_tokens))
-        return _Line(batches[place - 1 : place + 1], around).at(batch)
+        place = bisect_right(batches, batch, 1, len(batches) - 1)
+        fewer_s, more_s = lines[place - 1].at(context_tokens), lines[place].at(context_tokens)
+        return _through(batches[place - 1], fewer_s, batches[place], more_s, batch)
 
     def iteration_s(self, prefills: Sequence[tuple[int, int]], decode_batch: int, mean_context_tokens: float) -> float:
         """Seconds of an iteration that prefills positions from_token to to_token - 1 of some jobs and decodes one token

@@ -37,9 +37,11 @@ class Clients:
         """Jobs that have not ended."""
         return len(self._clients) - self.ended_count
 
-    def emitted(self, emit: Emit, now_s: float) -> None:
-        """A token is on its way."""
-        self._clients[emit.job].token_times_s.append(now_s + self._hop_s)
+    def emitted(self, emits: Sequence[Emit], now_s: float) -> None:
+        """Tokens are on their way."""
+        clients, heard_s = self._clients, now_s + self._hop_s
+        for emit in emits:
+            clients[emit.job].token_times_s.append(heard_s)
 
     def ended(self, end: End) -> None:
         """A job ended."""
@@ -88,10 +90,7 @@ class KvGauge:
 
     def set(self, group: int, device_blocks: int, host_blocks: int) -> None:
         """A group's pools as they are now."""
-        both = device_blocks + host_blocks
-        if device_blocks == self._device[group] and both == self._both[group]:
-            return
         self._device[group] = device_blocks
-        self._both[group] = both
+        self._both[group] = device_blocks + host_blocks
         self.peak_device_blocks = max(self.peak_device_blocks, sum(self._device))
         self.peak_blocks = max(self.peak_blocks, sum(self._both))

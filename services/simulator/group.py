@@ -1,7 +1,8 @@
 """One worker group: the real scheduler and the real KV manager, a model of the worker, and the links between them.
 
 Nothing is decided here. What one says in a turn goes to each of the others as one batch, `hop_s` later, in the order in
-which it was said, which is what the services' drivers and streams do. The group is never lost, so there is one epoch,
+which it was said, which is what the services' drivers and streams do. A message to somebody and the event that it is to
+him have the same fields, (epoch, message). The group is never lost, so there is one epoch,
 and both machines are strict: whoever breaks the protocol ends the simulation with the story.
 """
 
@@ -10,6 +11,7 @@ from itertools import islice
 
 from services.domain.ids import Epoch, JobId
 from services.domain.protocol import IterationResult, KvToWorker, WorkerPools, WorkerToKv
+from services.domain.records import records
 from services.kvmanager.policy import messages as kv
 from services.kvmanager.policy.machine import KvManager
 from services.scheduler.policy import messages as scheduling
@@ -38,6 +40,7 @@ class Group:
         self._gauge = gauge
         self._hop_s = setup.hop_s
         self._wake_s: float | None = None
+        self._figures: kv.PoolFigures | None = None
         self._scheduler_inbox = Inbox(clock, self._scheduler_turn)
         self._kv_inbox = Inbox(clock, self._kv_turn)
         self._open()
@@ -71,13 +74,13 @@ class Group:
         now_s = clock.now_s
         if self._wake_s is not None and self._wake_s <= now_s:
             self._wake_s = None
-        to_kv: list[kv.FromScheduler] = []
+        to_kv: list[scheduling.ToKv] = []
+        emits: list[scheduling.Emit] = []
         for command in self.scheduler.handle(events, now_s):
             if isinstance(command, scheduling.Emit):
-                clients.emitted(command, now_s)
-                clock.progressed()
+                emits.append(command)
             elif isinstance(command, scheduling.ToKv):
-                to_kv.append(kv.FromScheduler(command.epoch, command.message))
+                to_kv.append(command)
             elif isinstance(command, scheduling.SendPlan):
                 clock.post(now_s + self._hop_s, self._plan_arrived, command)
             elif isinstance(command, scheduling.End):
@@ -91,8 +94,11 @@ class Group:
                 clock.post(max(command.time_s, now_s), self._wake, command.time_s)
             else:
                 raise AssertionError(f"a worker that is never lost is dropped: {command}")
+        if emits:
+            clients.emitted(emits, now_s)
+            clock.progressed()
         if to_kv:
-            clock.post(now_s + self._hop_s, self._kv_inbox.put, to_kv)
+            clock.post(now_s + self._hop_s, self._kv_inbox.put, records(kv.FromScheduler, to_kv))
 
     def _wake(self, time_s: float) -> None:
         """Unless an earlier time was asked for instead."""
@@ -102,21 +108,23 @@ class Group:
 
     def _kv_turn(self, events: list[kv.Event]) -> None:
         now_s = self._clock.now_s
-        to_scheduler: list[scheduling.FromKv] = []
+        to_scheduler: list[kv.ToScheduler] = []
         to_worker: list[KvToWorker] = []
         for command in self.kv.handle(events, now_s):
             if isinstance(command, kv.ToWorker):
                 to_worker.append(command.message)
             elif isinstance(command, kv.ToScheduler):
-                to_scheduler.append(scheduling.FromKv(command.epoch, command.message))
+                to_scheduler.append(command)
             else:
                 raise AssertionError(f"a worker that is never lost is ended: {command}")
         if to_worker:
             self._clock.post(now_s + self._hop_s, self._commands_arrived, to_worker)
         if to_scheduler:
-            self._clock.post(now_s + self._hop_s, self._scheduler_inbox.put, to_scheduler)
+            heard = records(scheduling.FromKv, to_scheduler)
+            self._clock.post(now_s + self._hop_s, self._scheduler_inbox.put, heard)
         figures = self.kv.figures()
-        if figures is not None:
+        if figures is not None and figures != self._figures:
+            self._figures = figures
             device, device_free, host, host_free = figures
             self._gauge.set(self._number, device - device_free, host - host_free)
 
@@ -132,7 +140,7 @@ class Group:
         self._clock.post(at_s + self._hop_s, self._scheduler_inbox.put, (result,))
 
     def _post_answers(self, at_s: float, answers: Sequence[WorkerToKv]) -> None:
-        events = [kv.FromWorker(EPOCH, answer) for answer in answers]
+        events = records(kv.FromWorker, [(EPOCH, answer) for answer in answers])
         self._clock.post(at_s + self._hop_s, self._kv_inbox.put, events)
 
     # --- the end -----------------------------------------------------------------------------------------------------

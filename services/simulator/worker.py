@@ -32,6 +32,7 @@ from services.domain.protocol import (
     Upload,
     WorkerToKv,
 )
+from services.domain.records import records
 from services.scheduler.policy.messages import SendPlan
 from services.simulator.link import Direction, HostLink
 from services.simulator.setup import ServerSetup, SimulatedJob
@@ -86,7 +87,7 @@ class Work:
         self.token_s = 0.0
         self.jobs: list[Progress] = []
         self.sampled: list[Progress] = []
-        self.tokens: list[SampledToken] = []
+        self.tokens: tuple[SampledToken, ...] = ()
         self.cut: list[JobId] = []
 
 
@@ -135,7 +136,7 @@ class Worker:
                 begin_s = ready_s
             self._free_s[stage] = ready_s = ready_s + stage_s
         self._ran(work, begin_s, begin_s + stage_s, ready_s)
-        result = IterationResult(self._epoch, plan.plan, tuple(work.tokens), tuple(work.cut), work.duration_s)
+        result = IterationResult(self._epoch, plan.plan, work.tokens, tuple(work.cut), work.duration_s)
         self._post_result(ready_s, result)
 
     def _ran(self, work: Work, begin_s: float, first_stage_end_s: float, end_s: float) -> None:
@@ -156,12 +157,23 @@ class Worker:
         work = Work()
         limits_s = dict(plan.cut_after_s) if plan.cut_after_s else {}
         prefills: list[tuple[int, int]] = []
+        tokens: list[tuple[JobId, int, bool]] = []
         decodes = context_tokens = 0
+        jobs, block_size = self.jobs, self._block_size
         for entry in plan.entries:
             job_id, from_token, to_token = entry
-            job = self._checked(plan, entry)
-            if job is None:
-                continue
+            job = jobs.get(job_id)
+            if (
+                job is None
+                or from_token == 0
+                or job.ended
+                or from_token != job.valid_tokens
+                or not from_token < to_token <= job.known_tokens
+                or to_token > job.device_blocks * block_size
+            ):  # most are decodes as they should be, and looked at no further
+                job = self._checked(plan, entry)
+                if job is None:
+                    continue
             if job.uploaded_s > work.uploaded_s:
                 work.uploaded_s = job.uploaded_s
             work.jobs.append(job)
@@ -177,9 +189,16 @@ class Worker:
                 prefills.append((from_token, to_token))
             job.valid_tokens = to_token
             if to_token == job.known_tokens:
-                self._sample(work, job, job_id)
+                job.known_tokens += 1
+                if job.known_tokens == job.last_tokens:
+                    job.ended = True
+                    self._running_jobs -= 1
+                work.sampled.append(job)
+                tokens.append((job_id, TOKEN, job.ended and job.stops))
+        work.tokens = tuple(records(SampledToken, tokens))
         if decodes or prefills:
-            work.duration_s += self._cost.iteration_s(prefills, decodes, context_tokens / decodes if decodes else 0.0) * self._slowdown
+            own_s = self._cost.iteration_s(prefills, decodes, context_tokens / decodes if decodes else 0.0)
+            work.duration_s += own_s * self._slowdown
         return work
 
     def _is_cut(self, work: Work, job: Progress, entry: PlanEntry, limit_s: float) -> bool:
@@ -191,14 +210,6 @@ class Worker:
         work.cut.append(entry.job)
         job.valid_tokens = entry.from_token
         return True
-
-    def _sample(self, work: Work, job: Progress, job_id: JobId) -> None:
-        job.known_tokens += 1
-        if job.known_tokens == job.last_tokens:
-            job.ended = True
-            self._running_jobs -= 1
-        work.sampled.append(job)
-        work.tokens.append(SampledToken(job_id, TOKEN, job.ended and job.stops))
 
     def _checked(self, plan: SendPlan, entry: PlanEntry) -> Progress | None:
         """The entry's job, None where it is to be passed over."""
@@ -245,7 +256,8 @@ class Worker:
                 ends.append((job.uploaded_s, command.command))
             else:
                 self._release(job)
-            applied += [Applied(command.command, stage) for stage in self._stages]
+            for stage in self._stages:
+                applied.append(Applied(command.command, stage))
         self._post_answers(now_s, applied)
         for end_s, number in ends:
             self._post_answers(end_s, [Done(number, stage) for stage in self._stages])

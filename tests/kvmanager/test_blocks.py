@@ -1,5 +1,7 @@
 """The pool of blocks."""
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,3 +55,19 @@ def test_free_and_used_are_always_the_whole_pool(amounts: list[int]) -> None:
             used = used[-amount:]
         pool.check(used)
         assert pool.free_count == 16 - len(used)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 6), st.randoms(use_true_random=False)), max_size=60))
+def test_those_handed_out_are_always_the_lowest_free_ones(steps: list[tuple[bool, int, Random]]) -> None:
+    pool = BlockPool(24)
+    used: list[BlockId] = []
+    for takes, amount, random in steps:
+        if takes and pool.can_allocate(amount):
+            lowest = list(pool.free_ids()[:amount])
+            assert pool.allocate(amount) == lowest
+            used += lowest
+        elif not takes:
+            random.shuffle(used)
+            pool.free(used[:amount])
+            del used[:amount]
+        pool.check(used)

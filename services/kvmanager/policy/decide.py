@@ -24,8 +24,8 @@ The cost of a decision is that of walking two windows and a bounded number of vi
 from math import ceil
 
 from services.kvmanager.policy import moves
-from services.kvmanager.policy.enst import enst_s, execute_s_by_level
-from services.kvmanager.policy.job import HELD, JobState, KvJob
+from services.kvmanager.policy.enst import enst_s
+from services.kvmanager.policy.job import DEVICE, HELD, HOST, WAITING, KvJob
 from services.kvmanager.policy.ledger import Ledger
 from services.kvmanager.policy.policies import KvKnobs, ReserveFacts
 
@@ -59,14 +59,14 @@ def blocks_wanted(ledger: Ledger, job: KvJob, knobs: KvKnobs) -> int:
     lacks nothing, or is moving.
     """
     state = job.state
-    if state is JobState.DEVICE:
-        held = len(job.device)
-        short = held * ledger.block_size - job.planned <= knobs.lookahead_tokens
-        return 1 if short and job.assign is None and held < ledger.blocks_for(job.most) else 0
-    if state is JobState.WAITING:
+    if state is HOST:
+        tokens = job.finished + 1
+        return ledger.blocks_for(tokens if tokens > job.known else job.known)
+    if state is DEVICE:
+        short = job.table_tokens - job.planned <= knobs.lookahead_tokens
+        return 1 if short and job.assign is None and job.table_tokens < job.most else 0
+    if state is WAITING:
         return ledger.blocks_for(knobs.policy.tokens_at_once(job.known, job.most))
-    if state is JobState.HOST:
-        return ledger.blocks_for(max(job.known, job.finished + 1))
     return 0
 
 
@@ -76,30 +76,32 @@ def blocks_wanted(ledger: Ledger, job: KvJob, knobs: KvKnobs) -> int:
 def _serve_window(ledger: Ledger, knobs: KvKnobs, reserve: int) -> int:
     """Serve by rank and reclaim for what is left. Returns the blocks that blocked demands claim."""
     claimed = 0
-    held_above = 0
-    block_size, lookahead_tokens = ledger.block_size, knobs.lookahead_tokens
-    for job in ledger.order.slice(0, ledger.max_batch):
-        if job.state is JobState.DEVICE and len(job.device) * block_size - job.planned > lookahead_tokens:
-            held_above += len(job.device)  # most jobs of most turns want nothing, and are asked no further
-            continue
+    held_blocks = counted_jobs = 0
+    window = ledger.order.slice(0, ledger.max_batch)
+    lookahead_tokens = knobs.lookahead_tokens
+    for place, job in enumerate(window):
+        if job.table_tokens - job.planned > lookahead_tokens:
+            continue  # most jobs of most turns want nothing, and are asked no further
         wanted = blocks_wanted(ledger, job, knobs)
-        if 0 < wanted <= ledger.device.count:
-            if not claimed and wanted <= ledger.device.free_count:
-                _give(ledger, job, wanted, knobs, reserve)
-            else:
-                below = ledger.held_blocks - held_above - _held(job)
-                coming = ledger.device.free_count + ledger.leaving_blocks
-                if not knobs.policy.reclaims:
-                    claimed += wanted
-                elif claimed + wanted <= coming + below:
-                    claimed += wanted
-                    _reclaim(ledger, job, claimed - coming, knobs)
-        held_above += _held(job)
+        if wanted == 0 or wanted > ledger.device.count:
+            continue
+        if not claimed and wanted <= ledger.device.free_count:
+            _give(ledger, job, wanted, knobs, reserve)
+        elif not knobs.policy.reclaims:
+            claimed += wanted
+        else:
+            # Of this job and those above it. Nothing happens to these any more: they are counted once.
+            for above in window[counted_jobs : place + 1]:
+                if above.state in HELD:
+                    held_blocks += len(above.device)
+            counted_jobs = place + 1
+            most = ledger.device.count - held_blocks
+            if claimed + wanted <= most:
+                claimed += wanted
+                _reclaim(ledger, job, claimed - ledger.device.free_count - ledger.leaving_blocks, knobs)
+            if claimed >= most:
+                break  # nobody below can claim another block, and none is free for him
     return claimed
-
-
-def _held(job: KvJob) -> int:
-    return len(job.device) if job.state in HELD else 0
 
 
 def _give(ledger: Ledger, job: KvJob, wanted: int, knobs: KvKnobs, reserve: int) -> None:
@@ -107,13 +109,13 @@ def _give(ledger: Ledger, job: KvJob, wanted: int, knobs: KvKnobs, reserve: int)
     of a block.
     """
     most = ledger.blocks_for(job.most) - len(job.device)
-    if job.state is JobState.DEVICE:
+    if job.state is DEVICE:
         roomy = min(max(wanted, knobs.grant_blocks), most)
     else:
         roomy = min(wanted + ledger.blocks_for(knobs.lookahead_tokens), max(most, wanted))
     if ledger.device.free_count - roomy >= reserve + ledger.max_batch:
         wanted = roomy
-    if job.state is JobState.HOST:
+    if job.state is HOST:
         moves.upload(ledger, job, wanted)
     else:
         moves.assign(ledger, job, wanted)
@@ -126,16 +128,20 @@ def _reclaim(ledger: Ledger, beneficiary: KvJob, short: int, knobs: KvKnobs) -> 
     assert beneficiary.rank is not None
     if short <= 0:
         return
-    below = [job for job in ledger.on_device.below(beneficiary.rank, VICTIM_SCAN) if not _protected(ledger, job, knobs)]
-    for job in [*(job for job in below if not job.plans), *(job for job in below if job.plans)]:
-        if short <= 0:
-            return
-        short -= len(job.device)
-        moves.ask(ledger, job, beneficiary)
+    below = ledger.on_device.below(beneficiary.rank, VICTIM_SCAN)
+    for is_planned in (False, True):
+        for job in below:
+            if (job.plans > 0) is not is_planned or (job.brought_in and _protected(ledger, job, knobs)):
+                continue
+            short -= len(job.device)
+            moves.ask(ledger, job, beneficiary)
+            if short <= 0:
+                return
 
 
 def _protected(ledger: Ledger, job: KvJob, knobs: KvKnobs) -> bool:
-    return job.brought_in and job.passed_over < knobs.protected_plans and bool(ledger.plans)
+    """Of a job that was brought in."""
+    return job.passed_over < knobs.protected_plans and bool(ledger.plans)
 
 
 # --- 2. room ahead ---------------------------------------------------------------------------------------------------
@@ -147,11 +153,13 @@ def _make_room_ahead(ledger: Ledger, knobs: KvKnobs, wanted: int, now_s: float) 
     edge = ledger.order.last_of_window(ledger.max_batch)
     if short <= 0 or edge is None:
         return
-    execute_s = execute_s_by_level(ledger.order.level_counts, ledger.quanta_s, ledger.max_batch)
-    outside = [job for job in ledger.on_device.below(edge, AHEAD_SCAN) if not _protected(ledger, job, knobs)]
-    outside.sort(key=lambda job: _enst_s(ledger, job, execute_s, now_s), reverse=True)
+    outside = [
+        job
+        for job in ledger.on_device.below(edge, AHEAD_SCAN)
+        if not (job.brought_in and _protected(ledger, job, knobs))
+    ]
     host_room = ledger.host.free_count
-    for job in outside[:AHEAD_ASKS]:
+    for job in _by_enst(ledger, outside, now_s, largest_first=True)[:AHEAD_ASKS]:
         host_room -= ledger.blocks_for(job.planned)
         if short <= 0 or host_room < 0:
             return
@@ -159,10 +167,17 @@ def _make_room_ahead(ledger: Ledger, knobs: KvKnobs, wanted: int, now_s: float) 
         moves.ask(ledger, job, None)
 
 
-def _enst_s(ledger: Ledger, job: KvJob, execute_s: list[float], now_s: float) -> float:
-    assert job.rank is not None
-    waited_s = 0.0 if job.plans else now_s - job.waiting_since_s
-    return enst_s(job.rank.level, execute_s, waited_s, ledger.starvation_limit_s)
+def _by_enst(ledger: Ledger, jobs: list[KvJob], now_s: float, *, largest_first: bool) -> list[KvJob]:
+    """The jobs in the order of ENST; those that tie stay in theirs."""
+    if len(jobs) < 2:
+        return jobs
+    execute_s, limit_s = ledger.execute_s(), ledger.starvation_limit_s
+    ensts_s = [
+        enst_s(rank.level, execute_s, 0.0 if job.plans else now_s - job.waiting_since_s, limit_s)
+        for job in jobs
+        if (rank := job.rank) is not None  # so it is of all of them
+    ]
+    return [jobs[at] for at in sorted(range(len(jobs)), key=ensts_s.__getitem__, reverse=largest_first)]
 
 
 # --- 3. blocks ahead -------------------------------------------------------------------------------------------------
@@ -176,29 +191,31 @@ def _serve_ahead(ledger: Ledger, knobs: KvKnobs, reserve: int, now_s: float) -> 
     keep = reserve + ceil(ledger.arrival_blocks) if policy.reclaims else 0
     if ledger.device.free_count <= keep:
         return
+    lookahead_tokens = knobs.lookahead_tokens
     behind = ledger.order.slice(ledger.max_batch, 2 * ledger.max_batch)
+    wanting = {
+        job: wanted
+        for job in behind
+        if job.table_tokens - job.planned <= lookahead_tokens and (wanted := blocks_wanted(ledger, job, knobs)) > 0
+    }
     if policy.uploads_ahead:
-        execute_s = execute_s_by_level(ledger.order.level_counts, ledger.quanta_s, ledger.max_batch)
-        longest_waiting = [job for _, _, job in ledger.host_by_wait[:PROMOTED_SCAN]]
-        behind.extend(
-            job for job in longest_waiting if job not in behind and _promoted_first(ledger, job, execute_s, now_s)
-        )
-    wanting = [(job, wanted) for job in behind if (wanted := blocks_wanted(ledger, job, knobs)) > 0]
-    if policy.uploads_ahead and len(wanting) > 1:
-        wanting.sort(key=lambda item: _enst_s(ledger, item[0], execute_s, now_s))
-    for job, wanted in wanting:
-        if wanted > ledger.device.count or (job.state is JobState.HOST and not policy.uploads_ahead):
+        execute_s, limit_s = ledger.execute_s(), ledger.starvation_limit_s
+        for since_s, rank, job in ledger.host_by_wait[:PROMOTED_SCAN]:
+            executed_first_s = enst_s(rank.level, execute_s, 0.0, None)
+            if job not in wanting and enst_s(rank.level, execute_s, now_s - since_s, limit_s) < executed_first_s:
+                # Its promotion, not its turn, is what makes the job run next.
+                wanting[job] = blocks_wanted(ledger, job, knobs)
+    if not wanting or min(wanting.values()) > ledger.device.free_count - keep:
+        return  # whatever their order, the first would end it
+    jobs = list(wanting)
+    for job in _by_enst(ledger, jobs, now_s, largest_first=False) if policy.uploads_ahead else jobs:
+        wanted = wanting[job]
+        if wanted > ledger.device.count or (job.state is HOST and not policy.uploads_ahead):
             continue
         left = ledger.device.free_count - wanted
-        if left < keep or (job.state is JobState.HOST and left < keep + wanted and _next_victim(ledger, job)):
+        if left < keep or (job.state is HOST and left < keep + wanted and _next_victim(ledger, job)):
             return
         _give(ledger, job, wanted, knobs, reserve)
-
-
-def _promoted_first(ledger: Ledger, job: KvJob, execute_s: list[float], now_s: float) -> bool:
-    """Whether its promotion, not its turn, is what makes the job run next."""
-    assert job.rank is not None
-    return _enst_s(ledger, job, execute_s, now_s) < enst_s(job.rank.level, execute_s, 0.0, None)
 
 
 def _next_victim(ledger: Ledger, job: KvJob) -> bool:

@@ -31,7 +31,10 @@ def enst_s(level: int, execute_s: Sequence[float], waited_s: float, starvation_l
     """ENST in seconds of a job on `level` that has waited for `waited_s`. `starvation_limit_s` None: nobody is
     promoted.
     """
-    until_executed_s = execute_s[min(level, len(execute_s) - 1)]
+    until_executed_s = execute_s[level] if level < len(execute_s) else execute_s[-1]
     if starvation_limit_s is None:
         return until_executed_s
-    return min(max(starvation_limit_s - waited_s, 0.0), until_executed_s)
+    until_promoted_s = starvation_limit_s - waited_s
+    if until_promoted_s >= until_executed_s:
+        return until_executed_s
+    return until_promoted_s if until_promoted_s > 0.0 else 0.0

@@ -41,6 +41,10 @@ class JobState(Enum):
     __hash__ = object.__hash__
 
 
+# The members under names of their own. To look one up on its Enum is a call of Python code, and takes longer than all
+# else of most questions about a state.
+WAITING, ASSIGNING, DEVICE, ASKED, EVICTING, OFFLOADING, HOST, UPLOADING, ZOMBIE = JobState
+
 LEGAL_MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.WAITING: frozenset({JobState.ASSIGNING}),
     JobState.ASSIGNING: frozenset({JobState.DEVICE}),
@@ -76,6 +80,9 @@ class CommandKind(Enum):
     OFFLOAD = "offload"
 
 
+ASSIGN, UPLOAD, OFFLOAD = CommandKind
+
+
 class PendingCommand:
     """A command under way. `applied` and `done` have a bit per stage that said so."""
 
@@ -109,6 +116,7 @@ class KvJob:
         "rank",
         "state",
         "story",
+        "table_tokens",
         "waiting_since_s",
     )
 
@@ -126,6 +134,8 @@ class KvJob:
         """Unfinished plans that name it."""
         self.device: list[BlockId] = []
         self.host: list[BlockId] = []
+        self.table_tokens = 0
+        """Tokens that a DEVICE job's blocks hold; 0 in every other state. The ledger's."""
         self.announced_blocks = 0
         """Blocks that the scheduler knows of."""
         self.assign: PendingCommand | None = None

@@ -15,7 +15,22 @@ from services.domain.errors import ProtocolError
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.protocol import PlanEntry, Rank
 from services.kvmanager.policy.blocks import BlockPool
-from services.kvmanager.policy.job import HELD, LEAVING, SWAPPED_OUT, JobState, KvJob, PendingCommand
+from services.kvmanager.policy.enst import execute_s_by_level
+from services.kvmanager.policy.job import (
+    ASKED,
+    DEVICE,
+    HELD,
+    HOST,
+    LEAVING,
+    OFFLOADING,
+    SWAPPED_OUT,
+    UPLOADING,
+    WAITING,
+    ZOMBIE,
+    JobState,
+    KvJob,
+    PendingCommand,
+)
 from services.kvmanager.policy.messages import Command
 from services.kvmanager.policy.order import JobOrder, RankedJobs
 
@@ -54,10 +69,14 @@ class Ledger:
         self.leaving_blocks = 0
         self.next_command = CommandNumber(1)
         self.arrival_tokens: float | None = None
+        self.arrival_blocks = 1.0
+        """Blocks of a recent arrival's first iteration, on average; 1 before any arrival."""
         self.swap_changes: dict[JobId, bool] = {}
         """Jobs that went out to the host (True) or are not there any more (False) since somebody looked."""
         self.commands: list[Command] = []
         """What this turn wants done."""
+        self._execute_counts: list[int] = []
+        self._execute_s: list[float] | None = None
 
     def open(self, block_size: int, device_blocks: int, host_blocks: int, stage_count: int) -> None:
         """The worker's tables are empty and its pools are these."""
@@ -66,6 +85,7 @@ class Ledger:
         self.host = BlockPool(host_blocks)
         self.all_stages = (1 << stage_count) - 1
         self.is_open = True
+        self._count_arrival()
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
@@ -73,10 +93,12 @@ class Ledger:
         """Blocks that hold so many tokens."""
         return -(-tokens // self.block_size)
 
-    @property
-    def arrival_blocks(self) -> float:
-        """Blocks of a recent arrival's first iteration, on average; 1 before any arrival."""
-        return max(1.0, (self.arrival_tokens or 0.0) / self.block_size)
+    def execute_s(self) -> list[float]:
+        """T_execute by level (see enst.py). Remembered for as long as nobody comes, goes or changes his level."""
+        if self._execute_s is None or self.order.level_counts != self._execute_counts:
+            self._execute_counts = self.order.level_counts.copy()
+            self._execute_s = execute_s_by_level(self._execute_counts, self.quanta_s, self.max_batch)
+        return self._execute_s
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
@@ -87,27 +109,29 @@ class Ledger:
         self.jobs[job.id] = job
         before = job.known if self.arrival_tokens is None else self.arrival_tokens
         self.arrival_tokens = before + (job.known - before) * ARRIVAL_WEIGHT
+        self._count_arrival()
+
+    def _count_arrival(self) -> None:
+        self.arrival_blocks = max(1.0, (self.arrival_tokens or 0.0) / self.block_size)
 
     def rank(self, job: KvJob, rank: Rank, now_s: float) -> None:
         """Put a job at its place. To come up to the highest level is a promotion, which starts its waiting anew
         (PAPER 2).
         """
-        lists: list[RankedJobs] = [self.order] if job.rank is not None else []
-        if job.state is JobState.DEVICE:
-            lists.append(self.on_device)
-        elif job.state is JobState.HOST:
-            lists.append(self.on_host)
-            self._leave_wait_list(job)
-        for ranked in lists:
-            ranked.remove(job)
         if job.rank is None:
-            lists.append(self.order)
-        elif rank.level == 0 and job.rank.level > 0:
+            job.rank = rank
+            self.order.add(job)
+            return
+        self.order.move(job, rank)
+        if job.state is DEVICE:
+            self.on_device.move(job, rank)
+        elif job.state is HOST:
+            self.on_host.move(job, rank)
+            self._leave_wait_list(job)
+        if rank.level == 0 and job.rank.level > 0:
             job.waiting_since_s = now_s
         job.rank = rank
-        for ranked in lists:
-            ranked.add(job)
-        if job.state is JobState.HOST:
+        if job.state is HOST:
             self._join_wait_list(job)
 
     def enter(self, job: KvJob, state: JobState) -> None:
@@ -121,9 +145,10 @@ class Ledger:
             self.held_blocks += len(job.device)
         elif state in LEAVING:
             self.leaving_blocks += len(job.device)
-        if state is JobState.DEVICE:
+        if state is DEVICE:
+            job.table_tokens = len(job.device) * self.block_size
             self.on_device.add(job)
-        elif state is JobState.HOST:
+        elif state is HOST:
             self.on_host.add(job)
             self._join_wait_list(job)
 
@@ -135,7 +160,7 @@ class Ledger:
             self.order.remove(job)
         if job.state in SWAPPED_OUT:
             self.swap_changes[job.id] = False
-        if job.state is not JobState.ZOMBIE:
+        if job.state is not ZOMBIE:
             self._leave_lists(job)
 
     def _leave_lists(self, job: KvJob) -> None:
@@ -144,9 +169,10 @@ class Ledger:
             self.held_blocks -= len(job.device)
         elif state in LEAVING:
             self.leaving_blocks -= len(job.device)
-        if state is JobState.DEVICE:
+        if state is DEVICE:
+            job.table_tokens = 0
             self.on_device.remove(job)
-        elif state is JobState.HOST:
+        elif state is HOST:
             self.on_host.remove(job)
             self._leave_wait_list(job)
 
@@ -168,6 +194,8 @@ class Ledger:
         job.device.extend(blocks)
         if job.state in HELD:
             self.held_blocks += count
+        if job.state is DEVICE:
+            job.table_tokens += count * self.block_size
         return tuple(blocks)
 
     def free_device(self, job: KvJob, keep: int) -> None:
@@ -192,15 +220,15 @@ class Ledger:
         what the jobs say.
         """
         everybody = [*self.jobs.values(), *self.zombies.values()]
-        self.device.check(block for job in everybody for block in job.device)
-        self.host.check(block for job in everybody for block in job.host)
+        self.device.check([block for job in everybody for block in job.device])
+        self.host.check([block for job in everybody for block in job.host])
         assert self.held_blocks == sum(len(job.device) for job in everybody if job.state in HELD)
         assert self.leaving_blocks == sum(len(job.device) for job in everybody if job.state in LEAVING)
         assert self.held_blocks + self.leaving_blocks + self.device.free_count == self.device.count
         ranked = sorted(job for job in self.jobs.values() if job.rank is not None)
         assert sorted(self.order) == ranked, "the order does not hold the ranked jobs"
         assert sum(self.order.level_counts) == len(self.order)
-        for jobs, state in ((self.on_device, JobState.DEVICE), (self.on_host, JobState.HOST)):
+        for jobs, state in ((self.on_device, DEVICE), (self.on_host, HOST)):
             assert sorted(jobs) == [job for job in ranked if job.state is state], f"the list of {state.value} is wrong"
         assert sorted(job for _, _, job in self.host_by_wait) == sorted(self.on_host)
         for job in everybody:
@@ -211,14 +239,16 @@ class Ledger:
 
     def _check_job(self, job: KvJob) -> None:
         holds_device = job.state in HELD or job.state in LEAVING
+        table_blocks = len(job.device) if job.state is DEVICE else 0
+        assert job.table_tokens == table_blocks * self.block_size, job.told("has a table of another length")
         assert holds_device or not job.device, job.told("has device blocks")
-        assert (job.copy is not None) or job.state not in (JobState.OFFLOADING, JobState.UPLOADING, JobState.ZOMBIE)
-        if job.state in (JobState.DEVICE, JobState.ASKED):
+        assert (job.copy is not None) or job.state not in (OFFLOADING, UPLOADING, ZOMBIE)
+        if job.state in (DEVICE, ASKED):
             assert job.finished <= job.planned <= job.announced_blocks * self.block_size, job.told("counts are wrong")
             assert job.announced_blocks <= len(job.device), job.told("was announced more than it has")
-        if job.state in (JobState.HOST, JobState.UPLOADING, JobState.OFFLOADING):
+        if job.state in (HOST, UPLOADING, OFFLOADING):
             assert len(job.host) == self.blocks_for(job.finished) > 0, job.told("has a host copy of another length")
-        if job.state is JobState.WAITING:
+        if job.state is WAITING:
             assert not job.host, job.told("waits, but has host blocks")
             assert job.finished == 0, job.told("waits, but has valid tokens")
         for command in (job.assign, job.copy):
@@ -227,7 +257,7 @@ class Ledger:
     def _check_planned(self, number: PlanNumber, entry: PlanEntry) -> None:
         job = self.jobs.get(entry.job)
         assert job is not None, f"plan {number} names {entry.job}, which is gone"
-        resident = job.state in (JobState.DEVICE, JobState.ASKED)
+        resident = job.state in (DEVICE, ASKED)
         assert resident, job.told(f"plan {number} names it, but it is not resident")
 
     def state_key(self, now_s: float) -> Hashable:

@@ -16,7 +16,7 @@ driver starts a new one.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from services.domain.errors import ProtocolError
 from services.domain.ids import Epoch, JobId
@@ -37,7 +37,7 @@ from services.domain.protocol import (
 )
 from services.kvmanager.policy import moves
 from services.kvmanager.policy.decide import decide
-from services.kvmanager.policy.job import JobState, KvJob
+from services.kvmanager.policy.job import ASKED, DEVICE, JobState, KvJob
 from services.kvmanager.policy.ledger import Ledger
 from services.kvmanager.policy.messages import (
     Command,
@@ -74,17 +74,16 @@ class KvManager:
         """
         commands: list[Command] = []
         for event in events:
-            kind = type(event)
-            if kind is FromScheduler:
-                self._from_scheduler(cast(FromScheduler, event), now_s)
-            elif kind is FromWorker:
-                self._from_worker(cast(FromWorker, event))
-            elif kind is SchedulerLost:
+            if isinstance(event, FromScheduler):
+                self._from_scheduler(event, now_s)
+            elif isinstance(event, FromWorker):
+                self._from_worker(event)
+            elif isinstance(event, SchedulerLost):
                 commands.extend(self._scheduler_lost())
-            elif kind is WorkerLost:
-                self._worker_lost(cast(WorkerLost, event).epoch)
+            elif isinstance(event, WorkerLost):
+                self._worker_lost(event.epoch)
             else:
-                assert kind is SchedulerConnected
+                assert isinstance(event, SchedulerConnected)
         ledger = self._ledger
         if ledger is not None and ledger.is_open:
             decide(ledger, self.knobs, now_s)
@@ -245,8 +244,8 @@ def _known(ledger: Ledger, job_id: JobId) -> KvJob:
 
 
 def _reorder(ledger: Ledger, changes: Sequence[OrderChange], now_s: float) -> None:
-    for change in changes:
-        ledger.rank(_known(ledger, change.job), change.rank, now_s)
+    for job_id, rank in changes:
+        ledger.rank(_known(ledger, job_id), rank, now_s)
 
 
 def _arrive(ledger: Ledger, knobs: KvKnobs, message: Arrive, now_s: float) -> None:
@@ -259,21 +258,22 @@ def _order(ledger: Ledger, knobs: KvKnobs, message: Order, now_s: float) -> None
 
 def _planned(ledger: Ledger, knobs: KvKnobs, message: Planned, now_s: float) -> None:
     """Entries move `planned` on. One that starts below `finished` says that the tokens from there on are void."""
-    block_size = ledger.block_size
-    for entry in message.entries:
-        job = _known(ledger, entry.job)
-        if job.state is not JobState.DEVICE and job.state is not JobState.ASKED:
+    jobs, block_size = ledger.jobs, ledger.block_size
+    for job_id, from_token, to_token in message.entries:
+        job = jobs.get(job_id) or _known(ledger, job_id)
+        if job.state is not DEVICE and job.state is not ASKED:
             raise job.broken(f"plan {message.plan} names it, but it is not resident")
-        if entry.to_token > job.announced_blocks * block_size:
-            raise job.broken(f"plan {message.plan} goes to {entry.to_token}, beyond its capacity")
-        job.planned = entry.to_token
-        job.finished = min(job.finished, entry.from_token)
+        if to_token > job.announced_blocks * block_size:
+            raise job.broken(f"plan {message.plan} goes to {to_token}, beyond its capacity")
+        job.planned = to_token
+        if from_token < job.finished:
+            job.finished = from_token
         job.plans += 1
     if message.plan in ledger.plans:
         raise ProtocolError(f"plan {message.plan} was made twice")
     ledger.plans[message.plan] = message.entries
     for job in ledger.brought_in.values():
-        if job.state is JobState.DEVICE and not job.plans and job.passed_over < knobs.protected_plans:
+        if job.state is DEVICE and not job.plans and job.passed_over < knobs.protected_plans:
             job.passed_over += 1
 
 
@@ -281,12 +281,13 @@ def _finished(ledger: Ledger, knobs: KvKnobs, message: Finished, now_s: float) -
     entries = ledger.plans.pop(message.plan, None)
     if entries is None:
         raise ProtocolError(f"plan {message.plan} finished, but is not under way")
-    for entry in entries:
-        job = ledger.jobs[entry.job]
-        if entry.job in message.cut:
-            job.planned = entry.from_token
-        else:
-            job.finished = max(job.finished, entry.to_token)
+    jobs, cut = ledger.jobs, message.cut
+    for job_id, from_token, to_token in entries:
+        job = jobs[job_id]
+        if job_id in cut:
+            job.planned = from_token
+        elif to_token > job.finished:
+            job.finished = to_token
         job.plans -= 1
         job.waiting_since_s = now_s
         if job.brought_in:

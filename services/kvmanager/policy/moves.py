@@ -7,8 +7,6 @@ stage is Done, any other one at once (PROTOCOL 9): workers apply commands in ord
 be after its last one ended, but a copy goes on behind both.
 """
 
-from typing import assert_never
-
 from services.domain.errors import ProtocolError
 from services.domain.ids import BlockId, CommandNumber
 from services.domain.protocol import (
@@ -25,7 +23,24 @@ from services.domain.protocol import (
     Resident,
     Upload,
 )
-from services.kvmanager.policy.job import CommandKind, JobState, KvJob, PendingCommand
+from services.domain.records import records
+from services.kvmanager.policy.job import (
+    ASKED,
+    ASSIGN,
+    ASSIGNING,
+    DEVICE,
+    EVICTING,
+    HOST,
+    OFFLOAD,
+    OFFLOADING,
+    UPLOAD,
+    UPLOADING,
+    WAITING,
+    ZOMBIE,
+    CommandKind,
+    KvJob,
+    PendingCommand,
+)
 from services.kvmanager.policy.ledger import Ledger
 from services.kvmanager.policy.messages import ToScheduler, ToWorker
 
@@ -49,7 +64,7 @@ def _pend(ledger: Ledger, kind: CommandKind, job: KvJob) -> PendingCommand:
 
 
 def _block_moves(device: list[BlockId], host: list[BlockId]) -> tuple[BlockMove, ...]:
-    return tuple(map(BlockMove, range(len(host)), device, host))
+    return tuple(records(BlockMove, zip(range(len(host)), device, host, strict=False)))
 
 
 # --- commands of a decision ------------------------------------------------------------------------------------------
@@ -57,28 +72,28 @@ def _block_moves(device: list[BlockId], host: list[BlockId]) -> tuple[BlockMove,
 
 def assign(ledger: Ledger, job: KvJob, blocks: int) -> None:
     """Give a WAITING job its first blocks, or a DEVICE job more."""
-    if job.state is JobState.WAITING:
-        ledger.enter(job, JobState.ASSIGNING)
+    if job.state is WAITING:
+        ledger.enter(job, ASSIGNING)
         _protect(ledger, job)
     assert job.assign is None, job.told("grows already")
     given = ledger.take_device(job, blocks)
-    job.assign = _pend(ledger, CommandKind.ASSIGN, job)
+    job.assign = _pend(ledger, ASSIGN, job)
     _command(ledger, Assign(job.assign.number, job.id, given))
 
 
 def upload(ledger: Ledger, job: KvJob, blocks: int) -> None:
     """Bring a HOST job to the device, into a table of `blocks` blocks."""
-    ledger.enter(job, JobState.UPLOADING)
+    ledger.enter(job, UPLOADING)
     _protect(ledger, job)
     ledger.take_device(job, blocks)
-    job.copy = _pend(ledger, CommandKind.UPLOAD, job)
+    job.copy = _pend(ledger, UPLOAD, job)
     moves = _block_moves(job.device, job.host)
     _command(ledger, Upload(job.copy.number, job.id, tuple(job.device), moves, job.finished))
 
 
 def ask(ledger: Ledger, job: KvJob, beneficiary: KvJob | None) -> None:
     """Ask the scheduler for a DEVICE job's blocks."""
-    ledger.enter(job, JobState.ASKED)
+    ledger.enter(job, ASKED)
     _tell(ledger, ReclaimRequest(job.id, None if beneficiary is None else beneficiary.id))
 
 
@@ -101,7 +116,7 @@ def acknowledged(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
     """No unfinished plan names the ASKED job any more: its blocks may go (PROTOCOL 15), after the copy that may still
     run (10).
     """
-    if job.state is not JobState.ASKED:
+    if job.state is not ASKED:
         raise job.broken("acknowledged, but nobody asked for it")
     if job.plans:
         raise job.broken(f"acknowledged, but {job.plans} unfinished plans name it")
@@ -109,16 +124,16 @@ def acknowledged(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
     if job.copy is None:
         _evict(ledger, job, keeps_kv)
     else:
-        ledger.enter(job, JobState.EVICTING)
+        ledger.enter(job, EVICTING)
 
 
 def refused(ledger: Ledger, job: KvJob) -> None:
     """The ASKED job stays. Growth applied meanwhile is announced now (PROTOCOL 14), and it is not asked for again at
     once.
     """
-    if job.state is not JobState.ASKED:
+    if job.state is not ASKED:
         raise job.broken("refused, but nobody asked for it")
-    ledger.enter(job, JobState.DEVICE)
+    ledger.enter(job, DEVICE)
     _protect(ledger, job)
     if job.assign is None and job.announced_blocks < len(job.device):
         _announce_growth(ledger, job)
@@ -139,11 +154,11 @@ def _evict(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
     if not keeps_kv or wanted == 0 or not _make_host_room(ledger, job, wanted):
         drop(ledger, job)
         return
-    ledger.enter(job, JobState.OFFLOADING)
+    ledger.enter(job, OFFLOADING)
     ledger.free_device(job, keep=wanted)
     job.host = ledger.host.allocate(wanted)
     job.announced_blocks = 0
-    job.copy = _pend(ledger, CommandKind.OFFLOAD, job)
+    job.copy = _pend(ledger, OFFLOAD, job)
     moves = _block_moves(job.device, job.host)
     _command(ledger, Offload(job.copy.number, job.id, moves, job.finished))
 
@@ -168,7 +183,7 @@ def _make_host_room(ledger: Ledger, victim: KvJob, wanted: int) -> bool:
 def drop(ledger: Ledger, job: KvJob) -> None:
     """Forget a job's KV, wherever it is; it is made again later."""
     assert job.copy is None, job.told("a copy of it runs")
-    ledger.enter(job, JobState.WAITING)
+    ledger.enter(job, WAITING)
     ledger.free_device(job, keep=0)
     ledger.free_host(job)
     job.known = max(job.known, job.finished + 1)
@@ -181,13 +196,13 @@ def release(ledger: Ledger, job: KvJob) -> None:
     if job.plans:
         raise job.broken(f"released, but {job.plans} unfinished plans name it")
     _forget_growth(ledger, job)
-    known_to_worker = job.state is not JobState.WAITING
+    known_to_worker = job.state is not WAITING
     if job.copy is None:
         ledger.remove(job)
         ledger.device.free(job.device)
         ledger.free_host(job)
     else:
-        ledger.enter(job, JobState.ZOMBIE)
+        ledger.enter(job, ZOMBIE)
         ledger.remove(job)
         ledger.free_device(job, keep=len(job.host))
         ledger.zombies[job.copy.number] = job
@@ -205,31 +220,27 @@ def worker_said(ledger: Ledger, message: Applied | Done, keeps_kv: bool) -> None
     command = ledger.pending.get(message.command)
     if command is None:
         return
-    bit = 1 << message.stage
     if isinstance(message, Applied):
-        command.applied |= bit
+        command.applied |= 1 << message.stage
     else:
-        command.done |= bit
-    match command.kind:
-        case CommandKind.ASSIGN:
-            if command.applied == ledger.all_stages:
-                _assigned(ledger, command)
-        case CommandKind.UPLOAD:
-            _upload_went_on(ledger, command, keeps_kv)
-        case CommandKind.OFFLOAD:
-            if command.done == ledger.all_stages:
-                _offloaded(ledger, command)
-        case _:
-            assert_never(command.kind)
+        command.done |= 1 << message.stage
+    kind = command.kind
+    if kind is ASSIGN:
+        if command.applied == ledger.all_stages:
+            _assigned(ledger, command)
+    elif kind is UPLOAD:
+        _upload_went_on(ledger, command, keeps_kv)
+    elif command.done == ledger.all_stages:
+        _offloaded(ledger, command)
 
 
 def _assigned(ledger: Ledger, command: PendingCommand) -> None:
     job = command.job
     del ledger.pending[command.number]
     job.assign = None
-    if job.state is JobState.ASSIGNING:
+    if job.state is ASSIGNING:
         _become_resident(ledger, job)
-    elif job.state is JobState.DEVICE:
+    elif job.state is DEVICE:
         _announce_growth(ledger, job)
 
 
@@ -237,16 +248,16 @@ def _upload_went_on(ledger: Ledger, command: PendingCommand, keeps_kv: bool) -> 
     """Resident when the table is known everywhere and stage 0 has the KV; over when every stage has."""
     job = command.job
     everywhere = command.applied == ledger.all_stages
-    if job.state is JobState.UPLOADING and everywhere and command.done & 1:
+    if job.state is UPLOADING and everywhere and command.done & 1:
         _become_resident(ledger, job)
     if not everywhere or command.done != ledger.all_stages:
         return
     del ledger.pending[command.number]
     job.copy = None
     ledger.free_host(job)
-    if job.state is JobState.ZOMBIE:
+    if job.state is ZOMBIE:
         _bury(ledger, command)
-    elif job.state is JobState.EVICTING:
+    elif job.state is EVICTING:
         _evict(ledger, job, keeps_kv)
 
 
@@ -254,12 +265,12 @@ def _offloaded(ledger: Ledger, command: PendingCommand) -> None:
     job = command.job
     del ledger.pending[command.number]
     job.copy = None
-    if job.state is JobState.ZOMBIE:
+    if job.state is ZOMBIE:
         ledger.free_host(job)
         _bury(ledger, command)
     else:
         ledger.free_device(job, keep=0)
-        ledger.enter(job, JobState.HOST)
+        ledger.enter(job, HOST)
 
 
 def _bury(ledger: Ledger, command: PendingCommand) -> None:
@@ -268,7 +279,7 @@ def _bury(ledger: Ledger, command: PendingCommand) -> None:
 
 
 def _become_resident(ledger: Ledger, job: KvJob) -> None:
-    ledger.enter(job, JobState.DEVICE)
+    ledger.enter(job, DEVICE)
     job.planned = job.finished
     job.announced_blocks = len(job.device)
     _tell(ledger, Resident(job.id, job.announced_blocks * ledger.block_size, job.finished))

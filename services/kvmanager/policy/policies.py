@@ -12,11 +12,10 @@
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveFacts:
+class ReserveFacts(NamedTuple):
     """What the size of the idle reserve depends on. `arrival_blocks`: those of a recent arrival's first iteration, on
     average.
     """
@@ -105,8 +104,9 @@ class Proactive:
         return next_tokens
 
     def reserve_blocks(self, facts: ReserveFacts) -> int:
-        slots = max(self.idle_slots, facts.jobs_in_burst_levels)
-        return min(ceil(slots * facts.arrival_blocks), int(facts.device_blocks * self.largest_share))
+        device_blocks, arrival_blocks, jobs_in_burst_levels = facts
+        slots = max(self.idle_slots, jobs_in_burst_levels)
+        return min(ceil(slots * arrival_blocks), int(device_blocks * self.largest_share))
 
 
 POLICY_NAMES = ("proactive", "reactive", "recompute", "defer")

@@ -10,18 +10,8 @@ The walk ends after at most twice the maximum batch, however many jobs are queue
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from services.domain.protocol import PlanEntry
 from services.scheduler.policy.job import Job
-
-
-class Part(NamedTuple):
-    """A job's part of a plan. `samples`: a token comes back for it."""
-
-    job: Job
-    entry: PlanEntry
-    samples: bool
 
 
 def build_batch(
@@ -31,9 +21,9 @@ def build_batch(
     max_batch_tokens: int,
     prefill_chunk_tokens: int | None,
     closed_level: int | None,
-) -> list[Part]:
-    """The parts of the next plan, by rank."""
-    parts: list[Part] = []
+) -> list[tuple[Job, int, int]]:
+    """The jobs of the next plan by rank, each with its entry's from_token and to_token."""
+    parts: list[tuple[Job, int, int]] = []
     tokens_left = max_batch_tokens
     has_prefill = False
     passed_over = 0
@@ -52,7 +42,7 @@ def build_batch(
                     break
                 continue
             has_prefill = True
-        parts.append(Part(job, PlanEntry(job.job, from_token, to_token), to_token == job.expected_tokens))
+        parts.append((job, from_token, to_token))
         if len(parts) == max_batch:
             break
         tokens_left -= to_token - from_token

@@ -18,29 +18,51 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 from services.domain.cost import CostProfile
 from services.domain.errors import ProtocolError
 from services.domain.ids import JobId, PlanNumber
-from services.domain.protocol import IterationResult, Rank, SampledToken
-from services.scheduler.policy.batching import Part, build_batch
+from services.domain.protocol import IterationResult, PlanEntry, Rank, SampledToken
+from services.domain.records import records
+from services.scheduler.policy.batching import build_batch
 from services.scheduler.policy.charging import Charging
 from services.scheduler.policy.config import SchedulerConfig
 from services.scheduler.policy.counters import Counters
-from services.scheduler.policy.job import Job, JobState
+from services.scheduler.policy.job import CLOSING, RESIDENT, Job
 from services.scheduler.policy.messages import Emit, EndReason
 from services.scheduler.policy.promotion import Promotion
 from services.scheduler.policy.queues import Policy
 from services.scheduler.policy.ranking import Ranking
 
 
+class Part(NamedTuple):
+    """A job's part of a plan. `samples`: a token comes back for it."""
+
+    job: Job
+    entry: PlanEntry
+    samples: bool
+
+
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A plan under way."""
+    """A plan under way. `batch`: jobs with from_token and to_token, and `entries` is the same as it is told to others.
+    A token comes back for the jobs in `sampling`, in this order.
+    """
 
     plan: PlanNumber
-    parts: list[Part]
+    batch: list[tuple[Job, int, int]]
+    entries: tuple[PlanEntry, ...]
+    sampling: list[JobId]
     cut_after_s: tuple[tuple[JobId, float], ...]
+    token_count: int
+
+    @property
+    def parts(self) -> list[Part]:
+        """Its parts, by rank."""
+        sampling = set(self.sampling)
+        jobs = [job for job, _, _ in self.batch]
+        return [Part(job, entry, job.job in sampling) for job, entry in zip(jobs, self.entries, strict=True)]
 
 
 @dataclass(slots=True)
@@ -85,11 +107,7 @@ class Iterations:
     def plannable(self, job: Job) -> bool:
         """Rule 1 and 2: resident, a token left that is not under way, and capacity for what comes next."""
         expected = job.expected_tokens
-        if (
-            job.state is not JobState.RESIDENT
-            or job.cut_plan is not None
-            or expected - job.prompt_tokens >= job.max_tokens
-        ):
+        if job.state is not RESIDENT or job.cut_plan is not None or expected - job.prompt_tokens >= job.max_tokens:
             return False
         return (min(expected, job.planned_tokens + 1) if self._chunked else expected) <= job.capacity_tokens
 
@@ -110,72 +128,87 @@ class Iterations:
     def make(self, now_s: float) -> Flight | None:
         """The next plan; None when nobody can run."""
         config = self._config
-        parts = build_batch(
+        batch = build_batch(
             self.candidates(),
             max_batch=config.max_batch,
             max_batch_tokens=config.max_batch_tokens,
             prefill_chunk_tokens=config.prefill_chunk_tokens,
             closed_level=self._policy.closed_level,
         )
-        if not parts:
+        if not batch:
             return None
         number = self._next_plan
         self._next_plan += 1
+        sampling: list[JobId] = []
         cuts: list[tuple[JobId, float]] = []
-        for job, entry, samples in parts:
+        token_count = 0
+        running = self.running
+        for job, from_token, to_token in batch:
+            job_id = job.job
+            running[job_id] = job
             job.in_flight += 1
             job.last_plan = number
-            job.planned_tokens = entry.to_token
+            job.planned_tokens = to_token
             if job.first_planned_s is None:
                 job.first_planned_s = now_s
-            tokens = entry.to_token - entry.from_token
+            tokens = to_token - from_token
+            token_count += tokens
             if tokens > 1 and (cut_after_s := self._policy.cut_after_s(job, tokens)) is not None:
-                cuts.append((job.job, cut_after_s))
+                cuts.append((job_id, cut_after_s))
                 job.cut_plan = number
-            if samples:
-                job.expected_tokens += 1
+            if to_token == job.expected_tokens:
+                sampling.append(job_id)
+                job.expected_tokens = to_token + 1
             if not self.plannable(job):
                 self._ranking.set_ready(job, False)
-        self._note_preemptions(parts, number)
-        flight = Flight(PlanNumber(number), parts, tuple(cuts))
+        if len(running) > len(batch):
+            self._note_preemptions(number)
+        entries = tuple(records(PlanEntry, [(job.job, from_token, to_token) for job, from_token, to_token in batch]))
+        flight = Flight(PlanNumber(number), batch, entries, sampling, tuple(cuts), token_count)
         self.unfinished.append(flight)
         return flight
 
     def finish(self, result: IterationResult, now_s: float) -> Outcome:
         """Take the result of the oldest plan. Raises ProtocolError if it is not one of that plan."""
         tokens = self._checked(result)
-        parts = self.unfinished.popleft().parts
-        entries = [part.entry for part in parts]
-        self._counters.iteration(sum([entry.to_token - entry.from_token for entry in entries]))
+        flight = self.unfinished.popleft()
+        self._counters.iteration(flight.token_count)
         outcome = Outcome()
-        shares_s = self._charging.shares_s(entries, result.duration_s)
-        for (job, entry, samples), service_s in zip(parts, shares_s, strict=True):
+        plan = result.plan
+        emits: list[tuple[JobId, PlanNumber, int, int]] = []
+        top, ran = self._ranking.top, self._policy.ran
+        shares_s = self._charging.shares_s(flight.entries, result.duration_s)
+        for (job, from_token, to_token), service_s in zip(flight.batch, shares_s, strict=True):
             job.in_flight -= 1
             if job.in_flight == 0:
                 job.waiting_since_s = now_s
-            if job.state is JobState.CLOSING:
+            if job.state is CLOSING:
                 continue
-            if job.cut_plan == result.plan and job.job in result.cut:
-                self._cut(job, entry.from_token)
+            job_id = job.job
+            if job.cut_plan == plan and job_id in result.cut:
+                self._cut(job, from_token)
                 continue
-            job.finished_tokens = entry.to_token
-            if samples:
-                token = tokens[job.job]
-                outcome.emits.append(Emit(job.job, result.plan, job.known_tokens - job.prompt_tokens, token.token_id))
+            job.finished_tokens = to_token
+            token = tokens.get(job_id)
+            if token is not None:  # there is one for each that samples, which was checked
+                output_tokens = job.known_tokens - job.prompt_tokens
+                emits.append((job_id, plan, output_tokens, token.token_id))
                 job.known_tokens += 1
                 if job.first_token_s is None:
                     job.first_token_s = now_s
-                if token.end_of_sequence or job.known_tokens - job.prompt_tokens == job.max_tokens:
+                if token.end_of_sequence or output_tokens + 1 == job.max_tokens:
                     outcome.ended.append((job, EndReason.STOP if token.end_of_sequence else EndReason.LENGTH))
                     continue
-            if job.cut_plan == result.plan:
+            if job.cut_plan == plan:
                 job.cut_plan = None
                 self.refresh(job)
-            self._ranking.ran(job)
-            place = self._policy.ran(job, service_s)
+            if job is top:
+                self._ranking.ran(job)
+            place = ran(job, service_s)
             if place is not None:
                 self._place(job, place)
-        self._counters.generation_tokens += len(outcome.emits)
+        outcome.emits = records(Emit, emits)
+        self._counters.generation_tokens += len(emits)
         return outcome
 
     def refresh(self, job: Job) -> None:
@@ -200,12 +233,14 @@ class Iterations:
             raise ProtocolError(f"worker: result of plan {result.plan}, but {under_way} are under way, oldest first")
         flight = self.unfinished[0]
         tokens = {token.job: token for token in result.tokens}
+        if len(tokens) == len(result.tokens) and list(tokens) == flight.sampling and not result.cut:
+            return tokens  # so it is nearly always, and what follows takes longer to find that out
         may_be_cut = [job for job, _ in flight.cut_after_s]
         if not all(job in may_be_cut for job in result.cut):
             raise ProtocolError(f"worker: plan {result.plan} cut {result.cut}, but only {may_be_cut} had a limit")
         sampling = {part.job.job: part.job for part in flight.parts if part.samples and part.job.job not in result.cut}
         # A job that ended in an earlier plan may be left out: the worker knows of an end of sequence before we do.
-        due = [job for job, known in sampling.items() if known.state is not JobState.CLOSING]
+        due = [job for job, known in sampling.items() if known.state is not CLOSING]
         if (
             len(tokens) != len(result.tokens)
             or not all(job in sampling for job in tokens)
@@ -231,11 +266,9 @@ class Iterations:
         self._ranking.place(job, place)
         self._promotion.watch(job)
 
-    def _note_preemptions(self, parts: list[Part], number: int) -> None:
+    def _note_preemptions(self, number: int) -> None:
         """Whoever is ready, was in the running batch and is not in this one has been preempted."""
         left = [job for job in self.running.values() if job.last_plan != number and job.is_ready]
         for job in left:
             if not self._in_pipeline(job, number):
                 self.preempted(job)
-        for part in parts:
-            self.running[part.job.job] = part.job

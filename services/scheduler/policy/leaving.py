@@ -10,7 +10,7 @@ refuse each other for ever.
 from services.domain.ids import JobId
 from services.domain.protocol import Ack, ReclaimRequest, Refuse, Release, SchedulerToKv
 from services.scheduler.policy.iterations import Iterations
-from services.scheduler.policy.job import Job, JobState
+from services.scheduler.policy.job import CLOSING, DRAINING, ENDED, OUT, Job
 from services.scheduler.policy.ranking import Ranking
 
 
@@ -33,10 +33,13 @@ class Leaving:
         """To be answered in this turn, when its order is known."""
         self._requests.append(request)
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether `answer` has anything to say."""
+        return bool(self._requests)
+
     def release(self, now_s: float) -> list[SchedulerToKv]:
         """Rule 3: forget the ended jobs that no unfinished plan names."""
-        if not self.closing:
-            return []
         free = [job for job in self.closing if not job.in_flight]
         self.closing = [job for job in self.closing if job.in_flight]
         for job in free:
@@ -53,25 +56,23 @@ class Leaving:
         answers: list[SchedulerToKv] = []
         for request in requests:
             job = self._jobs.get(request.job)
-            if job is None or job.state is JobState.CLOSING:
+            if job is None or job.state is CLOSING:
                 continue
             if request.beneficiary is not None and self._outranks(job, request.beneficiary):
                 answers.append(Refuse(job.job))
                 continue
-            job.move(JobState.DRAINING, now_s, f"reclaimed for {request.beneficiary}")
+            job.move(DRAINING, now_s, f"reclaimed for {request.beneficiary}")
             self._ranking.set_ready(job, False)
             self.draining.append(job)
         return answers
 
     def acknowledge(self, now_s: float) -> list[SchedulerToKv]:
         """Rule 4: consent for the draining jobs that no unfinished plan names."""
-        if not self.draining:
-            return []
-        draining = [job for job in self.draining if job.state is JobState.DRAINING]
+        draining = [job for job in self.draining if job.state is DRAINING]
         self.draining = [job for job in draining if job.in_flight]
         free = [job for job in draining if not job.in_flight]
         for job in free:
-            job.move(JobState.OUT, now_s, "consented")
+            job.move(OUT, now_s, "consented")
             self._iterations.preempted(job)
         return [Ack(job.job) for job in free]
 
@@ -87,8 +88,8 @@ class Leaving:
         beneficiary = self._jobs.get(other)
         if beneficiary is None:
             return True
-        return beneficiary.state is not JobState.CLOSING and job.rank < beneficiary.rank
+        return beneficiary.state is not CLOSING and job.rank < beneficiary.rank
 
     def _forget(self, job: Job, now_s: float) -> None:
-        job.move(JobState.ENDED, now_s, "released")
+        job.move(ENDED, now_s, "released")
         del self._jobs[job.job]

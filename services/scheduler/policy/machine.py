@@ -39,7 +39,7 @@ from services.scheduler.policy.admission import Admission
 from services.scheduler.policy.config import SchedulerConfig
 from services.scheduler.policy.counters import Counters
 from services.scheduler.policy.iterations import Iterations
-from services.scheduler.policy.job import Job, JobState
+from services.scheduler.policy.job import CLOSING, ENDED, OUT, RESIDENT, Job
 from services.scheduler.policy.leaving import Leaving
 from services.scheduler.policy.messages import (
     Cancel,
@@ -117,12 +117,16 @@ class Scheduler:
         changes = self.ranking.take_changes()
         if changes:
             self._to_kv(Order(changes))
-        self._tell(self.leaving.release(now_s))
-        try:
-            self._tell(self.leaving.answer(now_s))
-        except ProtocolError as error:
-            self._fault(error, now_s)
-        self._tell(self.leaving.acknowledge(now_s))
+        leaving = self.leaving
+        if leaving.closing:
+            self._tell(leaving.release(now_s))
+        if leaving.has_requests:
+            try:
+                self._tell(leaving.answer(now_s))
+            except ProtocolError as error:
+                self._fault(error, now_s)
+        if leaving.draining:
+            self._tell(leaving.acknowledge(now_s))
         self._plan(now_s)
         self._wake(now_s)
         return self._out
@@ -160,7 +164,7 @@ class Scheduler:
                 self._submit(event, now_s)
             case Cancel():
                 job = self.jobs.get(event.job)
-                if job is not None and job.state is not JobState.CLOSING:
+                if job is not None and job.state is not CLOSING:
                     self._end(job, event.reason, now_s)
             case WorkerJoined():
                 self._join(event, now_s)
@@ -220,16 +224,16 @@ class Scheduler:
         crossed the message.
         """
         job = self.jobs.get(message.job)
-        if job is None or job.state is JobState.CLOSING:
+        if job is None or job.state is CLOSING:
             return
         match message:
             case Grown():
-                if job.state is JobState.RESIDENT and message.capacity_tokens > job.capacity_tokens:  # rule 5
+                if job.state is RESIDENT and message.capacity_tokens > job.capacity_tokens:  # rule 5
                     job.capacity_tokens = message.capacity_tokens
                     self.iterations.refresh(job)
             case Resident():
                 valid = min(message.valid_tokens, job.finished_tokens)
-                job.move(JobState.RESIDENT, now_s, f"capacity {message.capacity_tokens}, valid {message.valid_tokens}")
+                job.move(RESIDENT, now_s, f"capacity {message.capacity_tokens}, valid {message.valid_tokens}")
                 self.counters.recomputed_tokens += job.finished_tokens - valid
                 job.capacity_tokens = message.capacity_tokens
                 job.finished_tokens = job.planned_tokens = valid
@@ -280,8 +284,8 @@ class Scheduler:
         self.leaving.void(now_s)
         for job in self.jobs.values():
             self.ranking.set_ready(job, False)
-            if job.state is not JobState.OUT:
-                job.move(JobState.OUT, now_s, reason)
+            if job.state is not OUT:
+                job.move(OUT, now_s, reason)
             job.in_flight = job.planned_tokens = job.capacity_tokens = 0
             job.expected_tokens = job.known_tokens
             job.cut_plan = None
@@ -300,7 +304,7 @@ class Scheduler:
 
     def _expire(self, now_s: float) -> None:
         while (job := self._deadlines.pop_due(now_s)) is not None:
-            if job.state not in (JobState.CLOSING, JobState.ENDED):
+            if job.state not in (CLOSING, ENDED):
                 self._end(job, EndReason.DEADLINE, now_s)
 
     def _promote(self, now_s: float) -> None:
@@ -316,16 +320,16 @@ class Scheduler:
             flight = iterations.make(now_s)
             if flight is None:
                 return
-            entries = tuple([part.entry for part in flight.parts])
-            self._out.append(SendPlan(self.epoch, flight.plan, entries, flight.cut_after_s))
-            self._to_kv(Planned(flight.plan, entries))
+            self._out.append(SendPlan(self.epoch, flight.plan, flight.entries, flight.cut_after_s))
+            self._to_kv(Planned(flight.plan, flight.entries))
 
     def _wake(self, now_s: float) -> None:
         """Ask for a Tick when a deadline passes, or a promotion is due while no iteration will end."""
-        times = [self._deadlines.next_s()]
+        next_s = self._deadlines.next_s()
         if self.linked and not self.iterations.unfinished:
-            times.append(self.promotion.next_s())
-        next_s = min((time for time in times if time is not None), default=None)
+            promotion_s = self.promotion.next_s()
+            if next_s is None or (promotion_s is not None and promotion_s < next_s):
+                next_s = promotion_s
         if self._wake_s is not None and self._wake_s <= now_s:
             self._wake_s = None
         if next_s is not None and (self._wake_s is None or next_s < self._wake_s):
@@ -334,7 +338,7 @@ class Scheduler:
 
     def _end(self, job: Job, reason: EndReason, now_s: float) -> None:
         """The job takes no further part; it is released when no plan names it."""
-        job.move(JobState.CLOSING, now_s, reason.value)
+        job.move(CLOSING, now_s, reason.value)
         self.policy.leave(job)
         self.ranking.remove(job)
         self.iterations.running.pop(job.job, None)

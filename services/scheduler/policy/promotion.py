@@ -8,7 +8,7 @@ enough had the job never run since, and set again if it did.
 """
 
 from services.domain.protocol import Rank
-from services.scheduler.policy.job import Job, JobState
+from services.scheduler.policy.job import CLOSING, ENDED, Job
 from services.scheduler.policy.queues import Policy
 from services.scheduler.policy.timers import Timers
 
@@ -44,7 +44,7 @@ class Promotion:
             if len(promoted) == self._per_step or (job := self._timers.pop_due(now_s)) is None:
                 break
             job.starvation_timer = False
-            if job.state in (JobState.CLOSING, JobState.ENDED):
+            if job.state in (CLOSING, ENDED):
                 continue
             due_s = (now_s if job.in_flight else job.waiting_since_s) + self._limit_s
             if due_s > now_s:

@@ -102,9 +102,8 @@ class Mlfq:
         """Demoted to the tail of a lower level when the service at this level reached the quantum, and the counter
         starts anew (PAPER 2).
         """
-        job.service_s += service_s
-        level = job.place.level
-        return None if job.service_s < self.quanta_s[level] else self._demoted(job)
+        received_s = job.service_s = job.service_s + service_s
+        return None if received_s < self.quanta_s[job.place.level] else self._demoted(job)
 
     def cut(self, job: Job) -> Rank:
         """Cut means that the quantum was used up, whatever the clock says: demoted, so that it can't be cut at this
@@ -139,8 +138,9 @@ class Mlfq:
     def _demoted(self, job: Job) -> Rank | None:
         """The tail of the level below; in the last level it keeps its place."""
         job.service_s = 0.0
-        level = min(job.place.level + self._demotion_levels, len(self.quanta_s) - 1)
-        return None if level == job.place.level else self._tail(level, job)
+        present = job.place.level
+        level = min(present + self._demotion_levels, len(self.quanta_s) - 1)
+        return None if level == present else self._tail(level, job)
 
     def _tail(self, level: int, job: Job) -> Rank:
         self._joins += 1

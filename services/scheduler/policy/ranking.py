@@ -1,7 +1,9 @@
 """All living jobs by rank: those that can be planned now, and the others.
 
-Two sorted lists, every job in one of them: a move costs O(log jobs), and a decision walks only the front of `ready`.
-Ranks are distinct, because arrival numbers are.
+Every job is in one of two orders. Those that are ready, no more than the device holds, are a sorted list, of which a
+decision walks only the front. There may be 20,000 others, and only the first of them is ever looked at: they are a heap
+with lazy deletion, in which an entry that is not a job's rank any more stays until it comes up, or until half of the
+heap may be such entries and it is swept. So a move costs O(log jobs). Ranks are distinct, because arrival numbers are.
 
 PROTOCOL rule 6 lives here: a job that became the top one stays it until it ran one iteration or ended. Without it, two
 jobs that are promoted in turn take each other's blocks before either ran, for ever. Whoever would pass the top job
@@ -9,24 +11,32 @@ before that is let in behind it: the top job is lifted just above the newcomer f
 place its policy gave it when it has run.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
-
-from sortedcontainers import SortedList  # type: ignore[import-untyped]
+from heapq import heapify, heappop, heappush
 
 from services.domain.protocol import OrderChange, Rank
+from services.domain.records import records
 from services.scheduler.policy.job import Job
+
+LEAST_SWEEP = 1024
 
 
 class Ranking:
     """The order of jobs, and what changed in it since it was last told."""
 
     def __init__(self) -> None:
-        self._ready = SortedList()
-        self._others = SortedList()
+        self._ready_ranks: list[Rank] = []
+        self._ready_jobs: list[Job] = []
+        """In parallel."""
+        self._other_ranks: list[Rank] = []
+        self._sweep_at = LEAST_SWEEP
         self._by_arrival: dict[int, Job] = {}
         self._changed: dict[int, Job] = {}
         self._top: Job | None = None
         self._top_ran = False
+        self._first_may_differ = False
+        """Than when `hold_top` was last called."""
 
     @property
     def top(self) -> Job | None:
@@ -44,21 +54,22 @@ class Ranking:
 
     def ready(self) -> Iterator[Job]:
         """Jobs that can be planned now, the first to run first. Not to be changed while it is walked."""
-        by_arrival = self._by_arrival
-        return (by_arrival[rank[2]] for rank in self._ready)
+        return iter(self._ready_jobs)
 
     def add(self, job: Job) -> None:
         """A new job; it is not ready."""
         self._by_arrival[job.arrival_number] = job
-        self._others.add(job.rank)
+        self._enter_list(job)
         self._changed[job.arrival_number] = job
+        self._first_may_differ = True
 
     def remove(self, job: Job) -> None:
         """The job ended."""
-        self._list_of(job).remove(job.rank)
+        self._leave_list(job)
         job.is_ready = False
         self._changed.pop(job.arrival_number, None)
         del self._by_arrival[job.arrival_number]
+        self._first_may_differ = True
         if job is self._top:
             self._top = None
 
@@ -66,9 +77,9 @@ class Ranking:
         """Whether the job can be planned now."""
         if job.is_ready is is_ready:
             return
-        self._list_of(job).remove(job.rank)
+        self._leave_list(job)
         job.is_ready = is_ready
-        self._list_of(job).add(job.rank)
+        self._enter_list(job)
 
     def place(self, job: Job, place: Rank) -> None:
         """The policy moved the job."""
@@ -83,6 +94,9 @@ class Ranking:
 
     def hold_top(self) -> None:
         """Rule 6, once a turn when all moves are made."""
+        if not self._first_may_differ:
+            return
+        self._first_may_differ = False
         first = self._first()
         if first is None:
             return
@@ -98,26 +112,68 @@ class Ranking:
         """The places that changed since this was last asked, in the order in which they first did."""
         if not self._changed:
             return ()
-        changes = tuple(OrderChange(job.job, job.rank) for job in self._changed.values())
+        changes = tuple(records(OrderChange, [(job.job, job.rank) for job in self._changed.values()]))
         self._changed = {}
         return changes
 
     def _first(self) -> Rank | None:
         """The highest rank."""
-        ready, others = self._ready, self._others
-        if not ready or not others:
-            either: SortedList = ready or others
-            return either[0] if either else None
-        return min(ready[0], others[0])  # type: ignore[no-any-return]
+        ready = self._ready_ranks[0] if self._ready_ranks else None
+        others = self._other_ranks
+        while others and not self._is_others(others[0]):
+            heappop(others)
+        other = others[0] if others else None
+        if ready is None or other is None:
+            return ready or other
+        return min(ready, other)
 
-    def _list_of(self, job: Job) -> SortedList:
-        return self._ready if job.is_ready else self._others
+    def _push_other(self, rank: Rank) -> None:
+        if len(self._other_ranks) >= self._sweep_at:
+            self._other_ranks = [job.rank for job in self._by_arrival.values() if not job.is_ready]
+            heapify(self._other_ranks)
+            self._sweep_at = max(LEAST_SWEEP, 2 * len(self._other_ranks))
+        heappush(self._other_ranks, rank)
+
+    def _is_others(self, rank: Rank) -> bool:
+        """Whether the rank is still that of a job that is not ready."""
+        job = self._by_arrival.get(rank.arrival_number)
+        return job is not None and not job.is_ready and job.rank == rank
+
+    def _enter_list(self, job: Job) -> None:
+        if not job.is_ready:
+            self._push_other(job.rank)
+            return
+        at = bisect_left(self._ready_ranks, job.rank)
+        self._ready_ranks.insert(at, job.rank)
+        self._ready_jobs.insert(at, job)
+
+    def _leave_list(self, job: Job) -> None:
+        if not job.is_ready:
+            return  # its entry is passed over when it comes up
+        at = bisect_left(self._ready_ranks, job.rank)
+        assert self._ready_jobs[at] is job, f"{job.job} is not where its rank says"
+        del self._ready_ranks[at]
+        del self._ready_jobs[at]
+
+    def _move_ready(self, job: Job, rank: Rank) -> None:
+        """The ranks of many policies change while the order does not."""
+        ranks = self._ready_ranks
+        at = bisect_left(ranks, job.rank)
+        if (at == 0 or ranks[at - 1] < rank) and (at + 1 == len(ranks) or rank < ranks[at + 1]):
+            ranks[at] = rank
+            return
+        del ranks[at], self._ready_jobs[at]
+        at = bisect_left(ranks, rank)
+        ranks.insert(at, rank)
+        self._ready_jobs.insert(at, job)
 
     def _move(self, job: Job, rank: Rank) -> None:
         if rank == job.rank:
             return
-        ranks = self._list_of(job)
-        ranks.remove(job.rank)
-        ranks.add(rank)
+        if job.is_ready:
+            self._move_ready(job, rank)
+        else:
+            self._push_other(rank)
         job.rank = rank
         self._changed[job.arrival_number] = job
+        self._first_may_differ = True

@@ -7,7 +7,7 @@ a decision looks only at what is due.
 
 from heapq import heapify, heappop, heappush
 
-from services.scheduler.policy.job import Job, JobState
+from services.scheduler.policy.job import CLOSING, ENDED, Job
 
 LEAST_SWEEP = 1024
 
@@ -25,7 +25,7 @@ class Timers:
     def push(self, due_s: float, job: Job) -> None:
         """Remember the job until then."""
         if len(self._heap) >= self._sweep_at:
-            self._heap = [entry for entry in self._heap if entry[2].state not in (JobState.CLOSING, JobState.ENDED)]
+            self._heap = [entry for entry in self._heap if entry[2].state not in (CLOSING, ENDED)]
             heapify(self._heap)
             self._sweep_at = max(LEAST_SWEEP, 2 * len(self._heap))
         heappush(self._heap, (due_s, job.arrival_number, job))
