@@ -80,6 +80,13 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def heed_ctrl_c() -> None:
+    """As a terminal starts commands. A suite that was started in the background of a script has SIGINT ignored, and its
+    children inherit that.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def simulating(out: Path) -> "subprocess.Popen[str]":
     """A command that would run for hours, at work in two processes."""
     process = subprocess.Popen(
@@ -88,6 +95,7 @@ def simulating(out: Path) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=heed_ctrl_c,
     )
     # Itself, two at work, and the one in which multiprocessing keeps track of what is shared.
     wait_for(lambda: len(processes_of_session(process.pid)) >= 4 or process.poll() is not None)
