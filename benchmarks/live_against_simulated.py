@@ -32,8 +32,6 @@ copies (`stall_s`) and for plans (`plan_wait_s`).
 import argparse
 import asyncio
 import json
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,7 +41,7 @@ from typing import Any
 from benchmarks import policies, truth_comparison
 from benchmarks.model_folders import random_model
 from benchmarks.report import goals_table, section, tell
-from benchmarks.servers import bench, demand_no_failures, server, trace_server, write_trace
+from benchmarks.servers import bench, demand_no_failures, fastserve, server, trace_server, write_trace
 from benchmarks.settings import BenchError, BenchSettings
 from benchmarks.simulated_runs import (
     Figures,
@@ -59,7 +57,7 @@ from benchmarks.simulated_runs import (
 from services.cli.calibration import Need
 from services.cli.workload import TraceJob, Workload, make_trace
 from services.domain.cost import CostProfile
-from services.runtime.profile_file import Profile, profile_text, read_profile, write_profile
+from services.runtime.profile_file import Profile, profile_of, profile_text, read_profile, write_profile
 
 PRESET = "M"
 """Its iterations take tens of milliseconds; next to a few, what services and load generator need of two cores is no
@@ -110,20 +108,8 @@ def _model_flags() -> list[str]:
 async def _measured_profile(settings: BenchSettings, by: ServedBy, name: str) -> Profile:
     """What `fastserve profile` measures for a worker of this server."""
     file = settings.folder("profiles") / f"{name}.json"
-    argv = [*settings.engine_flags(), *by.pools(), *_model_flags(), "--out", str(file)]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.cli", "profile", *argv, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        _, told = await asyncio.wait_for(process.communicate(), PROFILE_LIMIT_S)
-    except TimeoutError:
-        raise BenchError(f"fastserve profile took more than {PROFILE_LIMIT_S:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        raise BenchError(f"fastserve profile failed: {told.decode('utf-8', 'replace').strip()}")
+    argv = (*settings.engine_flags(), *by.pools(), *_model_flags(), "--out", str(file))
+    await fastserve("profile", *argv, limit_s=PROFILE_LIMIT_S)
     return read_profile(file)
 
 
@@ -256,10 +242,7 @@ def _slowdowns(by: ServedBy, profile: Profile, measured: dict[str, Any], jobs: J
 
 def simulated_anew(measured: dict[str, Any]) -> dict[str, Any]:
     """A result with its live runs as they were and its simulations made by the simulator that there is now."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "profile.json"
-        file.write_text(json.dumps(measured["profile"]), encoding="utf-8")
-        profile = read_profile(file)
+    profile = profile_of(measured["profile"])
     by = ServedBy(**measured["server"])
     workloads = {trace["name"]: Workload(**trace["workload"]) for trace in measured["traces"]}
     jobs: Jobs = {name: trace_of(workload) for name, workload in workloads.items()}

@@ -91,23 +91,29 @@ def write_trace(path: Path, trace: Sequence[TraceJob]) -> Path:
     return path
 
 
-async def bench(at: Server, trace: Path, out: Path, *flags: str) -> Result:
-    """`fastserve bench` of a trace file; what it wrote into `result.json`."""
-    argv = [sys.executable, "-m", "services.cli", "bench", "--server", at.address, "--trace", str(trace)]
+async def fastserve(*argv: str, limit_s: float) -> None:
+    """A command of `fastserve`, as a process. Raises BenchError, with its last word, if it fails or takes longer."""
     process = await asyncio.create_subprocess_exec(
-        *argv, "--out", str(out), *flags, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", "services.cli", *argv, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
     try:
-        _, told = await asyncio.wait_for(process.communicate(), REPLAY_LIMIT_S)
+        _, told = await asyncio.wait_for(process.communicate(), limit_s)
     except TimeoutError:
-        raise BenchError(f"fastserve bench took more than {REPLAY_LIMIT_S:.0f} s") from None
+        raise BenchError(f"fastserve {argv[0]} took more than {limit_s:.0f} s") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode != 0:
         lines = told.decode("utf-8", "replace").strip().splitlines()
-        raise BenchError(f"fastserve bench ended with {process.returncode}: {lines[-1] if lines else 'no word'}")
+        word = lines[-1] if lines else "no word"
+        raise BenchError(f"fastserve {argv[0]} ended with {process.returncode}: {word}")
+
+
+async def bench(at: Server, trace: Path, out: Path, *flags: str) -> Result:
+    """`fastserve bench` of a trace file; what it wrote into `result.json`."""
+    argv = ("--server", at.address, "--trace", str(trace), "--out", str(out), *flags)
+    await fastserve("bench", *argv, limit_s=REPLAY_LIMIT_S)
     result: Result = json.loads((out / "result.json").read_text(encoding="utf-8"))
     return result
 

@@ -5,37 +5,18 @@ is right. A colour for each trace, a marker for each pair; the same result gives
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
 
 import matplotlib as mpl
-
-mpl.use("Agg")
-
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.truth_comparison import MOST_JCT_OFF, PICTURE, Compared, Measured, compared
+from services.cli.pages import STYLE, name_log_ticks, write_page
 
 _COLOURS = ("#d1495b", "#30638e", "#3d9970", "#edae49", "#8e5aa8", "#4a4e57")
 _MARKERS = ("o", "^", "s", "D", "v", "P")
-_STYLE: dict[Any, Any] = {
-    "figure.facecolor": "white",
-    "svg.hashsalt": "fastserve",
-    "svg.fonttype": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e8e8e8",
-    "axes.axisbelow": True,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "font.size": 9,
-}
-_METADATA: Mapping[str, Mapping[str, None]] = {"svg": {"Date": None}, "png": {"Software": None}}
 _INCHES = (9.4, 6.2)
 _CAPTION_CHARACTERS = 150
 _MARGIN = 1.35
@@ -75,10 +56,7 @@ def _draw_marks(
     low, high = ([end * (1 + sign * MOST_JCT_OFF) for end in ends] for sign in (-1, 1))
     axes.fill_between(ends, low, high, color="#808080", alpha=0.15, lw=0, zorder=1)
     for axis in (axes.xaxis, axes.yaxis):
-        if ends[1] / ends[0] < _NARROW:
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())
+        name_log_ticks(axis, ends[1] / ends[0], _NARROW)
 
 
 def _keys(colours: Mapping[str, str], markers: Mapping[tuple[str, str], str]) -> list[Patch | Line2D]:
@@ -105,7 +83,7 @@ def draw_truth(measured: Measured, out: Path) -> list[Path]:
     traces = [trace["name"] for trace in measured["traces"]]
     pairs = list(dict.fromkeys(tuple(run["pair"]) for run in measured["runs"]))
     colours, markers = dict(zip(traces, _COLOURS, strict=False)), dict(zip(pairs, _MARKERS, strict=False))
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         page = plt.figure(figsize=_INCHES, layout="constrained")
         grid = page.subplot_mosaic([["large", "upper"], ["large", "lower"]], width_ratios=[2, 1])
         for place, figure, title in _PANELS:
@@ -114,10 +92,4 @@ def draw_truth(measured: Measured, out: Path) -> list[Path]:
         grid["large"].set_xlabel("simulated")
         grid["large"].set_ylabel("live")
         grid["large"].legend(handles=_keys(colours, markers), loc="upper left", fontsize=8, frameon=False)
-        page.suptitle("What the simulator says and what happened", x=0.01, ha="left", fontsize=12, fontweight="bold")
-        page.supxlabel(_caption(measured), x=0.01, ha="left", fontsize=8, color="#555555")
-        paths = [out / f"{PICTURE}.{kind}" for kind in _METADATA]
-        for path, metadata in zip(paths, _METADATA.values(), strict=True):
-            page.savefig(path, dpi=100, metadata=dict(metadata))
-        plt.close(page)
-    return paths
+        return write_page(page, "What the simulator says and what happened", _caption(measured), out, PICTURE)

@@ -127,14 +127,17 @@ def read_profile(file: Path) -> Profile:
     try:
         if file.stat().st_size > MOST_FILE_BYTES:
             raise InvalidFieldError("profile", f"{file} is larger than {MOST_FILE_BYTES} bytes")
-        return _parsed(json.loads(file.read_text(encoding="utf-8")))
+        return profile_of(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise InvalidFieldError("profile", f"can't read {file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidFieldError("profile", f"{file} holds no profile: {error!r}") from None
 
 
-def _parsed(document: Mapping[str, Any]) -> Profile:
+def profile_of(document: Mapping[str, Any]) -> Profile:
+    """The profile of a parsed file. Raises the errors of a document that holds none as they come, and
+    InvalidFieldError.
+    """
     prefill = tuple(PrefillCost(int(p["tokens"]), float(p["seconds"])) for p in document["prefill"])
     decode = tuple(
         DecodeCost(int(p["batch"]), int(p["context_tokens"]), float(p["seconds"])) for p in document["decode"]

@@ -7,11 +7,12 @@ import pytest
 from services.domain.errors import ProtocolError
 from services.domain.ids import Epoch
 from services.domain.protocol import ArrivedJob, Jobs, OrderChange, Rank, WorkerPools
+from services.domain.ranked import Ranked
 from services.kvmanager.policy import decide
 from services.kvmanager.policy.job import LEGAL_MOVES, JobState, KvJob
 from services.kvmanager.policy.ledger import Ledger
 from services.kvmanager.policy.messages import FromScheduler, FromWorker
-from services.kvmanager.policy.order import LEVEL_LIMIT, RankedJobs
+from services.kvmanager.policy.order import LEVEL_LIMIT
 from services.kvmanager.policy.policies import POLICY_NAMES, KvKnobs
 from tests.kvmanager.harness import EPOCH, Kv, jid, knobs, resident
 
@@ -24,9 +25,9 @@ def test_a_decision_looks_at_two_batches_of_jobs_however_many_are_queued(
 ) -> None:
     walked: list[KvJob] = []
     asked: list[KvJob] = []
-    cut_out, blocks_wanted = RankedJobs.slice, decide.blocks_wanted
+    cut_out, blocks_wanted = Ranked[KvJob].slice, decide.blocks_wanted
 
-    def slice_(ranked: RankedJobs, start: int, stop: int) -> list[KvJob]:
+    def slice_(ranked: Ranked[KvJob], start: int, stop: int) -> list[KvJob]:
         jobs = cut_out(ranked, start, stop)
         walked.extend(jobs)
         return jobs
@@ -39,7 +40,7 @@ def test_a_decision_looks_at_two_batches_of_jobs_however_many_are_queued(
     for number in range(300):
         kv.settle(kv.arrive(f"job-{number}", 2, 8))
     monkeypatch.setattr(decide, "blocks_wanted", counted)
-    monkeypatch.setattr(RankedJobs, "slice", slice_)
+    monkeypatch.setattr(Ranked, "slice", slice_)
     kv.settle(kv.run(("job-0", 0, 2), ("job-1", 0, 2)))
     walked.clear()
     asked.clear()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from services.domain.protocol import Ack, Applied, Done, Grown, Refuse, Release, Resident, SchedulerToKv
+from services.domain.ranked import Ranked
 from services.kvmanager.policy import decide, moves
 from services.kvmanager.policy.decide import blocks_wanted
 from services.kvmanager.policy.job import JobState, KvJob
 from services.kvmanager.policy.ledger import Ledger
-from services.kvmanager.policy.order import RankedJobs
 from services.kvmanager.policy.policies import KvKnobs
 from services.scheduler.policy.config import PolicyName
 from services.scheduler.policy.job import JobState as SchedulerJobState
@@ -150,7 +150,7 @@ def give_away_under_a_released_copy(patch: pytest.MonkeyPatch) -> None:
 
 def reclaim_from_anybody(patch: pytest.MonkeyPatch) -> None:
     """[rank] jobs that rank above the beneficiary are asked for too, and refused, and asked for."""
-    patch.setattr(RankedJobs, "below", lambda self, rank, limit: list(self)[::-1])
+    patch.setattr(Ranked, "below", lambda self, rank, limit: list(self)[::-1])
     overtake(patch)
     ask_again_at_once(patch)
 

@@ -1,6 +1,6 @@
 """Draws figures: one colour a system everywhere, lines named at their ends, the load above every axis of rates.
 
-The same evaluation gives the same bytes: no dates, ids of the SVG from a fixed salt.
+The same evaluation gives the same bytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,35 +11,18 @@ from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
-
-mpl.use("Agg")
-
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 
 from services.cli.figures.evaluation import Evaluation, Point
 from services.cli.figures.metrics import GAPS
 from services.cli.figures.systems import COLOURS, DASHED, FASTSERVE, LIMIT_DEFAULT_LABEL
 from services.cli.figures.values import Axis, Figure, Panel, PanelKind, System
+from services.cli.pages import PLAIN, STYLE, name_log_ticks, write_page
 
 GAPS_SUFFIX = "-gaps"
 
-_STYLE: dict[Any, Any] = {
-    "figure.facecolor": "white",
-    "svg.hashsalt": "fastserve",
-    "svg.fonttype": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e8e8e8",
-    "axes.axisbelow": True,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "font.size": 9,
-}
-_METADATA: Mapping[str, Mapping[str, None]] = {"svg": {"Date": None}, "png": {"Software": None}}
 _PANEL_INCHES = (4.7, 3.5)
 _CAPTION_CHARACTERS_AN_INCH = 15.5
 _TITLE_CHARACTERS_AN_INCH = 9.0
@@ -113,18 +96,15 @@ def _scale_x(axes: Axes, panel: Panel, points: Sequence[Point]) -> None:
     ticks = [point.x for point in points]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(PLAIN)
 
 
 def _scale_y(axes: Axes, panel: Panel) -> None:
     axes.set_ylabel(panel.metric.label)
     if panel.metric.log:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         low, high = axes.get_ylim()
-        if high / low < _WIDE:
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        name_log_ticks(axes.yaxis, high / low, _WIDE)
     else:
         axes.set_ylim(bottom=0.0)
     if panel.metric.percent:
@@ -200,7 +180,7 @@ def draw(evaluation: Evaluation, figure: Figure, out: Path) -> list[Path]:
     columns = min(figure.columns, len(figure.panels))
     rows = ceil(len(figure.panels) / columns)
     width, height = columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1] + 0.9
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         page, grid = plt.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
         cells = [axes for row in grid for axes in row]
         for axes, panel in zip(cells, figure.panels, strict=False):
@@ -209,14 +189,8 @@ def draw(evaluation: Evaluation, figure: Figure, out: Path) -> list[Path]:
         for axes in cells[len(figure.panels) :]:
             axes.set_axis_off()
         title = fill(f"{figure.title} ({figure.shows})", int(width * _TITLE_CHARACTERS_AN_INCH))
-        page.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         caption = fill(caption_of(evaluation, figure), int(width * _CAPTION_CHARACTERS_AN_INCH))
-        page.supxlabel(caption, x=0.01, ha="left", fontsize=8, color="#555555")
-        paths = [out / f"{figure.name}.{kind}" for kind in _METADATA]
-        for path, metadata in zip(paths, _METADATA.values(), strict=True):
-            page.savefig(path, dpi=100, metadata=dict(metadata))
-        plt.close(page)
-    return paths
+        return write_page(page, title, caption, out, figure.name)
 
 
 def gaps_owner(figure: Figure, figures: Sequence[Figure]) -> Figure:

@@ -14,6 +14,7 @@ from collections.abc import Hashable
 from services.domain.errors import ProtocolError
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.protocol import PlanEntry, Rank
+from services.domain.ranked import Ranked
 from services.kvmanager.policy.blocks import BlockPool
 from services.kvmanager.policy.enst import execute_s_by_level
 from services.kvmanager.policy.job import (
@@ -32,7 +33,7 @@ from services.kvmanager.policy.job import (
     PendingCommand,
 )
 from services.kvmanager.policy.messages import Command
-from services.kvmanager.policy.order import JobOrder, RankedJobs
+from services.kvmanager.policy.order import JobOrder
 
 ARRIVAL_WEIGHT = 1 / 16
 """Weight of the newest arrival in the running average of first iterations."""
@@ -56,9 +57,9 @@ class Ledger:
         self.jobs: dict[JobId, KvJob] = {}
         self.zombies: dict[CommandNumber, KvJob] = {}
         self.order = JobOrder()
-        self.on_device = RankedJobs()
+        self.on_device = Ranked[KvJob]()
         """Jobs that are DEVICE: those that may be asked for."""
-        self.on_host = RankedJobs()
+        self.on_host = Ranked[KvJob]()
         """Jobs that are HOST: those that may be uploaded or dropped."""
         self.host_by_wait: list[tuple[float, Rank, KvJob]] = []
         """HOST jobs, longest waiting first: those that are promoted next."""

@@ -46,23 +46,21 @@ class Part(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A plan under way. `batch`: jobs with from_token and to_token, and `entries` is the same as it is told to others.
-    A token comes back for the jobs in `sampling`, in this order.
+    """A plan under way. `jobs` and `entries` are in parallel; a token comes back for those in `sampling`, in this
+    order.
     """
 
     plan: PlanNumber
-    batch: list[tuple[Job, int, int]]
+    jobs: list[Job]
     entries: tuple[PlanEntry, ...]
     sampling: list[JobId]
     cut_after_s: tuple[tuple[JobId, float], ...]
-    token_count: int
 
     @property
     def parts(self) -> list[Part]:
         """Its parts, by rank."""
         sampling = set(self.sampling)
-        jobs = [job for job, _, _ in self.batch]
-        return [Part(job, entry, job.job in sampling) for job, entry in zip(jobs, self.entries, strict=True)]
+        return [Part(job, entry, job.job in sampling) for job, entry in zip(self.jobs, self.entries, strict=True)]
 
 
 @dataclass(slots=True)
@@ -141,7 +139,6 @@ class Iterations:
         self._next_plan += 1
         sampling: list[JobId] = []
         cuts: list[tuple[JobId, float]] = []
-        token_count = 0
         running = self.running
         for job, from_token, to_token in batch:
             job_id = job.job
@@ -152,7 +149,6 @@ class Iterations:
             if job.first_planned_s is None:
                 job.first_planned_s = now_s
             tokens = to_token - from_token
-            token_count += tokens
             if tokens > 1 and (cut_after_s := self._policy.cut_after_s(job, tokens)) is not None:
                 cuts.append((job_id, cut_after_s))
                 job.cut_plan = number
@@ -164,7 +160,7 @@ class Iterations:
         if len(running) > len(batch):
             self._note_preemptions(number)
         entries = tuple(records(PlanEntry, [(job.job, from_token, to_token) for job, from_token, to_token in batch]))
-        flight = Flight(PlanNumber(number), batch, entries, sampling, tuple(cuts), token_count)
+        flight = Flight(PlanNumber(number), [job for job, _, _ in batch], entries, sampling, tuple(cuts))
         self.unfinished.append(flight)
         return flight
 
@@ -172,13 +168,14 @@ class Iterations:
         """Take the result of the oldest plan. Raises ProtocolError if it is not one of that plan."""
         tokens = self._checked(result)
         flight = self.unfinished.popleft()
-        self._counters.iteration(flight.token_count)
         outcome = Outcome()
         plan = result.plan
+        token_count = 0
         emits: list[tuple[JobId, PlanNumber, int, int]] = []
         top, ran = self._ranking.top, self._policy.ran
         shares_s = self._charging.shares_s(flight.entries, result.duration_s)
-        for (job, from_token, to_token), service_s in zip(flight.batch, shares_s, strict=True):
+        for job, (_, from_token, to_token), service_s in zip(flight.jobs, flight.entries, shares_s, strict=True):
+            token_count += to_token - from_token
             job.in_flight -= 1
             if job.in_flight == 0:
                 job.waiting_since_s = now_s
@@ -207,6 +204,7 @@ class Iterations:
             place = ran(job, service_s)
             if place is not None:
                 self._place(job, place)
+        self._counters.iteration(token_count)
         outcome.emits = records(Emit, emits)
         self._counters.generation_tokens += len(emits)
         return outcome

@@ -11,11 +11,11 @@ before that is let in behind it: the top job is lifted just above the newcomer f
 place its policy gave it when it has run.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from services.domain.protocol import OrderChange, Rank
+from services.domain.ranked import Ranked
 from services.domain.records import records
 from services.scheduler.policy.job import Job
 
@@ -26,9 +26,7 @@ class Ranking:
     """The order of jobs, and what changed in it since it was last told."""
 
     def __init__(self) -> None:
-        self._ready_ranks: list[Rank] = []
-        self._ready_jobs: list[Job] = []
-        """In parallel."""
+        self._ready = Ranked[Job]()
         self._other_ranks: list[Rank] = []
         self._sweep_at = LEAST_SWEEP
         self._by_arrival: dict[int, Job] = {}
@@ -54,7 +52,7 @@ class Ranking:
 
     def ready(self) -> Iterator[Job]:
         """Jobs that can be planned now, the first to run first. Not to be changed while it is walked."""
-        return iter(self._ready_jobs)
+        return iter(self._ready)
 
     def add(self, job: Job) -> None:
         """A new job; it is not ready."""
@@ -118,7 +116,7 @@ class Ranking:
 
     def _first(self) -> Rank | None:
         """The highest rank."""
-        ready = self._ready_ranks[0] if self._ready_ranks else None
+        ready = self._ready.rank_at(0)
         others = self._other_ranks
         while others and not self._is_others(others[0]):
             heappop(others)
@@ -140,38 +138,21 @@ class Ranking:
         return job is not None and not job.is_ready and job.rank == rank
 
     def _enter_list(self, job: Job) -> None:
-        if not job.is_ready:
+        if job.is_ready:
+            self._ready.add(job)
+        else:
             self._push_other(job.rank)
-            return
-        at = bisect_left(self._ready_ranks, job.rank)
-        self._ready_ranks.insert(at, job.rank)
-        self._ready_jobs.insert(at, job)
 
     def _leave_list(self, job: Job) -> None:
-        if not job.is_ready:
-            return  # its entry is passed over when it comes up
-        at = bisect_left(self._ready_ranks, job.rank)
-        assert self._ready_jobs[at] is job, f"{job.job} is not where its rank says"
-        del self._ready_ranks[at]
-        del self._ready_jobs[at]
-
-    def _move_ready(self, job: Job, rank: Rank) -> None:
-        """The ranks of many policies change while the order does not."""
-        ranks = self._ready_ranks
-        at = bisect_left(ranks, job.rank)
-        if (at == 0 or ranks[at - 1] < rank) and (at + 1 == len(ranks) or rank < ranks[at + 1]):
-            ranks[at] = rank
-            return
-        del ranks[at], self._ready_jobs[at]
-        at = bisect_left(ranks, rank)
-        ranks.insert(at, rank)
-        self._ready_jobs.insert(at, job)
+        if job.is_ready:
+            self._ready.remove(job)
+        # That of another is passed over when it comes up.
 
     def _move(self, job: Job, rank: Rank) -> None:
         if rank == job.rank:
             return
         if job.is_ready:
-            self._move_ready(job, rank)
+            self._ready.move(job, rank)
         else:
             self._push_other(rank)
         job.rank = rank

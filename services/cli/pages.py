@@ -1,0 +1,56 @@
+"""The look of pages of panels, and their files. The same page gives the same bytes: no dates are in them, and ids of
+the SVG come from a fixed salt.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+STYLE: dict[Any, Any] = {
+    "figure.facecolor": "white",
+    "svg.hashsalt": "fastserve",
+    "svg.fonttype": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e8e8e8",
+    "axes.axisbelow": True,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "font.size": 9,
+}
+"""For `mpl.rc_context`, around all of a page."""
+
+_METADATA: Mapping[str, Mapping[str, None]] = {"svg": {"Date": None}, "png": {"Software": None}}
+
+PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
+"""Writes a tick without powers of ten."""
+
+
+def name_log_ticks(axis: Axis, span: float, wide: float) -> None:
+    """Plain numbers on a log axis; one that spans less than `wide` names the 2s and 5s too."""
+    if span < wide:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(PLAIN)
+    axis.set_minor_formatter(NullFormatter())
+
+
+def write_page(page: Figure, title: str, caption: str, out: Path, name: str) -> list[Path]:
+    """Put title and caption on a page, write it as SVG and PNG, and close it; the paths."""
+    page.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    page.supxlabel(caption, x=0.01, ha="left", fontsize=8, color="#555555")
+    paths = [out / f"{name}.{kind}" for kind in _METADATA]
+    for path, metadata in zip(paths, _METADATA.values(), strict=True):
+        page.savefig(path, dpi=100, metadata=dict(metadata))
+    plt.close(page)
+    return paths
