@@ -59,7 +59,7 @@ class Clients:
         if self._on_progress is not None:
             self._on_progress(self.ended_count)
 
-    def outcome(self, job: JobId, executing_s: float) -> JobOutcome:
+    def outcome(self, job: JobId, executing_s: float, uploading_s: float) -> JobOutcome:
         """What came of a job that ended or was refused."""
         client = self._clients[job]
         given = client.job
@@ -76,6 +76,7 @@ class Clients:
             preemptions=end.preemptions,
             queue_s=end.queue_s + self._hop_s,
             executing_s=executing_s,
+            uploading_s=uploading_s,
         )
 
 

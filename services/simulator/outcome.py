@@ -10,7 +10,8 @@ class JobOutcome:
 
     `finish_reason` is "length", "stop", "cancelled" or "abort"; for a job that was refused it is empty, and `error`
     says why. `queue_s`: arrival to its first plan. `executing_s`: seconds of the iterations that it took part in; what
-    else of its time is spent waiting. `preemptions`: how often it left the batch for another's sake.
+    else of its time is spent waiting. `uploading_s`, a part of that: from each upload command to the end of its copies,
+    so that what it waited for the link is in it. `preemptions`: how often it left the batch for another's sake.
     """
 
     id: str
@@ -21,6 +22,7 @@ class JobOutcome:
     preemptions: int = 0
     queue_s: float = 0.0
     executing_s: float = 0.0
+    uploading_s: float = 0.0
     error: str | None = None
 
 

@@ -58,9 +58,8 @@ def simulate(
         raise StuckError(f"{error} (at {clock.now_s} s)\n{stories}") from None
     for group in groups:
         group.check_end()
-    outcomes = tuple(
-        clients.outcome(JobId(job.id), of_job[job.id].worker.jobs[JobId(job.id)].executing_s) for job in jobs
-    )
+    ran = {job.id: of_job[job.id].worker.jobs[JobId(job.id)] for job in jobs}
+    outcomes = tuple(clients.outcome(JobId(name), job.executing_s, job.uploading_s) for name, job in ran.items())
     return _summed(setup, groups, outcomes, gauge)
 
 

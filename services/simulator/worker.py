@@ -55,6 +55,7 @@ class Progress:
         "stops",
         "token_s",
         "uploaded_s",
+        "uploading_s",
         "valid_tokens",
     )
 
@@ -74,6 +75,7 @@ class Progress:
         """A plan named it since it was given blocks."""
         self.ended = False
         self.executing_s = 0.0
+        self.uploading_s = 0.0
 
 
 class Work:
@@ -253,6 +255,7 @@ class Worker:
                 self._covers(job, command)
                 job.device_blocks = len(command.device_blocks)
                 job.uploaded_s = self.link.copy(Direction.UPLOAD, len(command.moves), now_s)
+                job.uploading_s += job.uploaded_s - now_s
                 ends.append((job.uploaded_s, command.command))
             else:
                 self._release(job)

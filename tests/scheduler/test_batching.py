@@ -264,6 +264,37 @@ def test_a_job_that_waits_while_no_iteration_ends_is_promoted_by_the_clock() -> 
     assert message == Order((OrderChange(JobId("a"), Rank(0, 2.0, 0)),))
 
 
+def test_while_no_plan_is_under_way_one_step_promotes_and_no_more() -> None:
+    machine = Machine(SchedulerConfig(policy=PolicyName.SKIP_JOIN_MLFQ, starvation_limit_s=2.0))
+    machine.start()
+    machine.turn(*(Submit(JobId(name), 100, 5) for name in "abc"))
+    for at_s in (2.0, 2.0, 2.5, 3.0):
+        machine.turn(Tick(), at_s=at_s)
+    assert machine.scheduler.counters.promotions == 1
+    (plan,) = plans(machine.turn(FromKv(EPOCH, Resident(JobId("a"), 100, 0))))
+    machine.turn(machine.result(plan), at_s=3.5)
+    assert machine.scheduler.counters.promotions == 2
+
+
+def test_the_prefill_of_a_promoted_job_is_not_cut() -> None:
+    machine = machine_with(
+        [("short", 10, 50), ("long", 700, 5)],
+        policy=PolicyName.MLFQ_KILL,
+        max_batch=1,
+        plans_in_flight=1,
+        starvation_limit_s=3.0,
+    )
+    (plan,) = plans(machine.commands)
+    cut: list[str] = []
+    tried = []
+    for now_s in (0.2, 4.0, 8.0):
+        (plan,) = plans(machine.turn(machine.result(plan, cut=cut), at_s=now_s))
+        cut = ["long"] if plan.cut_after_s else []
+        tried.append((*shape(plan), bool(plan.cut_after_s)))
+    assert machine.scheduler.counters.promotions == 2, "of the short one, then of the long one"
+    assert tried == [("long", True), ("short", False), ("long", False)]
+
+
 # --- deadlines -------------------------------------------------------------------------------------------------------
 
 

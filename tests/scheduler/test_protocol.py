@@ -28,6 +28,7 @@ from services.scheduler.policy.messages import (
     FromKv,
     SendPlan,
     Submit,
+    Tick,
     ToKv,
 )
 from tests.scheduler.steps import A, B, C, fcfs, reclaim, resident, started, state
@@ -262,6 +263,21 @@ def test_rule_6_the_top_job_falls_back_to_its_place_when_it_ran_one_iteration() 
     messages = told(machine.turn(machine.result(one)))
     assert [job.job for job in machine.scheduler.ranking.by_rank()] == [B, A]
     assert Order((OrderChange(A, Rank(0, 10.0, 0)),)) in messages
+
+
+def test_rule_6_a_promoted_job_demoted_between_chunks_would_lose_them_to_the_next_one_again_and_again() -> None:
+    machine = started(SchedulerConfig(plans_in_flight=1, prefill_chunk_tokens=100, starvation_limit_s=5.0))
+    machine.turn(Submit(A, 300, 5))
+    machine.turn(Tick(), at_s=5.0)
+    (chunk,) = plans(machine.turn(resident(A, capacity=310)))
+    machine.turn(Submit(B, 1, 5))
+    for end in (200, 300):
+        (chunk,) = plans(machine.turn(machine.result(chunk, silent=[A])))
+        assert entries(chunk) == [(A, end - 100, end)]
+        assert machine.scheduler.jobs[A].place > machine.scheduler.jobs[B].place
+        assert [job.job for job in machine.scheduler.ranking.by_rank()] == [A, B]
+    machine.turn(machine.result(chunk))
+    assert [job.job for job in machine.scheduler.ranking.by_rank()] == [B, A]
 
 
 def test_rule_6_the_top_job_falls_back_when_it_is_cancelled() -> None:

@@ -60,6 +60,15 @@ def test_static_batches_fill_all_stages() -> None:
     assert planned(come(machine, "abcde")) == ["ab", "cd"]
 
 
+def test_a_static_batch_that_ended_is_followed_by_another_while_those_of_other_stages_go_on() -> None:
+    machine = started(stages=2, plans_in_flight=2, policy=PolicyName.STATIC, max_batch=2)
+    first, second = plans(come(machine, "abcde"))
+    assert planned(machine.turn(machine.result(first, ends=["a"]))) == ["b"]
+    machine.turn(machine.result(second))
+    third = plans(machine.commands)[-2]
+    assert planned(machine.turn(machine.result(third, ends=["b"]))) == ["e"]
+
+
 def test_the_kv_manager_is_told_which_prefills_were_cut() -> None:
     machine = started(1, 1, policy=PolicyName.MLFQ_KILL, max_batch=2)
     machine.turn(Submit(JobId("a"), 500, 5))

@@ -59,6 +59,7 @@ def servers(draw: st.DrawFn, policies: list[PolicyName]) -> ServerSetup:
         max_batch=draw(st.sampled_from([1, 3, 16])),
         plans_in_flight=draw(st.integers(1, 4)),
         prefill_chunk_tokens=draw(st.sampled_from([None, 32])),
+        starvation_limit_s=draw(st.sampled_from([None, 0.3, 10.0])),
     )
 
 
@@ -100,6 +101,23 @@ def test_the_same_input_gives_the_same_figures_bit_for_bit(kv_policy: str) -> No
     assert simulate(setup, jobs) == simulate(setup, list(jobs))
 
 
+@pytest.mark.parametrize(("kv_policy", "host_tokens"), [("recompute", 0), ("proactive", 0), ("reactive", 128)])
+def test_promotion_and_chunks_do_not_keep_jobs_from_their_first_token_where_kv_is_dropped(
+    kv_policy: str, host_tokens: int
+) -> None:
+    jobs = [SimulatedJob(f"job-{number}/0", 0.0, 100 + number, 10) for number in range(16)]
+    setup = server(
+        PolicyName.SKIP_JOIN_MLFQ,
+        kv_policy,
+        cost=GROWING_COST,
+        device_tokens=256,
+        host_tokens=host_tokens,
+        prefill_chunk_tokens=16,
+        starvation_limit_s=0.3,
+    )
+    assert all(len(outcome.token_times_s) == 10 for outcome in simulate(setup, jobs).outcomes)
+
+
 def test_the_order_in_which_jobs_are_listed_changes_nothing_but_the_order_of_outcomes() -> None:
     jobs = random_jobs(2, 40, rate_per_s=30.0)
     setup = server(cost=GROWING_COST, device_tokens=1024, hop_s=0.0003)
@@ -129,7 +147,9 @@ def test_progress_is_told_job_by_job() -> None:
 
 
 def test_every_message_takes_a_hop() -> None:
-    """Arrival to first plan is PROTOCOL's five hops and the client's one; the plan, its result and the token three."""
+    """From the client to the scheduler it is one hop, from there to the first plan four (Arrive, Assign, Applied,
+    Resident); the plan, its result and the token take three.
+    """
     hop_s = 0.01
     outcome = simulate(server(hop_s=hop_s), [SimulatedJob("a", 1.0, 100, 1)]).outcomes[0]
     assert outcome.queue_s == pytest.approx(5 * hop_s)

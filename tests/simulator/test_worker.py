@@ -165,6 +165,8 @@ def test_a_direction_moves_one_copy_after_another(duplex: bool, end_s: float) ->
     made.upload(1.75, "a", 32, 3)  # 1.25 s
     done_s = [at_s for at_s, answer in made.answers if isinstance(answer, Done)]
     assert done_s == pytest.approx([1.75, 3.5, end_s if duplex else 3.5 + 1.25])
+    waited_s = [made.worker.jobs[JobId(name)].uploading_s for name in "ab"]
+    assert waited_s == pytest.approx([done_s[-1] - 1.75, 0.0]), "from the command on, the link's other copies included"
 
 
 def test_an_entry_of_a_job_that_a_stop_token_ended_is_passed_over() -> None:

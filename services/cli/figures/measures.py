@@ -60,18 +60,22 @@ def _latencies(good: Sequence[JobOutcome]) -> dict[str, float]:
 
 
 def _time_split(good: Sequence[JobOutcome], simulation: Simulation) -> dict[str, float]:
-    """Mean seconds of a job: before its first iteration, in iterations, waiting in between. `swap_share` is the part
+    """Mean seconds of a job: before its first iteration, in iterations, waiting in between. `upload_s` is the part of
+    the latter in which its KV was brought back, `upload_share` the same of all completion times, `swap_share` the part
     of the server's time in which only a copy ran.
     """
     jobs = max(len(good), 1)
     jct_s = fsum(job.token_times_s[-1] - job.arrival_s for job in good)
     queue_s = fsum(job.queue_s for job in good)
     executing_s = fsum(job.executing_s for job in good)
+    upload_s = fsum(job.uploading_s for job in good)
     return {
         "queue_s": queue_s / jobs,
         "executing_s": executing_s / jobs,
         "preempted_s": max(jct_s - queue_s - executing_s, 0.0) / jobs,
+        "upload_s": upload_s / jobs,
         "queue_share": queue_s / jct_s if jct_s > 0 else 0.0,
+        "upload_share": upload_s / jct_s if jct_s > 0 else 0.0,
         "swap_share": simulation.swap_exposed_s / simulation.duration_s if simulation.duration_s > 0 else 0.0,
     }
 
@@ -110,7 +114,7 @@ NUMBERS = (
     "failed",
     *(f"{name}.{statistic}" for name in _DISTRIBUTIONS for statistic in _STATISTICS),
     *(within_name(scale) for scale in LIMIT_SCALES),
-    *("queue_s", "executing_s", "preempted_s", "queue_share", "swap_share"),
+    *("queue_s", "executing_s", "preempted_s", "upload_s", "queue_share", "upload_share", "swap_share"),
     *("duration_s", "busy_s", "plan_wait_s", "stall_s", "swap_s", "swap_exposed_s", "output_tokens_per_s"),
     *("iterations", "preemptions", "promotions", "demotions"),
     *("offloaded_gb", "uploaded_gb", "recomputed_tokens", "peak_kv_gb", "peak_device_kv_gb"),

@@ -59,9 +59,6 @@ LEGAL_MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.ZOMBIE: frozenset(),
 }
 
-ENDS_AT_ONCE = frozenset({JobState.WAITING, JobState.ASSIGNING, JobState.DEVICE, JobState.ASKED, JobState.HOST})
-"""States in which an ended job may leave at once; in DEVICE and ASKED only if no copy of it runs."""
-
 HELD = frozenset({JobState.ASSIGNING, JobState.DEVICE, JobState.UPLOADING})
 """States whose device blocks stay where they are until somebody asks for them."""
 

@@ -88,6 +88,7 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
                 job.place.level,
                 job.service_s,
                 job.waiting_since_s,
+                job.promoted,
                 job.deadline_s,
             )
             for job in jobs
@@ -95,5 +96,6 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
         tuple(job.job for job in scheduler.ranking.by_rank()),
         tuple(job.job for job in sorted(jobs, key=lambda job: job.place)),
         None if top is None else (top.job, scheduler.ranking.top_ran),
+        scheduler.idle_step_left,
         tuple(tuple((part.entry, part.samples) for part in flight.parts) for flight in iterations.unfinished),
     )

@@ -191,6 +191,7 @@ class Iterations:
                 output_tokens = job.known_tokens - job.prompt_tokens
                 emits.append((job_id, plan, output_tokens, token.token_id))
                 job.known_tokens += 1
+                job.promoted = False
                 if job.first_token_s is None:
                     job.first_token_s = now_s
                 if token.end_of_sequence or output_tokens + 1 == job.max_tokens:
@@ -199,7 +200,7 @@ class Iterations:
             if job.cut_plan == plan:
                 job.cut_plan = None
                 self.refresh(job)
-            if job is top:
+            if job is top and not job.promoted:
                 self._ranking.ran(job)
             place = ran(job, service_s)
             if place is not None:

@@ -91,6 +91,8 @@ class Job:
     """Service received at the present level; the policy's."""
     waiting_since_s: float = 0.0
     starvation_timer: bool = False
+    promoted: bool = False
+    """It was, and has made no token since: its next iteration is guaranteed, all chunks of it (PAPER 2, step 3)."""
     last_plan: int = -1
     preemptions: int = 0
     first_planned_s: float | None = None

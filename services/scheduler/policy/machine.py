@@ -97,6 +97,8 @@ class Scheduler:
         self._arrivals = 0
         self._wake_s: float | None = None
         self._stepped = False
+        self.idle_step_left = True
+        """While no plan is under way no iteration ends: one step of promotions is all there is until one does."""
         self._out: list[Command] = []
 
     def handle(self, events: Iterable[Event], now_s: float) -> list[Command]:
@@ -109,8 +111,7 @@ class Scheduler:
             except ProtocolError as error:
                 self._fault(error, now_s)
         self._expire(now_s)
-        if self._stepped or (self.linked and not self.iterations.unfinished):
-            self._promote(now_s)
+        self._promote(now_s)
         for job, place in self.policy.settle():
             self.ranking.place(job, place)
         self.ranking.hold_top()
@@ -308,7 +309,15 @@ class Scheduler:
                 self._end(job, EndReason.DEADLINE, now_s)
 
     def _promote(self, now_s: float) -> None:
-        for job, place in self.promotion.step(now_s):
+        if self._stepped:
+            self.idle_step_left = True
+        elif not self._may_step_idle():
+            return
+        promoted = self.promotion.step(now_s)
+        if promoted and not self._stepped:
+            self.idle_step_left = False
+        for job, place in promoted:
+            job.promoted = True
             self.ranking.place(job, place)
             self.counters.promotions += 1
 
@@ -323,10 +332,13 @@ class Scheduler:
             self._out.append(SendPlan(self.epoch, flight.plan, flight.entries, flight.cut_after_s))
             self._to_kv(Planned(flight.plan, flight.entries))
 
+    def _may_step_idle(self) -> bool:
+        return self.linked and not self.iterations.unfinished and self.idle_step_left
+
     def _wake(self, now_s: float) -> None:
         """Ask for a Tick when a deadline passes, or a promotion is due while no iteration will end."""
         next_s = self._deadlines.next_s()
-        if self.linked and not self.iterations.unfinished:
+        if self._may_step_idle():
             promotion_s = self.promotion.next_s()
             if next_s is None or (promotion_s is not None and promotion_s < next_s):
                 next_s = promotion_s

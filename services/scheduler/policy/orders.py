@@ -5,7 +5,7 @@
 - srpt: by the time still to run, shortest first: the oracle. It takes max_tokens for the length.
 - static: request-level batches (FasterTransformer). A batch is formed of the first jobs waiting, runs until its last
   job ended, and lets nobody in meanwhile. Its jobs stand in level 0, all others in level 1, which is closed. With
-  pipeline stages it is one batch for each of them, which take turns.
+  pipeline stages there are as many batches, which take turns, and each of them is followed by another when it ends.
 """
 
 from collections import deque
@@ -104,7 +104,9 @@ class Static(Fcfs):
         self.closed_level = 1
         self._max_batch = max_batch
         self._stage_count = 1
-        self._batch: dict[int, Job] = {}
+        self._batches: list[set[int]] = []
+        """Arrival numbers of the jobs of each that did not end yet."""
+        self._batch_of: dict[int, set[int]] = {}
         self._waiting: deque[Job] = deque()
         self._left: set[int] = set()
 
@@ -119,20 +121,36 @@ class Static(Fcfs):
 
     def leave(self, job: Job) -> None:
         """Its slot stays empty until the batch ends; a job that was waiting is passed over when its turn comes."""
-        if self._batch.pop(job.arrival_number, None) is None:
+        batch = self._batch_of.pop(job.arrival_number, None)
+        if batch is None:
             self._left.add(job.arrival_number)
+            return
+        batch.remove(job.arrival_number)
+        if not batch:
+            self._batches.remove(batch)
 
     def settle(self) -> Sequence[tuple[Job, Rank]]:
-        """The next batch, when the last one ended."""
-        if self._batch:
-            return ()
-        while self._waiting and len(self._batch) < self._max_batch * self._stage_count:
+        """The next batch, when one ended."""
+        begun: list[tuple[Job, Rank]] = []
+        while self._waiting and len(self._batches) < self._stage_count:
+            jobs = self._next_jobs()
+            if not jobs:
+                break
+            batch = {job.arrival_number for job in jobs}
+            self._batches.append(batch)
+            self._batch_of.update(dict.fromkeys(batch, batch))
+            begun += [(job, Rank(0, 0.0, job.arrival_number)) for job in jobs]
+        return begun
+
+    def _next_jobs(self) -> list[Job]:
+        jobs: list[Job] = []
+        while self._waiting and len(jobs) < self._max_batch:
             job = self._waiting.popleft()
             if job.arrival_number in self._left:
                 self._left.remove(job.arrival_number)
             else:
-                self._batch[job.arrival_number] = job
-        return [(job, Rank(0, 0.0, job.arrival_number)) for job in self._batch.values()]
+                jobs.append(job)
+        return jobs
 
 
 def make_policy(config: SchedulerConfig) -> Policy:

@@ -1,10 +1,10 @@
 """Promotion of jobs that waited for the starvation limit (PAPER 2, step 3), longest wait first, a bounded number per
 step.
 
-A step is the end of an iteration. The bound keeps a backlog from being lifted as a whole, which would turn the queues
-into one (PAPER 7). A job waits while no plan under way names it; its wait begins when it arrives, when its last
-iteration ended, and when it is promoted. One timer per job is kept: it is looked at when the wait would have been long
-enough had the job never run since, and set again if it did.
+A step is the end of an iteration, and one more where none is under way. The bound keeps a backlog from being lifted as
+a whole, which would turn the queues into one (PAPER 7). A job waits while no plan under way names it; its wait begins
+when it arrives, when its last iteration ended, and when it is promoted. One timer per job is kept: it is looked at when
+the wait would have been long enough had the job never run since, and set again if it did.
 """
 
 from services.domain.protocol import Rank

@@ -112,9 +112,11 @@ class Mlfq:
         return self._demoted(job) or job.place
 
     def cut_after_s(self, job: Job, tokens: int) -> float | None:
-        """The rest of the quantum, if the prediction does not fit in it and there is a level below."""
+        """The rest of the quantum, if the prediction does not fit in it and there is a level below. What a promotion
+        guarantees is not cut.
+        """
         level = job.place.level
-        if not self._kill or level == len(self.quanta_s) - 1:
+        if not self._kill or job.promoted or level == len(self.quanta_s) - 1:
             return None
         rest_s = self.quanta_s[level] - job.service_s
         return rest_s if self._prefill_s(tokens) > rest_s else None

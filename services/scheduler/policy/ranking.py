@@ -6,9 +6,10 @@ with lazy deletion, in which an entry that is not a job's rank any more stays un
 heap may be such entries and it is swept. So a move costs O(log jobs). Ranks are distinct, because arrival numbers are.
 
 PROTOCOL rule 6 lives here: a job that became the top one stays it until it ran one iteration or ended. Without it, two
-jobs that are promoted in turn take each other's blocks before either ran, for ever. Whoever would pass the top job
-before that is let in behind it: the top job is lifted just above the newcomer for the time being, and falls back to the
-place its policy gave it when it has run.
+jobs that are promoted in turn take each other's blocks before either ran, for ever. For the same reason a promoted job
+whose prefill is in chunks stays it until the last of them: where KV is dropped, one chunk is no progress. Whoever would
+pass the top job before that is let in behind it: the top job is lifted just above the newcomer for the time being, and
+falls back to the place its policy gave it when it has run.
 """
 
 from collections.abc import Iterator
