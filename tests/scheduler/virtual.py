@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.ids import Epoch, JobId
-from services.domain.protocol import IterationResult, SampledToken, SchedulerToKv
-from services.scheduler.policy.config import SchedulerConfig
+from services.domain.protocol import IterationResult, Resident, SampledToken, SchedulerToKv
+from services.scheduler.policy.config import PolicyName, SchedulerConfig
 from services.scheduler.policy.machine import Scheduler
 from services.scheduler.policy.messages import (
     Command,
@@ -16,6 +16,7 @@ from services.scheduler.policy.messages import (
     End,
     EndReason,
     Event,
+    FromKv,
     KvConnected,
     Reject,
     SendPlan,
@@ -28,6 +29,9 @@ from tests.scheduler.fake_kv import FakeKv
 EPOCH = Epoch(7)
 TOKEN = 5
 """The token that the worker samples, always."""
+
+FLAT = CostProfile((PrefillCost(1, 0.25),), (DecodeCost(1, 1, 0.25),))
+"""Every iteration takes 0.25 s; quanta 0.25 and 0.5."""
 
 
 def profile(prefill_s_per_token: float = 0.001, decode_s: float = 0.2) -> CostProfile:
@@ -110,6 +114,22 @@ def ended(commands: Iterable[Command]) -> list[tuple[str, EndReason]]:
 def rejected(commands: Iterable[Command]) -> list[Reject]:
     """Refusals among commands."""
     return [command for command in commands if isinstance(command, Reject)]
+
+
+def machine_with(jobs: list[tuple[str, int, int]], cost: CostProfile | None = None, **knobs: object) -> Machine:
+    """A machine with these jobs (name, prompt tokens, output tokens) resident."""
+    config = SchedulerConfig(**({"policy": PolicyName.FCFS} | knobs))  # type: ignore[arg-type]
+    machine = Machine(config)
+    machine.start(cost)
+    submits = [Submit(JobId(name), prompt, output) for name, prompt, output in jobs]
+    residents = [FromKv(EPOCH, Resident(JobId(name), prompt + output, 0)) for name, prompt, output in jobs]
+    machine.turn(*submits, *residents)
+    return machine
+
+
+def shape(plan: SendPlan) -> dict[str, tuple[int, int]]:
+    """A plan's entries by job."""
+    return {entry.job: (entry.from_token, entry.to_token) for entry in plan.entries}
 
 
 @dataclass(frozen=True)
