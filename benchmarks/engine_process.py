@@ -15,7 +15,7 @@ import sys
 from services.runtime.process import die_with_parent
 from services.runtime.settings import load
 from services.worker.environment import set_compute_environment
-from services.worker.settings import EngineSettings
+from services.worker.settings import KeptEngineSettings
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     own.add_argument("--parent", type=int, required=True)
     own.add_argument("--max-batch-tokens", type=int, required=True)
     arguments, flags = own.parse_known_args(argv)
-    settings = load(EngineSettings, "worker", flags, os.environ)
+    settings = load(KeptEngineSettings, "worker", flags, os.environ)
     die_with_parent(arguments.parent)
     # As in a worker, torch is imported only once its environment is set.
     set_compute_environment()

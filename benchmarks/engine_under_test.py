@@ -12,7 +12,7 @@ from services.domain.ids import JobId
 from services.domain.sampling import JobSampling
 from services.worker.build import build
 from services.worker.offline import OfflineEngine, OfflineJob, read_trace
-from services.worker.settings import EngineSettings
+from services.worker.settings import KeptEngineSettings
 
 Figures = dict[str, Any]
 
@@ -20,8 +20,8 @@ Figures = dict[str, Any]
 class EngineUnderTest:
     """An engine, made as a worker makes its own."""
 
-    def __init__(self, settings: EngineSettings, max_batch_tokens: int) -> None:
-        built = build(settings)
+    def __init__(self, settings: KeptEngineSettings, max_batch_tokens: int) -> None:
+        built = build(settings, profile_folder=settings.profile_folder)
         self.threads = torch.get_num_threads()
         self._vocabulary_size = built.engine.model.config.vocabulary_size
         self._offline = OfflineEngine(built.engine, settings.max_batch, max_batch_tokens)

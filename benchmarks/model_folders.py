@@ -1,4 +1,4 @@
-"""The random-weight models that benchmarks run, made when they are first needed, and the bundled one."""
+"""The random-weight models that benchmarks run, made when they are first needed."""
 
 import subprocess
 import sys
@@ -7,7 +7,6 @@ from pathlib import Path
 from benchmarks.settings import BenchError
 
 ROOT = Path(__file__).resolve().parents[1]
-BUNDLED = ROOT / "models" / "bundled"
 RANDOM = ROOT / "models" / "random"
 MAKING_LIMIT_S = 300.0
 

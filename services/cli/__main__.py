@@ -48,19 +48,24 @@ def version() -> str:
 
 def run(command: str, argv: list[str]) -> int:
     """Run one command; its expected failures end as one line on stderr and an exit code."""
-    module = importlib.import_module(COMMANDS[command][0])
     try:
+        module = importlib.import_module(COMMANDS[command][0])
         return int(module.main(argv))
     except CommandError as error:
         tell(command, str(error))
         return error.exit_code
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of `fastserve`; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return _main(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        # Also while a command's module is imported, which may take a second.
+        return ExitCode.INTERRUPTED
+
+
+def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         return ExitCode.OK if arguments else ExitCode.REFUSED

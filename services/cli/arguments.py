@@ -12,7 +12,7 @@ DEFAULT_SERVER = "127.0.0.1:50051"
 
 
 class ExitCode:
-    """Exit codes of every command (INTERFACES: generate)."""
+    """Exit codes of every command."""
 
     OK = 0
     FAILED = 1

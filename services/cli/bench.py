@@ -5,21 +5,24 @@ import asyncio
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from services.cli.arguments import (
+    CommandError,
     ExitCode,
     add_server,
     not_negative_float,
     parser,
     positive_float,
+    tell,
 )
 from services.cli.clients import GatewayClient
 from services.cli.progress import with_progress
 from services.cli.replay import Replay, Replayer, ReplayOptions
-from services.cli.report import result, write_lines, write_report
+from services.cli.report import make_writable, result, write_lines, write_report
 from services.cli.workload import TraceJob
 from services.cli.workload_flags import add_workload, chosen_workload, told, trace_of
 
@@ -28,6 +31,7 @@ def config_of(replay: Replay, options: ReplayOptions, workload: dict[str, object
     """The `config` of `result.json`: what was replayed, how, against what."""
     assert replay.before is not None, "the replay has not ended"
     served = replay.before
+    lost = {} if replay.lost is None else {"status_lost": replay.lost}
     groups = [
         {
             "device": group.device,
@@ -48,6 +52,7 @@ def config_of(replay: Replay, options: ReplayOptions, workload: dict[str, object
         "groups": groups,
         "machine": {"cores": os.cpu_count(), "system": platform.platform(), "processor": platform.machine()},
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **lost,
     }
 
 
@@ -59,14 +64,30 @@ async def measure(
     out: Path,
     title: str = "replay",
 ) -> dict[str, object]:
-    """Replay a trace; write result.json, jobs.jsonl and status.jsonl under `out`; return the result."""
+    """Replay a trace; write result.json, jobs.jsonl and status.jsonl under `out`; return the result.
+
+    Raises CommandError if they can't be written; before the replay, where that can be told.
+    """
+    with _writing(out):
+        make_writable(out)
     async with GatewayClient(server) as client:
         replayer = Replayer(client, trace, options)
         replay = await with_progress(title, replayer.replay, replayer.run())
+    if replay.lost is not None:
+        tell("bench", f"the server's counters are those of its last word in the replay: {replay.lost}")
     content = result(config_of(replay, options, workload, server), replay.records, replay.counters)
-    write_report(out, content, replay.records)
-    write_lines(out / "status.jsonl", [json.dumps(snapshot.as_json(time_s)) for time_s, snapshot in replay.samples])
+    with _writing(out):
+        write_report(out, content, replay.records)
+        write_lines(out / "status.jsonl", [json.dumps(snapshot.as_json(time_s)) for time_s, snapshot in replay.samples])
     return content
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"--out {out} can't be written: {error}", ExitCode.REFUSED) from error
 
 
 def _summary(content: dict[str, object], out: Path) -> str:

@@ -1,6 +1,6 @@
 """The client commands' side of the public API: one channel to a gateway, over gRPC.
 
-Failures become CommandError with the exit code of INTERFACES: 3 when the server can't be reached (or is lost), 2 when
+Failures become CommandError with the exit code of arguments.py: 3 when the server can't be reached (or is lost), 2 when
 it refuses.
 """
 
@@ -23,7 +23,7 @@ from services.cli.convert import (
     snapshot_from_wire,
 )
 from services.cli.snapshot import ServedModel, Snapshot
-from services.runtime.channel import open_channel
+from services.runtime.channel import CLIENT_OPTIONS, open_channel
 
 CALL_LIMIT_S = 10.0
 
@@ -54,7 +54,7 @@ class GatewayClient:
 
     def __init__(self, server: str) -> None:
         self.server = server
-        self._channel = open_channel(server)
+        self._channel = open_channel(server, CLIENT_OPTIONS)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)

@@ -70,13 +70,16 @@ def request_of(arguments: argparse.Namespace) -> CompletionRequest:
     return CompletionRequest(_prompt(arguments.prompt), sampling, arguments.model, arguments.request_id)
 
 
-async def _stream(arguments: argparse.Namespace, request: bytes) -> None:
+async def _stream(arguments: argparse.Namespace, request: bytes) -> bool:
+    """Prints what comes. Whether the server let every choice end."""
     from services.cli.clients import GatewayClient
 
     out = sys.stdout
     ends_line = True
+    aborted = False
     async with GatewayClient(arguments.server) as client:
         async for piece in client.complete(request, arguments.timeout):
+            aborted = aborted or piece.finish_reason == "abort"
             text = json.dumps(piece.as_json()) + "\n" if arguments.json else piece.text
             if text:
                 out.write(text)
@@ -85,6 +88,7 @@ async def _stream(arguments: argparse.Namespace, request: bytes) -> None:
     if not ends_line:
         out.write("\n")
         out.flush()
+    return not aborted
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -96,7 +100,8 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
-        asyncio.run(_stream(arguments, encode(request)))
+        if not asyncio.run(_stream(arguments, encode(request))):
+            raise CommandError("the server aborted it: the output is not whole")
     except BrokenPipeError:
         # The reader of the pipe went away; what is left in the buffer has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

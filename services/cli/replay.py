@@ -47,13 +47,16 @@ class Replay:
     samples: list[tuple[float, Snapshot]] = field(default_factory=list)
     before: Snapshot | None = None
     after: Snapshot | None = None
+    after_s: float = 0.0
+    lost: str | None = None
+    """Why the server could not be asked at the end: `after` is then the last that it said, `after_s` from the start."""
 
     @property
     def counters(self) -> Counters:
         """The server's counters of the replay alone."""
         assert self.before is not None, "the replay has not begun"
         assert self.after is not None, "the replay has not ended"
-        return self.after.counters.since(self.before.counters)
+        return self.after.counters_since(self.before, self.after_s)
 
 
 def requests_of(trace: Sequence[TraceJob], options: ReplayOptions, vocabulary_size: int) -> list[bytes]:
@@ -105,7 +108,7 @@ class Replayer:
         try:
             await self._send(requests)
             self.replay.elapsed_s = self.now_s()
-            self.replay.after = await self._settled_status()
+            self.replay.after_s, self.replay.after = await self._last_status(self.replay.before)
         finally:
             sampler.cancel()
             with suppress(asyncio.CancelledError):
@@ -145,6 +148,17 @@ class Replayer:
             async for snapshot in self._client.watch_status(self._options.sample_interval_s):
                 if len(self.replay.samples) < MOST_SAMPLES:
                     self.replay.samples.append((self.now_s(), snapshot))
+
+    async def _last_status(self, before: Snapshot) -> tuple[float, Snapshot]:
+        """The status at the end, and when; where the server is gone, what it said last: the jobs are measured all the
+        same.
+        """
+        try:
+            status = await self._settled_status()
+        except CommandError as error:
+            self.replay.lost = str(error)
+            return self.replay.samples[-1] if self.replay.samples else (0.0, before)
+        return self.now_s(), status
 
     async def _settled_status(self) -> Snapshot:
         """The status once the server has counted the last jobs; other clients' jobs are waited for only so long."""

@@ -2,6 +2,9 @@
 
 from dataclasses import asdict, dataclass, fields
 
+RESTART_MARGIN_S = 2.0
+"""How much longer a status may be under way than the one before it. A restart costs more of the uptime than that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Counters:
@@ -23,10 +26,8 @@ class Counters:
     jobs_finished: int = 0
 
     def since(self, before: "Counters") -> "Counters":
-        """What happened after `before`. A scheduler that was restarted in between counts from 0."""
-        restarted = self.iterations < before.iterations or self.jobs_admitted < before.jobs_admitted
-        start = Counters() if restarted else before
-        return Counters(**{item.name: getattr(self, item.name) - getattr(start, item.name) for item in fields(self)})
+        """What happened after `before`, of the same life of the scheduler."""
+        return Counters(**{item.name: getattr(self, item.name) - getattr(before, item.name) for item in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,15 @@ class Snapshot:
     def jobs(self) -> int:
         """All jobs of all groups."""
         return sum(group.jobs for group in self.groups)
+
+    def counters_since(self, before: "Snapshot", elapsed_s: float) -> Counters:
+        """What happened after `before`, which came `elapsed_s` earlier. A scheduler that was restarted in between
+        counts from 0; it is younger than it was, or than it would be.
+        """
+        is_younger = self.uptime_s < before.uptime_s + max(0.0, elapsed_s - RESTART_MARGIN_S)
+        old = before.counters
+        counts_less = self.counters.iterations < old.iterations or self.counters.jobs_admitted < old.jobs_admitted
+        return self.counters.since(Counters() if is_younger or counts_less else old)
 
     def as_json(self, time_s: float) -> dict[str, object]:
         """A line of `status.jsonl`; `time_s` counts from the replay's start."""

@@ -69,10 +69,9 @@ def _pools(group: GroupSnapshot) -> Table:
     return table
 
 
-def _rates(now: Counters, before: Counters, elapsed_s: float) -> str:
+def _rates(new: Counters, elapsed_s: float) -> str:
     if elapsed_s <= 0:
         return "tokens/s -"
-    new = now.since(before)
     return "   ".join(
         (
             f"tokens/s {new.generation_tokens / elapsed_s:.0f} out, {new.prompt_tokens / elapsed_s:.0f} in",
@@ -102,13 +101,15 @@ def frame(snapshot: Snapshot, before: Snapshot | None = None, elapsed_s: float =
     counters = snapshot.counters
     parts: list[RenderableType] = []
     for group in snapshot.groups:
-        state = "" if group.ready else " [red](no worker)[/red]"
-        title = f"group {group.group} on {group.device or '?'}{state}"
+        title = Text(f"group {group.group} on {group.device or '?'}")
+        if not group.ready:
+            title.append(" (no worker)", "red")
         parts.append(Panel(Group(_levels(group), "", _pools(group)), title=title, title_align="left"))
-    rates = _rates(counters, before.counters if before else counters, elapsed_s)
+    rates = _rates(snapshot.counters_since(before, elapsed_s) if before else Counters(), elapsed_s)
     jobs = f"jobs {counters.jobs_finished} finished of {counters.jobs_admitted} admitted"
     jobs += f", {snapshot.admission_rejections} rejected"
-    head = f"{snapshot.model}   {snapshot.policy} + {snapshot.kv_policy or '?'}   up {snapshot.uptime_s:.0f} s"
+    # Names are the server's: as Text, so that nothing in them is read as markup.
+    head = Text(f"{snapshot.model}   {snapshot.policy} + {snapshot.kv_policy or '?'}   up {snapshot.uptime_s:.0f} s")
     return Panel(Group(*parts, rates, jobs, _totals(counters)), title=head, title_align="left")
 
 

@@ -15,15 +15,17 @@ from services.cli.arguments import CommandError, ExitCode
 from services.cli.clients import GatewayClient
 from services.cli.lives import Addresses, ServiceCommand
 from services.cli.supervisor import supervise
-from services.cli.up_settings import SERVICES, OwnSettings, UpSettings, names_model, passed_on
+from services.cli.up_settings import SERVICES, OwnSettings, UpSettings, names, passed_on, resolved
 from services.domain.errors import FastServeError
-from services.runtime.model_files import BUNDLED_MODEL
+from services.gateway.settings import GatewaySettings
+from services.runtime.model_files import BUNDLED_MODEL, MOST_NAME_CHARACTERS
 from services.runtime.process import die_with_parent, write_ready_file
 from services.runtime.settings import ENVIRONMENT_PREFIX, parse_flags, resolve
+from services.scheduler.settings import SchedulerSettings
 
 READY_POLL_S = 0.05
-GATEWAY_DRAIN_LIMIT_S = 30.0
 STOP_MARGIN_S = 15.0
+"""What a service may take to end beyond its drain."""
 WORKER_STOP_LIMIT_S = 20.0
 
 _LINK_HOST = "127.0.0.1"
@@ -39,10 +41,13 @@ def _port(address: str | None) -> str:
     return "0" if address is None else address.rpartition(":")[2]
 
 
-def service_commands(
-    flags: Mapping[str, Sequence[str]], drain_limit_s: float = GATEWAY_DRAIN_LIMIT_S
-) -> list[ServiceCommand]:
-    """The four services with their own flags, in the order in which they start; the one that ends first comes last."""
+def service_commands(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> list[ServiceCommand]:
+    """The four services with their own flags, in the order in which they start; the one that ends first comes last.
+
+    Raises InvalidFieldError for what is wrong in a service's own table or environment.
+    """
+    scheduler_drain_s = resolved(SchedulerSettings, "scheduler", flags["scheduler"], environ).drain_limit
+    gateway_drain_s = resolved(GatewaySettings, "gateway", flags["gateway"], environ).drain_limit
 
     def command(name: str, *links: str) -> list[str]:
         return [sys.executable, "-m", f"services.{name}", *flags[name], *links]
@@ -65,9 +70,9 @@ def service_commands(
 
     return [
         ServiceCommand("kvmanager", kvmanager),
-        ServiceCommand("scheduler", scheduler, after=("kvmanager",)),
+        ServiceCommand("scheduler", scheduler, ("kvmanager",), stop_limit_s=scheduler_drain_s + STOP_MARGIN_S),
         ServiceCommand("worker", worker, after=("scheduler",), stop_limit_s=WORKER_STOP_LIMIT_S),
-        ServiceCommand("gateway", gateway, after=("scheduler",), stop_limit_s=drain_limit_s + STOP_MARGIN_S),
+        ServiceCommand("gateway", gateway, after=("scheduler",), stop_limit_s=gateway_drain_s + STOP_MARGIN_S),
     ]
 
 
@@ -79,15 +84,20 @@ async def gateway_serves(addresses: Mapping[str, Addresses]) -> None:
 
 
 def flags_of_services(settings: OwnSettings, environ: Mapping[str, str], config: Path | None) -> dict[str, list[str]]:
-    """The command line of each service, without its links. The bundled model fills in where no place names a model."""
+    """The command line of each service, without its links. The bundled model fills in where no place names a model, and
+    the model's name for the KV manager, which reads no model.
+    """
     flags: dict[str, list[str]] = {}
     for service, its_settings in SERVICES.items():
         flags[service] = passed_on(settings, service)
         if config is not None:
             flags[service] += ["--config", str(config)]
         takes_model = "model" in its_settings.model_fields
-        if takes_model and settings.model is None and not names_model(service, environ, config):
+        if takes_model and settings.model is None and not names("model", service, environ, config):
             flags[service] += ["--model", str(BUNDLED_MODEL)]
+    if settings.served_model_name is None and not names("served_model_name", "kvmanager", environ, config):
+        name = resolved(GatewaySettings, "gateway", flags["gateway"], environ).model_name
+        flags["kvmanager"] += ["--served-model-name", name[:MOST_NAME_CHARACTERS]]
     return flags
 
 
@@ -110,7 +120,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> None:
         die_with_parent(settings.die_with_parent)
     named = given.get("config") or environ.get(ENVIRONMENT_PREFIX + "CONFIG")
     flags = flags_of_services(settings, environ, Path(named) if named else None)
-    commands = service_commands(flags, getattr(settings, "drain_limit", GATEWAY_DRAIN_LIMIT_S))
+    commands = service_commands(flags, environ)
     with tempfile.TemporaryDirectory(prefix="fastserve-") as scratch:
         state_dir = settings.state_dir or Path(scratch)
         try:

@@ -6,7 +6,7 @@ table): else the service's own table and default hold. What links the services t
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from pydantic.fields import FieldInfo
 from services.domain.errors import InvalidFieldError
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KvManagerSettings
-from services.runtime.settings import ENVIRONMENT_PREFIX, Settings, flag_of
+from services.runtime.model_files import MOST_NAME_CHARACTERS
+from services.runtime.settings import ENVIRONMENT_PREFIX, Settings, SettingsT, flag_of, load
 from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import WorkerSettings
 
@@ -30,12 +31,19 @@ SERVICES: dict[str, type[Settings]] = {
 
 _LINKS = frozenset({"listen", "scheduler", "kv_manager", "health_listen", "group", "ready_file", "die_with_parent"})
 """Settings of services that `up` decides."""
+_SOME_ADDRESS = "127.0.0.1:0"
 
 
 class OwnSettings(Settings):
     """Every service on this machine, each as its own process. Flags of the single services are flags of this too."""
 
     model: Path | None = Field(None, description="model folder in Hugging Face layout; off: the bundled model")
+    served_model_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MOST_NAME_CHARACTERS,
+        description="name of the model for clients; off: the folder's name",
+    )
     metrics_port: int = Field(0, ge=0, le=65535, description="port of the gateway's /metrics; 0: a free one")
     groups: int = Field(1, ge=1, description="worker groups; this version runs 1")
     tp: int = Field(1, ge=1, description="tensor parallel ranks of a group; this version runs 1")
@@ -99,9 +107,20 @@ def passed_on(settings: BaseModel, service: str) -> list[str]:
     return argv
 
 
-def names_model(service: str, environ: Mapping[str, str], config: Path | None) -> bool:
-    """Whether the service's own table or environment names its model."""
-    if environ.get(f"{ENVIRONMENT_PREFIX}{service}_MODEL".upper()):
+def resolved(
+    settings_class: type[SettingsT], service: str, flags: Sequence[str], environ: Mapping[str, str]
+) -> SettingsT:
+    """What a service will make of these flags, its own table and environment. Its links are not known yet."""
+    links: list[str] = []
+    for name, field in settings_class.model_fields.items():
+        if name in _LINKS and field.is_required():
+            links += [flag_of(name), _SOME_ADDRESS]
+    return load(settings_class, service, [*flags, *links], environ)
+
+
+def names(setting: str, service: str, environ: Mapping[str, str], config: Path | None) -> bool:
+    """Whether the service's own table or environment has the setting."""
+    if environ.get(f"{ENVIRONMENT_PREFIX}{service}_{setting}".upper()):
         return True
     if config is None:
         return False
@@ -109,4 +128,4 @@ def names_model(service: str, environ: Mapping[str, str], config: Path | None) -
         table = tomllib.loads(config.read_text(encoding="utf-8")).get(service, {})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidFieldError("--config", f"can't read {config}: {error}") from error
-    return isinstance(table, dict) and "model" in table
+    return isinstance(table, dict) and not table.keys().isdisjoint((setting, setting.replace("_", "-")))

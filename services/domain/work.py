@@ -187,7 +187,10 @@ class JobTimings(NamedTuple):
 
 
 class JobUpdate(NamedTuple):
-    """News of one job for one gateway. With `finish` (and timings) or `error` it is the last."""
+    """News of one job for one gateway. With `finish` (and timings) or `error` it is the last.
+
+    `is_joined`: the job had been submitted before, and its tokens are no new work.
+    """
 
     job: JobId
     first_token_number: int
@@ -196,3 +199,4 @@ class JobUpdate(NamedTuple):
     finish: FinishReason | None = None
     error: FastServeError | None = None
     timings: JobTimings | None = None
+    is_joined: bool = False

@@ -22,6 +22,7 @@ from services.runtime.model_files import fingerprint, read_facts
 from services.runtime.process import ServiceProcess, service_main
 from services.runtime.readiness import Readiness
 from services.runtime.server import RpcServer
+from services.runtime.settings import join_address
 
 SCRAPE_LIMIT_S = 1.0
 CLOSE_LIMIT_S = 0.5
@@ -76,7 +77,7 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
         admin = AdminClient(channel)
         driver = Driver(model, link, metrics, settings.max_open_requests, readiness.set)
         server = RpcServer(
-            f"{settings.host}:{settings.grpc_port}",
+            join_address(settings.host, settings.grpc_port),
             (INFERENCE_SERVICE, ADMIN_SERVICE),
             lambda grpc_server: register(grpc_server, driver, admin),
         )

@@ -247,19 +247,27 @@ class Driver:
                 left.append(choice.job)
                 self._link.cancel(choice.job, reason)
             self._end(choice, FinishReason.STOP if choice.output.stop_found else FinishReason.ABORT, now_s)
+        self._await_last_words(opened, left)
+
+    def _await_last_words(self, opened: OpenRequest, left: Sequence[JobId]) -> None:
+        """`left` were cancelled just now, and a request of the same id may come."""
         if left and opened.id_is_given and self._limits is not None:
             self._leaving.add(opened.request_id, left)
 
     def _fail(self, opened: OpenRequest, error: Exception, failed: JobId | None = None) -> None:
         """Ends a request with an error for all its listeners. `failed`: the job that the scheduler has ended itself."""
-        # A name that belongs to somebody else's request: its jobs are not ours to cancel.
-        is_foreign = isinstance(error, DuplicateRequestError)
+        left: list[JobId] = []
         for choice in opened.choices:
             if self._choices.pop(choice.job, None) is not None:
-                self._metrics.choice_failed()
-                self._stop_timer(choice)
-                if choice.job != failed and not is_foreign:
+                if not choice.is_joined:
+                    self._metrics.choice_failed()
+                choice.end_timer()
+                if choice.job != failed:
+                    # Where the name is somebody else's, some of its jobs may still be ours. The scheduler ignores the
+                    # cancel of a job that this gateway does not follow.
                     self._link.cancel(choice.job, CancelReason.CLIENT_GONE)
+                    left.append(choice.job)
+        self._await_last_words(opened, left)
         opened.error = error
         self._forget(opened)
         opened.wake()
@@ -296,6 +304,7 @@ class Driver:
 
     def _apply(self, choice: Choice, update: JobUpdate, now_s: float) -> None:
         output = choice.output
+        choice.is_joined = choice.is_joined or update.is_joined
         if update.error is not None:
             if output.stop_found:
                 self._finish(choice, FinishReason.STOP, now_s)
@@ -319,7 +328,7 @@ class Driver:
         choice.request.wake()
 
     def _measure(self, choice: Choice, new_tokens: int, now_s: float) -> None:
-        if not new_tokens:
+        if not new_tokens or choice.is_joined:
             return
         self._metrics.tokens_made(new_tokens)
         if choice.first_token_s is None:
@@ -341,17 +350,13 @@ class Driver:
     def _end(self, choice: Choice, finish: FinishReason, now_s: float) -> None:
         choice.output.end(finish)
         choice.request.open_choices -= 1
-        self._stop_timer(choice)
+        choice.end_timer()
+        if choice.is_joined:
+            return
         decode_s = 0.0 if choice.first_token_s is None else choice.last_token_s - choice.first_token_s
         self._metrics.choice_ended(
             finish, len(choice.output.token_ids), now_s - choice.request.arrived_s, decode_s, choice.timings
         )
-
-    @staticmethod
-    def _stop_timer(choice: Choice) -> None:
-        if choice.stop_timer is not None:
-            choice.stop_timer.cancel()
-            choice.stop_timer = None
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

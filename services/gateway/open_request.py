@@ -20,18 +20,36 @@ from services.gateway.policy.output import ChoiceOutput, Cursor, Piece, Usage
 class Choice:
     """One choice of a request: its output so far, and what is measured about it."""
 
-    __slots__ = ("first_token_s", "index", "job", "last_token_s", "output", "request", "stop_timer", "timings")
+    __slots__ = (
+        "first_token_s",
+        "index",
+        "is_joined",
+        "job",
+        "last_token_s",
+        "output",
+        "request",
+        "stop_timer",
+        "timings",
+    )
 
     def __init__(self, request: "OpenRequest", job: JobId, index: int, output: ChoiceOutput) -> None:
         self.request = request
         self.job = job
         self.index = index
         self.output = output
+        self.is_joined = False
+        """The job had been submitted before, by whom it is measured."""
         self.timings: JobTimings | None = None
         self.first_token_s: float | None = None
         self.last_token_s = 0.0
         self.stop_timer: asyncio.TimerHandle | None = None
         """Runs between a stop string and the scheduler's last word on the job."""
+
+    def end_timer(self) -> None:
+        """The last word is there, or is not awaited any more."""
+        if self.stop_timer is not None:
+            self.stop_timer.cancel()
+            self.stop_timer = None
 
 
 class OpenRequest:

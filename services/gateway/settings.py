@@ -4,19 +4,22 @@ from pathlib import Path
 
 from pydantic import Field
 
-from services.runtime.model_files import served_name
+from services.runtime.model_files import MOST_NAME_CHARACTERS, served_name
 from services.runtime.settings import Address, Settings
 
 
 class GatewaySettings(Settings):
     """The gateway: validates and tokenizes requests, streams tokens and text, forwards to the scheduler."""
 
-    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on, of IPv6 too")
     grpc_port: int = Field(50051, ge=0, le=65535, description="port of the public gRPC services; 0: a free one")
     scheduler: Address = Field(description="HOST:PORT of the scheduler")
     model: Path = Field(description="model folder, of which the gateway reads config and tokenizer")
     served_model_name: str | None = Field(
-        None, min_length=1, max_length=128, description="name of the model for clients; off: the folder's name"
+        None,
+        min_length=1,
+        max_length=MOST_NAME_CHARACTERS,
+        description="name of the model for clients; off: the folder's name",
     )
     max_open_requests: int = Field(32_768, ge=1, le=1_000_000, description="most requests open at a time")
     drain_limit: float = Field(

@@ -7,7 +7,7 @@ that no token covers). Any other decoder is asked itself, over a window of token
 
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +77,25 @@ def _is_sentence_piece(steps: list[dict[str, Any]]) -> bool:
     )
 
 
+def _called(function: Callable[..., Any], *values: Any, **how: Any) -> Any:
+    """The library's answer. Its panics (over a file that parses and makes no sense, say) become ordinary errors: they
+    are none in Python, and would pass by whoever answers a client, or says why a service can't start.
+    """
+    try:
+        return function(*values, **how)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(f"the tokenizer panicked: {error}") from None
+
+
 class ModelTokenizer:
     """Tokenizer of a model folder. Raises ModelFolderError if it has none, or one that can't be read."""
 
     def __init__(self, folder: Path) -> None:
         path = tokenizer_file(folder)
         try:
-            self._tokenizer: Any = Tokenizer.from_file(str(path))
+            self._tokenizer: Any = _called(Tokenizer.from_file, str(path))
         except Exception as error:  # the library raises no narrower class
             raise ModelFolderError(f"{path} can't be read: {error}") from None
         self._tokenizer.no_truncation()
@@ -101,7 +113,7 @@ class ModelTokenizer:
 
     def encode(self, text: str) -> "array[int]":
         """Tokens of the text with the special ones that the tokenizer's post-processor adds."""
-        return array("I", self._tokenizer.encode(text).ids)
+        return array("I", _called(self._tokenizer.encode, text).ids)
 
     def far_exceeds(self, text: str, tokens: int) -> bool:
         """Whether the text has more than so many tokens by far, told at the cost of tokenizing about twice as many.
@@ -114,14 +126,14 @@ class ModelTokenizer:
         counted = 0
         for start in range(0, len(text), SLICE_CHARACTERS):
             piece = text[start : start + SLICE_CHARACTERS]
-            counted += len(self._tokenizer.encode(piece, add_special_tokens=False).ids)
+            counted += len(_called(self._tokenizer.encode, piece, add_special_tokens=False).ids)
             if counted > 2 * tokens:
                 return True
         return False
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, special ones left out."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        text: str = _called(self._tokenizer.decode, list(token_ids), skip_special_tokens=True)
         return text
 
     def least_tokens(self, text_bytes: int) -> int:

@@ -1,6 +1,6 @@
 """What a recording of the KV manager is made of (see services.runtime.recording.lines)."""
 
-from services.domain.protocol import Release
+from services.domain.protocol import ArrivedJob, Release
 from services.kvmanager.policy.messages import Command, Event
 from services.kvmanager.policy.policies import Defer, KvKnobs, KvPolicy, OnDemand, Proactive
 from services.runtime.recording.codec import Rules
@@ -11,5 +11,10 @@ KV_MANAGER_FORMAT = MachineFormat(
     settings=KvKnobs,
     event=Event,
     command=Command,
-    rules=Rules(stands_for={KvPolicy: Defer | OnDemand | Proactive}, last_words=frozenset({Release})),
+    rules=Rules(
+        stands_for={KvPolicy: Defer | OnDemand | Proactive},
+        last_words=frozenset({Release}),
+        # Two turns of the scheduler may be read in one turn here: a job is released, and tried again.
+        first_words=frozenset({ArrivedJob}),
+    ),
 )

@@ -52,7 +52,9 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         peer = SchedulerPeer()
         await self._driver.put(SchedulerArrived(peer))
         try:
-            await until_one_ends(self._read_scheduler(peer, requests), self._write_scheduler(peer, context.write))
+            await until_one_ends(
+                self._read_scheduler(peer, requests), self._write_scheduler(peer, context.write), peer.until_closed()
+            )
         finally:
             self._driver.post(SchedulerLeft(peer))
 
@@ -75,7 +77,9 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         peer = WorkerPeer(facts.pools.epoch, facts.pools.stage)
         await self._driver.put(WorkerArrived(peer, facts))
         try:
-            await until_one_ends(self._read_worker(peer, requests), self._write_worker(peer, context.write))
+            await until_one_ends(
+                self._read_worker(peer, requests), self._write_worker(peer, context.write), peer.until_closed()
+            )
         finally:
             self._driver.post(WorkerLeft(peer))
 

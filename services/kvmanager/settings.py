@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from services.kvmanager.policy.policies import KvKnobs, policy_named
+from services.runtime.model_files import MOST_NAME_CHARACTERS
 from services.runtime.recording.settings import RecordingSettings
 from services.runtime.settings import Address
 
@@ -14,7 +15,10 @@ class KvManagerSettings(RecordingSettings):
 
     listen: Address = Field("127.0.0.1:0", description="HOST:PORT to listen on; port 0: a free one")
     served_model_name: str | None = Field(
-        None, min_length=1, max_length=128, description="name of the model for clients; off: the folder's name"
+        None,
+        min_length=1,
+        max_length=MOST_NAME_CHARACTERS,
+        description="name of the model in the metrics; off: none, as this service reads no model folder",
     )
     kv_policy: Literal["proactive", "reactive", "recompute", "defer"] = Field(
         "proactive", description="what happens when the device pool is full"

@@ -10,6 +10,11 @@ MOST_MESSAGE_BYTES = 16 * 1024 * 1024
 PING_INTERVAL_S = 10.0
 """Pause between two pings on calls under way, by which either side finds out about a peer whose machine vanished."""
 _PING_ANSWER_LIMIT_S = 5.0
+LINK_ATTEMPT_LIMIT_S = 0.2
+CLIENT_ATTEMPT_LIMIT_S = 5.0
+"""A client's call fails with its first attempt to connect; so that one has time for a server far away, and yet less
+than a call has, so that a server that says nothing at all is told as one that can't be reached.
+"""
 
 Options = tuple[tuple[str, int], ...]
 
@@ -22,14 +27,18 @@ def keepalive_options(ping_interval_s: float) -> Options:
     )
 
 
-def channel_options(ping_interval_s: float = PING_INTERVAL_S) -> Options:
-    """Options of every channel. Its server must be told of the same interval."""
+def channel_options(ping_interval_s: float = PING_INTERVAL_S, attempt_limit_s: float = LINK_ATTEMPT_LIMIT_S) -> Options:
+    """Options of every channel. Its server must be told of the same interval.
+
+    `attempt_limit_s` bounds an attempt to connect, up to the server's first word, for which it takes two round trips.
+    """
     return (
         ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
         # The links dial again by themselves; gRPC's own pauses (1 s, growing to 2 min) would only make theirs longer.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 200),
+        # In spite of its name also what an attempt may take.
+        ("grpc.min_reconnect_backoff_ms", round(attempt_limit_s * 1000)),
         ("grpc.max_reconnect_backoff_ms", 1000),
         *keepalive_options(ping_interval_s),
         ("grpc.http2.max_pings_without_data", 0),
@@ -39,6 +48,9 @@ def channel_options(ping_interval_s: float = PING_INTERVAL_S) -> Options:
 
 
 CHANNEL_OPTIONS = channel_options()
+"""Of the links inside FastServe."""
+CLIENT_OPTIONS = channel_options(attempt_limit_s=CLIENT_ATTEMPT_LIMIT_S)
+"""Of clients, whose server may be far away."""
 
 
 def open_channel(address: str, options: Options = CHANNEL_OPTIONS) -> grpc.aio.Channel:

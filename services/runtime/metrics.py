@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, start_http_server
 
 from services.domain.errors import AddressInUseError
+from services.runtime.settings import bare_host, join_address
 
 
 def new_registry() -> CollectorRegistry:
@@ -20,11 +21,12 @@ class MetricsServer:
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
         """Listens at once; port 0 takes a free one. Raises AddressInUseError."""
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server, self._thread = start_http_server(port, bare_host(host), registry)
         except OSError as error:
-            raise AddressInUseError(f"can't serve metrics on {host}:{port}: {error.strerror or error}") from None
+            reason = error.strerror or error
+            raise AddressInUseError(f"can't serve metrics on {join_address(host, port)}: {reason}") from None
         self.port: int = self._server.server_port
-        self.address = f"{host}:{self.port}"
+        self.address = join_address(host, self.port)
 
     def stop(self) -> None:
         """Closes the port and ends the thread."""

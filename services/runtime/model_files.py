@@ -21,6 +21,8 @@ from services.domain.errors import ModelFolderError
 BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
 """Comes with the source tree, not with a wheel."""
 BUNDLED_MODEL_NAME = "fastserve-bundled"
+MOST_NAME_CHARACTERS = 128
+"""Of the model's name for clients."""
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -40,7 +42,6 @@ class ModelFacts:
     max_model_len: int
     vocabulary_size: int
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -90,12 +91,10 @@ def read_facts(folder: Path) -> ModelFacts:
     generation = _read_json(generation_file) if generation_file.exists() else {}
     vocabulary_size = _whole_number(config, "vocab_size", folder)
     eos = {*_ids(config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}
-    bos = _ids(config.get("bos_token_id"))
     return ModelFacts(
         max_model_len=_whole_number(config, "max_position_embeddings", folder),
         vocabulary_size=vocabulary_size,
         eos_token_ids=tuple(sorted(one for one in eos if 0 <= one < vocabulary_size)),
-        bos_token_id=bos[0] if bos else None,
     )
 
 

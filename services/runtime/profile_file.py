@@ -13,12 +13,14 @@ Only `prefill`, `decode` and `source` are required: a file without the others st
 of a whole group, all its GPUs together; the link's are those of one of its stages.
 """
 
+import errno
 import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
@@ -107,6 +109,17 @@ def _rows(document: Mapping[str, object]) -> str:
             indented = text.replace("\n", "\n ")
             parts.append(f' "{field}": {indented}')
     return "{\n" + ",\n".join(parts) + "\n}"
+
+
+def check_writable(file: Path) -> None:
+    """To be asked before a long measurement: whether the file could be written. Raises InvalidFieldError."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=file.parent):
+            if file.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    except OSError as error:
+        raise InvalidFieldError("--out", f"can't write {file}: {error.strerror}") from None
 
 
 def write_profile(file: Path, profile: Profile) -> None:

@@ -25,7 +25,7 @@ from grpc_reflection.v1alpha import reflection
 
 from services.domain.errors import AddressInUseError, FastServeError, InvalidFieldError
 from services.runtime.channel import MOST_MESSAGE_BYTES, PING_INTERVAL_S, Options, keepalive_options
-from services.runtime.settings import split_address
+from services.runtime.settings import bare_host, join_address, split_address
 from services.runtime.status import ErrorStatus, status_of, to_grpc
 
 _log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ def _check_bindable(address: str) -> None:
     host, port = split_address(address)
     try:
         family, _, _, _, place = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            bare_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -199,11 +199,10 @@ class RpcServer:
         _check_bindable(self.address)
         try:
             port = self._server.add_insecure_port(self.address)
-        except RuntimeError:
-            port = 0
-        if port == 0:
-            raise AddressInUseError(f"can't listen on {self.address}: the port is in use")
-        self.address = f"{split_address(self.address).host}:{port}"
+        except RuntimeError as error:
+            # The probe could, so it is nothing that is known: gRPC's own words.
+            raise AddressInUseError(f"can't listen on {self.address}: {error}") from None
+        self.address = join_address(split_address(self.address).host, port)
         serving = health_pb2.HealthCheckResponse.SERVING
         await self._health.set("", serving)
         await self._health.set(LIVENESS, serving)

@@ -4,7 +4,7 @@ A value comes from the first place that has it: the flag `--max-batch`, the envi
 for one service, `FASTSERVE_MAX_BATCH` for all), the service's table in the TOML file named by `--config` (or
 FASTSERVE_CONFIG), the default. Flags and their help are made from the fields of the model, so that there is one place
 to add a knob. Fields that may be None take `off` for it. Whatever is wrong raises InvalidFieldError naming the place
-where the value was written, and the limit.
+where the value was written, and the limit; so does a table of the file that no command reads.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from services.domain.errors import InvalidFieldError
 from services.runtime.logs import LogLevel
 
 ENVIRONMENT_PREFIX = "FASTSERVE_"
+TABLES = frozenset({"gateway", "kvmanager", "profile", "scheduler", "simulate", "up", "worker"})
+"""Tables that a file may have: one file is for all commands, each of which reads its own."""
 _OFF = ("off", "none")
 
 
@@ -38,7 +40,20 @@ def split_address(address: str) -> HostPort:
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError("must be HOST:PORT with a port of 0 to 65535")
+    if ":" in bare_host(host) and host == bare_host(host):
+        raise ValueError("must have an IPv6 host in brackets, [HOST]:PORT")
     return HostPort(host, int(port))
+
+
+def bare_host(host: str) -> str:
+    """A host without the brackets that one of IPv6 has before a port."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of split_address; the host of IPv6 may have brackets or not."""
+    bare = bare_host(host)
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
 
 def _checked_address(address: str) -> str:
@@ -137,6 +152,10 @@ def _read_table(config_file: Path, table: str) -> dict[str, _Found]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidFieldError("--config", f"can't read {config_file}: {reason}") from None
+    known = TABLES | {table}
+    if unknown := sorted(document.keys() - known):
+        what = f"{unknown[0]} is no table of settings, one of {', '.join(sorted(known))}"
+        raise InvalidFieldError("--config", f"{config_file}: {what}")
     section = document.get(table, {})
     if not isinstance(section, dict):
         raise InvalidFieldError("--config", f"{config_file}: {table} must be a table")

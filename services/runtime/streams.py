@@ -1,4 +1,4 @@
-"""What the servicers of bidirectional streams share: the first message, and both directions until one of them ends."""
+"""What the servicers of bidirectional streams share: the first message, and both directions until the stream ends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -20,9 +20,11 @@ async def first_message(requests: AsyncIterator[MessageT]) -> MessageT:
         raise InvalidFieldError("hello", "must be the first message of the stream") from None
 
 
-async def until_one_ends(reading: Awaitable[None], writing: Awaitable[None]) -> None:
-    """Until the peer ends its side, or writing raises why the stream is to end."""
-    tasks = [asyncio.ensure_future(reading), asyncio.ensure_future(writing)]
+async def until_one_ends(reading: Awaitable[None], writing: Awaitable[None], closing: Awaitable[None]) -> None:
+    """Until the peer ends its side, or `closing` raises why the stream is to end: also while writing is stuck, because
+    the peer does not read.
+    """
+    tasks = [asyncio.ensure_future(one) for one in (closing, reading, writing)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -94,14 +94,14 @@ async def _serve(
         metrics_server = MetricsServer(split_address(settings.listen).host, settings.metrics_port, registry)
         registry.register(SchedulerCollector(_reader(driver)))
         await server.start()
-        tasks = [
-            asyncio.create_task(driver.run()),
-            asyncio.create_task(link.run(driver.post)),
-            asyncio.create_task(readiness.follow(server)),
-        ]
+        following = asyncio.create_task(readiness.follow(server))
+        tasks = [asyncio.create_task(driver.run()), asyncio.create_task(link.run(driver.post)), following]
         process.announce_ready(server.address, metrics_server.address)
         try:
             await _until_stopped(process, *tasks)
+            # A worker that joins while the last jobs end makes the machine ready, and not the service.
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
             await server.set_ready(False)
             await driver.drain(settings.drain_limit)
         finally:

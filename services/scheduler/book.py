@@ -6,6 +6,10 @@ so that a client that lost its stream can come back for the rest; one that was c
 forgotten at once, so that the same id can be tried again. A job whose followers are all lost goes on for a while, then
 it is cancelled.
 
+What is remembered is bounded, once a turn, and so by those that ended in earlier turns. Those that nobody follows any
+more go first; one whose end somebody has not got yet stays for as long as reading it may take, however large it is:
+only who takes longer than that is slow.
+
 Pure: no clock, no I/O. Token ids are kept as array('I'): 10,000 prompts of 512 tokens take 22 MB, as lists 195 MB.
 """
 
@@ -23,6 +27,8 @@ ENDED_KEPT_S = 60.0
 MOST_ENDED = 4096
 MOST_ENDED_BYTES = 64 * 1024 * 1024
 """Of remembered output, roughly."""
+READ_LIMIT_S = 10.0
+"""A gateway that has not got a job's end so long after it does not read."""
 LOGPROB_BYTES = 128
 """Roughly, of each token's log probability and of each alternative."""
 ORPHAN_KEPT_S = 30.0
@@ -44,12 +50,16 @@ class Entry:
     """Positions before this one are computed by prefill in the worker's present life of the job."""
     followers: dict[str, int] = field(default_factory=dict)
     """Gateway id -> number of the next token to send."""
+    joined: frozenset[str] = frozenset()
+    """Gateways that came to it after it was opened."""
     finish: FinishReason | None = None
     timings: JobTimings | None = None
     is_cancelled: bool = False
     """Its end is under way: nobody can join it any more."""
     due_s: float = 0.0
     """When it is forgotten (ended), or cancelled (without followers)."""
+    read_by_s: float = 0.0
+    """When its followers must have got its end."""
 
     @property
     def output_bytes(self) -> int:
@@ -100,19 +110,38 @@ class JobBook:
         if entry.logprobs is not None and logprob is not None:
             entry.logprobs.append(logprob)
 
-    def end(self, entry: Entry, finish: FinishReason, timings: JobTimings, now_s: float) -> list[Entry]:
-        """The job ended and is remembered. Returns those that are forgotten for it, because too many are."""
+    def end(self, entry: Entry, finish: FinishReason, timings: JobTimings, now_s: float) -> None:
+        """The job ended and is remembered."""
         entry.finish, entry.timings = finish, timings
         entry.prompt = array("I")
-        entry.due_s = now_s + ENDED_KEPT_S
         self._ended[entry.job] = entry
         self._ended_bytes += entry.output_bytes
-        too_many: list[Entry] = []
-        while len(self._ended) > MOST_ENDED or self._ended_bytes > MOST_ENDED_BYTES:
-            oldest = next(iter(self._ended.values()))
-            self.drop(oldest)
-            too_many.append(oldest)
-        return too_many
+        self.renew(entry, now_s)
+
+    def renew(self, entry: Entry, now_s: float) -> None:
+        """The job ended, or has ended and is asked for again: its time to be read begins."""
+        if entry.finish is not None:
+            self._ended.move_to_end(entry.job)
+            entry.due_s, entry.read_by_s = now_s + ENDED_KEPT_S, now_s + READ_LIMIT_S
+
+    def forget_ended(self, now_s: float) -> list[Entry]:
+        """Forget what ended long ago, and what is too much. Returns those whose end somebody should have got by now
+        and has not.
+        """
+        count, size_bytes = len(self._ended), self._ended_bytes
+        forgotten: list[Entry] = []
+        for entry in self._ended.values():
+            is_over = count > MOST_ENDED or size_bytes > MOST_ENDED_BYTES
+            if entry.due_s > now_s and not is_over:
+                break
+            if entry.followers and entry.read_by_s > now_s:
+                continue
+            forgotten.append(entry)
+            count -= 1
+            size_bytes -= entry.output_bytes
+        for entry in forgotten:
+            self.drop(entry)
+        return [entry for entry in forgotten if entry.followers]
 
     def unfollow(self, entry: Entry, gateway_id: str) -> bool:
         """The gateway wants no more of it. Whether it was the last one that did, of a job that goes on."""
@@ -125,16 +154,14 @@ class JobBook:
         self._orphans.append((entry.due_s, entry))
 
     def due_s(self) -> float | None:
-        """When `expire` should be called next."""
+        """When `forget_ended` and `orphans_due` should be called next."""
         times = [self._orphans[0][0]] if self._orphans else []
         if self._ended:
             times.append(next(iter(self._ended.values())).due_s)
         return min(times, default=None)
 
-    def expire(self, now_s: float) -> list[Entry]:
-        """Forget what ended long ago. Returns the orphans to cancel."""
-        while self._ended and (oldest := next(iter(self._ended.values()))).due_s <= now_s:
-            self.drop(oldest)
+    def orphans_due(self, now_s: float) -> list[Entry]:
+        """Those that nobody has followed for too long: to be cancelled."""
         due: list[Entry] = []
         while self._orphans and self._orphans[0][0] <= now_s:
             due_s, entry = self._orphans.popleft()
@@ -177,4 +204,5 @@ class JobBook:
             del entry.followers[gateway_id]
         logprobs = () if entry.logprobs is None else entry.logprobs[first:until]
         token_ids = entry.output[first:until]
-        return JobUpdate(entry.job, first, token_ids, logprobs, finish, None, timings), has_more
+        is_joined = gateway_id in entry.joined
+        return JobUpdate(entry.job, first, token_ids, logprobs, finish, None, timings, is_joined), has_more

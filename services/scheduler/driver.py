@@ -172,7 +172,7 @@ class Driver:
             model=self._served.model_name,
             policy=self._served.config.policy.value,
             kv_policy="" if self._pools is None else self._pools.kv_policy,
-            groups=(group_report(status, self._facts, self._pools),),
+            groups=(group_report(status, None if self._worker is None else self._facts, self._pools),),
             worker=self._lives.total(),
             counters=status.counters,
             uptime_s=self._clock() - self._started_s,
@@ -264,6 +264,8 @@ class Driver:
                 return self._gateways.cancel(item)
             case GatewayJoined(peer):
                 self._gateways.join(peer, now_s)
+                # They may have changed since its welcome was written.
+                peer.tell_limits(self.limits)
             case GatewayLeft(peer):
                 self._gateways.leave(peer, now_s)
             case WorkerArrived(peer, facts):
@@ -271,6 +273,7 @@ class Driver:
             case WorkerLeft(peer):
                 if peer is self._worker:
                     self._worker = None
+                    self._forget_pools()
                     _log.warning("worker of epoch %d lost", peer.epoch)
                     return WorkerLost(peer.epoch)
             case KvOpened():
@@ -290,7 +293,7 @@ class Driver:
         for message in item.items:
             if not isinstance(message, PoolStatus):
                 events.append(FromKv(item.epoch, message))
-            elif item.epoch == self._newest_epoch:
+            elif item.epoch == self._newest_epoch and self._worker is not None:
                 self._pools = message
                 self._swapped_out.update(message.swapped_out)
                 self._swapped_out.difference_update(message.swapped_in)

@@ -33,6 +33,8 @@ from services.scheduler.policy.messages import Cancel, Emit, End, EndReason, Rej
 
 RETRY_S = 1.0
 MOST_DEFERRED = 1000
+NO_TIME = JobTimings(0.0, 0.0, 0.0, 0)
+"""Of a job that ends for a gateway before it ran for it."""
 
 _FINISHES = {
     EndReason.STOP: FinishReason.STOP,
@@ -118,7 +120,7 @@ class Gateways:
             self._defer(item)
             return None
         if entry is not None:
-            self._follow(entry, peer, submission)
+            self._follow(entry, peer, submission, now_s)
             return None
         if (error := self._fault(submission)) is not None:
             peer.tell_last_word(JobUpdate(submission.job, 0, (), (), error=error))
@@ -132,6 +134,9 @@ class Gateways:
     def cancel(self, item: Cancelled) -> Cancel | None:
         """A gateway's end of interest. A stop string ends the job for all: they asked with the same body."""
         peer, job, reason = item
+        if self._withdraw(peer, job):
+            peer.tell_last_word(JobUpdate(job, 0, (), (), FinishReason.ABORT, timings=NO_TIME))
+            return None
         entry = self.book.get(job)
         if entry is None or peer.gateway_id not in entry.followers or entry.finish is not None:
             if entry is not None:
@@ -139,7 +144,7 @@ class Gateways:
             return None
         if reason is not CancelReason.STOP_STRING and len(entry.followers) > 1:
             self.book.unfollow(entry, peer.gateway_id)
-            peer.tell_last_word(JobUpdate(job, 0, (), (), FinishReason.ABORT, timings=JobTimings(0.0, 0.0, 0.0, 0)))
+            peer.tell_last_word(JobUpdate(job, 0, (), (), FinishReason.ABORT, timings=NO_TIME))
             return None
         entry.is_cancelled = True
         return Cancel(job, _CANCELS[reason])
@@ -158,8 +163,7 @@ class Gateways:
         timings = JobTimings(end.queue_s, end.prefill_s, end.decode_s, end.preemptions)
         if end.reason in (EndReason.STOP, EndReason.LENGTH):
             entry.is_cancelled = False
-            for forgotten in self.book.end(entry, _FINISHES[end.reason], timings, now_s):
-                self._lose(forgotten)
+            self.book.end(entry, _FINISHES[end.reason], timings, now_s)
             self._tell(entry)
         elif end.reason is EndReason.DEADLINE:
             self._last_words(entry, error=DeadlineError("the deadline passed before the end"))
@@ -173,9 +177,11 @@ class Gateways:
         self._last_words(entry, error=error_of_rejection(reject))
 
     def expire(self, now_s: float) -> list[Cancel]:
-        """Jobs whose gateways have been gone for too long."""
+        """Jobs whose gateways have been gone for too long. Ended ones that are not read lose their gateways."""
+        for entry in self.book.forget_ended(now_s):
+            self._lose(entry)
         cancels: list[Cancel] = []
-        for entry in self.book.expire(now_s):
+        for entry in self.book.orphans_due(now_s):
             entry.is_cancelled = True
             cancels.append(Cancel(entry.job, EndReason.CANCELLED))
         return cancels
@@ -195,13 +201,22 @@ class Gateways:
             return
         self._deferred.append(item)
 
-    def _follow(self, entry: Entry, peer: GatewayPeer, submission: Submission) -> None:
+    def _withdraw(self, peer: GatewayPeer, job: JobId) -> bool:
+        """Take back what a gateway submitted and what still waits for an earlier job of that id. Whether there was."""
+        left = [item for item in self._deferred if item.peer is not peer or item.submission.job != job]
+        was_there = len(left) < len(self._deferred)
+        self._deferred = left
+        return was_there
+
+    def _follow(self, entry: Entry, peer: GatewayPeer, submission: Submission, now_s: float) -> None:
         """Join a job that is known, from the token asked for; of one that has ended, all of it at once."""
         if entry.body_digest != submission.body_digest:
             error = DuplicateRequestError(f"the id of job {entry.job} is known with another body")
             peer.tell_last_word(JobUpdate(entry.job, 0, (), (), error=error))
             return
+        entry.joined |= {peer.gateway_id}
         entry.followers[peer.gateway_id] = submission.resume_from_token
+        self.book.renew(entry, now_s)
         peer.tell_news(entry.job)
 
     def _followers(self, entry: Entry) -> Iterable[GatewayPeer]:
@@ -223,10 +238,11 @@ class Gateways:
             while (update := self.book.update(entry, peer.gateway_id)[0]) is not None:
                 peer.tell_last_word(update)
             number = len(entry.output)
-            peer.tell_last_word(JobUpdate(entry.job, number, (), (), finish, error, timings))
+            is_joined = peer.gateway_id in entry.joined
+            peer.tell_last_word(JobUpdate(entry.job, number, (), (), finish, error, timings, is_joined))
         self.book.drop(entry)
 
     def _lose(self, entry: Entry) -> None:
-        """An ended job had to be forgotten. Whoever has not even got its end yet is too slow to be served."""
+        """An ended job is forgotten. Whoever has not even got its end yet is too slow to be served."""
         for peer in self._followers(entry):
             peer.close(NotReadyError("this gateway does not read what it is told"))

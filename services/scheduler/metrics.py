@@ -1,5 +1,5 @@
 """What the scheduler knows, for Prometheus (NAMES section 1): read from one snapshot per scrape. What a client feels
-(times to tokens, finish reasons) is the gateway's.
+(times to tokens, finish reasons) is the gateway's, and how a worker spends its time the worker's.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -46,9 +46,6 @@ class SchedulerCollector(Collector):
             ("recomputed_tokens", "Tokens whose KV cache was made again.", counters.recomputed_tokens),
             ("kv_offloaded_bytes", "Bytes copied from device to host.", worker.offloaded_bytes),
             ("kv_uploaded_bytes", "Bytes copied from host to device.", worker.uploaded_bytes),
-            ("worker_stall_seconds", "A plan at hand waited for a copy.", worker.stall_s),
-            ("worker_busy_seconds", "In iterations.", worker.busy_s),
-            ("worker_plan_wait_seconds", "Jobs at hand waited for a plan.", worker.plan_wait_s),
         ):
             family = CounterMetricFamily(PREFIX + name, text, labels=_LABELS)
             family.add_metric(labels, value)

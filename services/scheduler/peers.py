@@ -1,7 +1,8 @@
 """What waits to be written to a gateway or a worker. The driver fills, the stream's handler empties.
 
 Nothing here grows with a peer's slowness: of a gateway's jobs only the names are kept (what is new of them is in the
-book), last words and plans are bounded, and a peer that lets them come to the bound loses its stream.
+book), last words and plans are bounded, and a peer that lets them come to the bound loses its stream, also where the
+stream's handler is stuck in writing to it. What is told after that is dropped.
 """
 
 import asyncio
@@ -21,11 +22,14 @@ TOKEN_OF_UPDATE = 8
 
 
 class Peer:
-    """A stream's outgoing side. `wait` returns when there is something to write, and raises what ended the stream."""
+    """A stream's outgoing side. `wait` returns when there is something to write, `until_closed` raises what ends the
+    stream.
+    """
 
     def __init__(self) -> None:
         self._something = asyncio.Event()
         self._is_idle = asyncio.Event()
+        self._closed = asyncio.Event()
         self._error: FastServeError | None = None
 
     @property
@@ -37,10 +41,17 @@ class Peer:
         """End the stream with this error."""
         if self._error is None:
             self._error = error
-            self._wake()
+            self._closed.set()
+            self._is_idle.set()
+
+    async def until_closed(self) -> None:
+        """Raises the error that the stream is to end with, once there is one."""
+        await self._closed.wait()
+        assert self._error is not None
+        raise self._error
 
     async def flushed(self) -> None:
-        """Until everything is written."""
+        """Until everything is written, or nothing more will be."""
         await self._is_idle.wait()
 
     def _wake(self) -> None:
@@ -48,13 +59,11 @@ class Peer:
         self._something.set()
 
     async def wait(self) -> None:
-        """Until there is something to write. Raises the error that the stream is to end with."""
+        """Until there is something to write."""
         if not self._something.is_set():
             self._is_idle.set()
         await self._something.wait()
         self._something.clear()
-        if self._error is not None:
-            raise self._error
 
 
 class GatewayPeer(Peer):
@@ -69,17 +78,23 @@ class GatewayPeer(Peer):
 
     def tell_limits(self, limits: ServingLimits) -> None:
         """What a job may be has changed."""
+        if self.is_closed:
+            return
         self._limits = limits
         self._wake()
 
     def tell_news(self, job: JobId) -> None:
         """There is something new of this job in the book."""
+        if self.is_closed:
+            return
         self._news[job] = None
         if not self._something.is_set():
             self._wake()
 
     def tell_last_word(self, update: JobUpdate) -> None:
         """The end of a job that the book has forgotten, or never knew."""
+        if self.is_closed:
+            return
         self._news.pop(update.job, None)
         self._last_words.append(update)
         self._wake()
@@ -126,6 +141,8 @@ class WorkerPeer(Peer):
 
     def send_plan(self, plan: PlanNumber, work: Sequence[PlanWork]) -> None:
         """The next iteration. Plans are bounded by the number that may be under way."""
+        if self.is_closed:
+            return
         self._plans.append((plan, work))
         self._wake()
 

@@ -76,6 +76,8 @@ class WorkerLives:
 def group_report(status: Status, facts: WorkerFacts | None, pools: PoolStatus | None) -> GroupReport:
     """The one group. Pools are free where the KV manager has not said otherwise; without a worker there are none."""
     device_blocks, host_blocks = (0, 0) if facts is None else (facts.device_blocks, facts.host_blocks)
+    if facts is None:
+        pools = None
     return GroupReport(
         group=0,
         ready=status.ready,

@@ -54,7 +54,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._driver.post(GatewayJoined(peer))
         try:
             await context.write(wire.GatewayLinkResponse(welcome=welcome))
-            await until_one_ends(self._read_gateway(peer, requests), self._write_gateway(peer, context.write))
+            await until_one_ends(
+                self._read_gateway(peer, requests), self._write_gateway(peer, context.write), peer.until_closed()
+            )
         finally:
             self._driver.post(GatewayLeft(peer))
 
@@ -90,7 +92,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._driver.post(WorkerArrived(peer, facts))
         try:
             await context.write(wire.WorkerLinkResponse(welcome=wire.WorkerWelcome()))
-            await until_one_ends(self._read_worker(peer, requests), self._write_worker(peer, context.write))
+            await until_one_ends(
+                self._read_worker(peer, requests), self._write_worker(peer, context.write), peer.until_closed()
+            )
         finally:
             self._driver.post(WorkerLeft(peer))
 

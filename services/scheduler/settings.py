@@ -4,10 +4,15 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from services.runtime.model_files import served_name
+from services.runtime.model_files import MOST_NAME_CHARACTERS, served_name
 from services.runtime.recording.settings import RecordingSettings
 from services.runtime.settings import Address
 from services.scheduler.policy.config import Charge, PolicyName, SchedulerConfig
+
+MOST_QUEUED_JOBS = 50_000
+"""The KV manager is told of all jobs in one message when it comes back, which takes 15 MB where all ids are as long as
+they may be: a little less than a message may have (services.runtime.channel).
+"""
 
 
 class SchedulerSettings(RecordingSettings):
@@ -17,7 +22,10 @@ class SchedulerSettings(RecordingSettings):
     kv_manager: Address = Field(description="HOST:PORT of the KV manager")
     model: Path = Field(description="model folder, by which workers and gateways are checked")
     served_model_name: str | None = Field(
-        None, min_length=1, max_length=128, description="name of the model for clients; off: the folder's name"
+        None,
+        min_length=1,
+        max_length=MOST_NAME_CHARACTERS,
+        description="name of the model for clients; off: the folder's name",
     )
     block_size: int = Field(16, ge=1, le=1024, description="tokens in a KV block; a worker with another is refused")
     policy: PolicyName = Field(PolicyName.SKIP_JOIN_MLFQ, description="who runs next")
@@ -31,14 +39,20 @@ class SchedulerSettings(RecordingSettings):
     prefill_chunk: int | None = Field(
         None, ge=1, le=1_000_000, description="most prompt tokens of a job in an iteration; off: whole prompts"
     )
-    plans_in_flight: int = Field(2, ge=1, le=16, description="iterations planned ahead, the running one among them")
+    plans_in_flight: int = Field(
+        2,
+        ge=1,
+        le=16,
+        description="iterations planned ahead, the running one among them; the KV manager's --kv-lookahead-tokens "
+        "should be at least two more, or jobs wait for blocks",
+    )
     quantum_ratio: float = Field(2.0, ge=1.1, le=100, description="quantum of a level by that of the level above")
     starvation_limit: float | None = Field(
         10.0, gt=0, le=86_400, description="seconds of waiting after which a job is promoted; off: never"
     )
     promotions_per_step: int = Field(1, ge=1, le=1000, description="most promotions per iteration")
     charge: Charge = Field(Charge.WALL, description="what an iteration costs each of its jobs: all its time, or a part")
-    max_queued_jobs: int = Field(20_000, ge=1, le=1_000_000, description="most jobs admitted at a time")
+    max_queued_jobs: int = Field(20_000, ge=1, le=MOST_QUEUED_JOBS, description="most jobs admitted at a time")
     max_queued_tokens: int = Field(
         16_000_000,
         ge=1,

@@ -32,7 +32,7 @@ def _build(settings: WorkerSettings) -> "Built":
     set_compute_environment()
     from services.worker.build import build
 
-    built = build(settings, settings.group)
+    built = build(settings, settings.group, settings.profile_folder)
     # What exists now stays: a full collection would walk torch's objects for a tenth of a second, between two tokens.
     gc.collect()
     gc.freeze()
@@ -63,7 +63,7 @@ async def _work(settings: WorkerSettings, registry: CollectorRegistry, readiness
         compute.post,
         readiness.set,
     )
-    registry.register(EngineCollector(settings.group, built.engine.counters, lambda: driver.lives))
+    registry.register(EngineCollector(settings.model_name, settings.group, built.engine.counters, lambda: driver.lives))
     try:
         await driver.run()
     finally:

@@ -37,8 +37,10 @@ class Built:
     source: Source
 
 
-def build(settings: EngineSettings, group: int = 0, keep_profile: bool = True) -> Built:
-    """Loads the model and measures it. Raises ModelFolderError, and InvalidFieldError for what does not fit."""
+def build(settings: EngineSettings, group: int = 0, profile_folder: Path | None = None) -> Built:
+    """Loads the model and measures it, anew without a `profile_folder` where earlier measurements are kept. Raises
+    ModelFolderError, and InvalidFieldError for what does not fit.
+    """
     device = _device(settings.device)
     threads = settings.threads or usable_cores()
     torch.set_num_threads(threads)
@@ -70,7 +72,7 @@ def build(settings: EngineSettings, group: int = 0, keep_profile: bool = True) -
         "block_size": settings.block_size,
         "torch": torch.__version__,
     }
-    profile = measure_or_read(model, pools, limits, source, settings.profile_folder if keep_profile else None)
+    profile = measure_or_read(model, pools, limits, source, profile_folder)
     facts = WorkerFacts(
         epoch=Epoch(0),
         group=group,

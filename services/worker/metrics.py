@@ -7,6 +7,7 @@ from prometheus_client.registry import Collector
 
 from services.domain.work import WorkerCounters
 
+_LABELS = ("model_name", "group")
 _COUNTERS = (
     ("stall_seconds", "Time in which a plan was at hand and a copy of one of its jobs was awaited.", "stall_s"),
     ("busy_seconds", "Time in iterations.", "busy_s"),
@@ -19,8 +20,10 @@ _COUNTERS = (
 class EngineCollector(Collector):
     """The counters, and how many lives the worker has begun."""
 
-    def __init__(self, group: int, counters: Callable[[], WorkerCounters], lives: Callable[[], int]) -> None:
-        self._group = str(group)
+    def __init__(
+        self, model_name: str, group: int, counters: Callable[[], WorkerCounters], lives: Callable[[], int]
+    ) -> None:
+        self._labels = (model_name, str(group))
         self._counters = counters
         self._lives = lives
 
@@ -31,6 +34,6 @@ class EngineCollector(Collector):
         yield self._family("lives", "Lives begun: 1, and one more each time a stream was lost.", self._lives())
 
     def _family(self, name: str, text: str, value: float) -> CounterMetricFamily:
-        family = CounterMetricFamily(f"fastserve:worker_{name}", text, labels=["group"])
-        family.add_metric([self._group], value)
+        family = CounterMetricFamily(f"fastserve:worker_{name}", text, labels=_LABELS)
+        family.add_metric(self._labels, value)
         return family

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.domain.errors import FastServeError
-from services.runtime.profile_file import LinkSpeed, Profile, write_profile
+from services.runtime.profile_file import LinkSpeed, Profile, check_writable, write_profile
 from services.runtime.settings import load
 from services.worker.environment import set_compute_environment
 from services.worker.settings import ProfileSettings
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from services.worker.build import Built
 
 _SOURCES = {
-    "prefill": "measured: fastest of a few iterations that prefill one prompt, from layout to sampled token",
-    "decode": "measured: fastest of a few iterations that decode one token of each job",
+    "prefill": "measured: median of a few iterations that prefill one prompt, from layout to sampled token",
+    "decode": "measured: median of a few iterations that decode one token of each job",
     "kv_bytes_per_token": "exact: 2 x layers x KV heads x head size x bytes of the dtype",
     "pools": "device_kv_tokens and host_kv_tokens are the pools that were measured with, not the most that fits",
     "link": "measured: the copier's time for a job of 512 tokens in scattered blocks, and for one block",
@@ -62,11 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         settings = load(ProfileSettings, "profile", sys.argv[1:] if argv is None else argv, os.environ)
+        check_writable(settings.out)
         set_compute_environment()
         from services.worker.build import build
         from services.worker.link_speed import measure_link
 
-        built = build(settings, keep_profile=False)
+        built = build(settings)
         try:
             link = measure_link(built.engine.pools)
         finally:

@@ -3,15 +3,18 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
+from services.runtime.model_files import MOST_NAME_CHARACTERS, served_name
 from services.runtime.settings import Address, Settings
 
 MOST_BATCH = 4096
 
 
-class EngineSettings(Settings):
-    """The engine: model, device, pools."""
+class EngineSettings(BaseModel):
+    """The engine: model, device, pools. Nothing of a service: no logs, no metrics, no file that says it is ready."""
+
+    model_config = Settings.model_config
 
     model: Path = Field(description="model folder in Hugging Face layout (safetensors)")
     device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")
@@ -32,6 +35,11 @@ class EngineSettings(Settings):
     max_batch: int = Field(16, ge=1, le=MOST_BATCH, description="largest batch that the cost model is measured for")
     tp: int = Field(1, ge=1, le=1, description="tensor parallel ranks; this version runs 1")
     pp: int = Field(1, ge=1, le=1, description="pipeline stages; this version runs 1")
+
+
+class KeptEngineSettings(EngineSettings):
+    """An engine whose measured cost model is kept for the next start."""
+
     state_dir: Path | None = Field(
         None, description="folder where the measured cost model is kept; off: fastserve in the user's cache"
     )
@@ -42,13 +50,24 @@ class EngineSettings(Settings):
         return self.state_dir or Path.home() / ".cache" / "fastserve"
 
 
-class WorkerSettings(EngineSettings):
+class WorkerSettings(KeptEngineSettings, Settings):
     """The worker: runs the model, and the copies of KV between device and host, as it is told."""
 
     scheduler: Address = Field(description="HOST:PORT of the scheduler")
     kv_manager: Address = Field(description="HOST:PORT of the KV manager")
+    served_model_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MOST_NAME_CHARACTERS,
+        description="name of the model in the metrics; off: the folder's name",
+    )
     group: int = Field(0, ge=0, le=0, description="the worker group it serves; this version runs one, 0")
     health_listen: Address = Field("127.0.0.1:0", description="HOST:PORT of health and reflection; port 0: a free one")
+
+    @property
+    def model_name(self) -> str:
+        """The model's name for clients."""
+        return served_name(self.model, self.served_model_name)
 
 
 class ProfileSettings(EngineSettings):

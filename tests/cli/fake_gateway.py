@@ -1,5 +1,6 @@
 """A gateway that speaks real gRPC and generates nonsense: what the client commands are tested against."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,14 +29,17 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Ad
     """Every job gets max_tokens tokens at once, one a message. Prompts with a meaning: `refuse`, `full`, `break`
     (after one token), `abort`.
 
-    More than `most_jobs` jobs are refused.
+    More than `most_jobs` jobs are refused. Once `lost_after` jobs have finished, its status can't be had any more.
     """
 
     most_jobs: int = 1_000_000
+    lost_after: int = 1_000_000
+    name: str = "fake"
     requests: list[inference_pb2.GenerateRequest] = field(default_factory=list)
     tokens: int = 0
     finished: int = 0
     address: str = ""
+    started_s: float = field(default_factory=time.monotonic)
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
@@ -87,7 +91,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Ad
             host_blocks_total=256,
             host_blocks_free=256,
             block_size=16,
-            device="cpu",
+            device=f"cpu of {self.name}",
             worker_joins=1,
         )
         counters = admin_pb2.Counters(
@@ -100,17 +104,22 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Ad
             jobs_finished=self.finished,
         )
         return admin_pb2.Status(
-            model="fake",
+            model=self.name,
             policy="skip-join-mlfq",
             kv_policy="proactive",
             groups=[group],
             counters=counters,
-            uptime_s=1.0,
+            uptime_s=time.monotonic() - self.started_s,
             max_queued_jobs=20000,
         )
 
+    async def _check_there(self, context: Any) -> None:
+        if self.finished >= self.lost_after:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
     async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Any) -> admin_pb2.GetStatusResponse:
         """The status now."""
+        await self._check_there(context)
         return admin_pb2.GetStatusResponse(status=self.status())
 
     async def WatchStatus(
@@ -118,6 +127,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Ad
     ) -> AsyncIterator[admin_pb2.WatchStatusResponse]:
         """Two snapshots, then the end."""
         for _ in range(2):
+            await self._check_there(context)
             yield admin_pb2.WatchStatusResponse(status=self.status())
 
 

@@ -128,6 +128,42 @@ async def test_a_server_that_cannot_be_reached_ends_with_3_and_one_line(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("place", ["file", "file/below"])
+async def test_a_place_that_cannot_be_written_is_told_before_the_replay(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    async with serving(FakeGateway()) as gateway:
+        code = await fastserve("bench", "--server", gateway.address, "--jobs", "1", "--out", str(tmp_path / place))
+    told = capsys.readouterr().err
+    assert (code, told.count("\n"), gateway.requests) == (2, 1, [])
+    assert told.startswith(f"fastserve bench: --out {tmp_path / place} can't be written: ")
+
+
+async def test_files_that_cannot_be_written_after_all_end_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "jobs.jsonl").mkdir()
+    async with serving(FakeGateway()) as gateway:
+        code = await fastserve("bench", "--server", gateway.address, "--jobs", "1", "--out", str(tmp_path))
+    assert code == 2
+    assert f"--out {tmp_path} can't be written: " in capsys.readouterr().err
+
+
+async def test_a_server_that_is_gone_at_the_end_costs_its_last_counters_and_not_the_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = {"arrival_s": 0.0, "prompt_tokens": 1, "output_tokens": 3}
+    trace = write_trace(tmp_path, job, job)
+    async with serving(FakeGateway(lost_after=2)) as gateway:
+        code = await fastserve("bench", "--server", gateway.address, "--trace", str(trace), "--out", str(tmp_path))
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (code, result["jobs"], result["failed"]) == (0, 2, 0)
+    assert [line["output_tokens"] for line in lines_of(tmp_path / "jobs.jsonl")] == [3, 3]
+    assert result["config"]["status_lost"].endswith("can't be reached: gone")
+    assert "counters are those of its last word" in capsys.readouterr().err
+
+
 async def test_top_prints_one_frame_and_exits(capsys: pytest.CaptureFixture[str]) -> None:
     async with serving(FakeGateway()) as gateway:
         code = await fastserve("top", "--once", "--interval", "0.05", "--server", gateway.address)
@@ -135,6 +171,15 @@ async def test_top_prints_one_frame_and_exits(capsys: pytest.CaptureFixture[str]
     assert code == 0
     for text in ("skip-join-mlfq + proactive", "level", "device KV", "16/64 blocks", "tokens/s", "promotions"):
         assert text in frame
+
+
+@pytest.mark.parametrize("name", ["a[/b]", "[red]a", "a\\[", "[/]"])
+async def test_top_shows_a_name_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(FakeGateway(name=name)) as gateway:
+        assert await fastserve("top", "--once", "--interval", "0.05", "--server", gateway.address) == 0
+    frame = capsys.readouterr().out
+    assert f"{name}   skip-join-mlfq" in frame
+    assert f"group 0 on cpu of {name}" in frame
 
 
 async def test_top_ends_with_the_stream(capsys: pytest.CaptureFixture[str]) -> None:

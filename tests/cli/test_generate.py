@@ -4,11 +4,15 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from services.cli.__main__ import main
+from services.cli.__main__ import COMMANDS, main
+from services.cli.clients import CALL_LIMIT_S
+from services.runtime.channel import CLIENT_OPTIONS
 from tests.cli.commands import PYTHON_FASTSERVE, fastserve
+from tests.cli.delaying_proxy import delaying
 from tests.cli.fake_gateway import FakeGateway, serving
 
 
@@ -89,6 +93,44 @@ async def test_a_server_that_is_lost_midway_ends_with_3_after_what_came(capsys: 
         code = await fastserve("generate", "break", "--server", gateway.address)
     told = capsys.readouterr()
     assert (code, told.out, told.err.count("\n")) == (3, "w0 ", 1)
+
+
+async def test_a_request_that_the_server_aborts_ends_with_1_after_what_came(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with serving(FakeGateway()) as gateway:
+        code = await fastserve("generate", "abort", "--server", gateway.address, "--max-tokens", "2")
+    told = capsys.readouterr()
+    assert (code, told.out) == (1, "w0 w1 \n")
+    assert told.err == "fastserve generate: the server aborted it: the output is not whole\n"
+
+
+async def test_a_server_whose_answers_take_most_of_a_second_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(FakeGateway()) as gateway, delaying(gateway.address, 0.4) as far:
+        code = await fastserve("generate", "x", "--server", far, "--max-tokens", "1")
+    told = capsys.readouterr()
+    assert (code, told.out, told.err) == (0, "w0 \n", "")
+
+
+def test_a_server_that_says_nothing_is_told_as_one_that_cannot_be_reached_before_a_call_gives_up() -> None:
+    assert dict(CLIENT_OPTIONS)["grpc.min_reconnect_backoff_ms"] < CALL_LIMIT_S * 1000
+
+
+@pytest.mark.parametrize("where", ["command", "import"])
+def test_ctrl_c_ends_a_command_without_a_word_also_while_it_is_imported(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted = "raise KeyboardInterrupt\n"
+    module = tmp_path / f"interrupted_{where}.py"
+    module.write_text(interrupted if where == "import" else f"def main(argv):\n    {interrupted}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(COMMANDS, "interrupted", (module.stem, ""))
+    try:
+        code = main(["interrupted"])
+    except KeyboardInterrupt:
+        pytest.fail("it ends the whole program")
+    assert code == 130
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.report import JobRecord, distribution, percentile, result, write_report
-from services.cli.snapshot import Counters
+from services.cli.snapshot import Counters, Snapshot
 
 DISTRIBUTIONS = ("jct_s", "ttft_s", "inter_token_s", "per_output_token_s", "worst_gap_s")
 
@@ -60,9 +60,20 @@ def test_tokens_that_come_in_one_message_have_no_gap_between_them() -> None:
 
 
 def test_counters_of_a_restarted_scheduler_count_from_zero() -> None:
-    before = Counters(preemptions=9, iterations=100, jobs_admitted=5)
-    assert Counters(preemptions=12, iterations=130, jobs_admitted=7).since(before).preemptions == 3
-    assert Counters(preemptions=4, iterations=30, jobs_admitted=2).since(before).preemptions == 4
+    def snapshot(uptime_s: float, counters: Counters) -> Snapshot:
+        return Snapshot("m", "fcfs", "defer", (), counters, uptime_s, 1, 0)
+
+    before = snapshot(20.0, Counters(preemptions=9, iterations=100, jobs_admitted=5))
+    more = Counters(preemptions=12, iterations=130, jobs_admitted=7)
+    less = Counters(preemptions=4, iterations=30, jobs_admitted=2)
+    for uptime_s, counters, preemptions in (
+        (50.0, more, 3),  # the same life
+        (49.0, more, 3),  # the first word was late
+        (50.0, less, 4),
+        (19.0, more, 12),  # a second life that has done more than the first
+        (25.0, more, 12),  # and is older
+    ):
+        assert snapshot(uptime_s, counters).counters_since(before, 30.0).preemptions == preemptions, uptime_s
 
 
 def test_both_files_have_the_names_of_the_contract(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from services.cli.__main__ import main
 from services.cli.lives import Addresses
 from services.cli.server_process import last_line, running_server
-from services.cli.up import flags_of_services, service_commands
+from services.cli.up import STOP_MARGIN_S, flags_of_services, service_commands
 from services.cli.up_settings import SERVICES, OwnSettings, UpSettings
-from services.runtime.model_files import BUNDLED_MODEL
-from services.runtime.settings import load, parse_flags
+from services.runtime.model_files import BUNDLED_MODEL, BUNDLED_MODEL_NAME
+from services.runtime.settings import TABLES, load, parse_flags
 from tests.cli.commands import PYTHON_FASTSERVE
 
 CONTRACT = [
@@ -64,9 +64,10 @@ def test_every_flag_is_ups_own_or_belongs_to_a_service() -> None:
         assert owners or name in OwnSettings.model_fields, name
 
 
-def test_without_flags_every_service_that_takes_a_model_gets_the_bundled_one_and_nothing_else() -> None:
+def test_without_flags_every_service_that_takes_a_model_gets_the_bundled_one_and_the_kv_manager_its_name() -> None:
     model = ["--model", str(BUNDLED_MODEL)]
-    assert flags() == {"gateway": model, "scheduler": model, "kvmanager": [], "worker": model}
+    name = ["--served-model-name", BUNDLED_MODEL_NAME]
+    assert flags() == {"gateway": model, "scheduler": model, "kvmanager": name, "worker": model}
 
 
 def test_a_flag_goes_to_every_service_that_owns_it_and_to_no_other() -> None:
@@ -101,7 +102,51 @@ def test_a_flag_goes_to_every_service_that_owns_it_and_to_no_other() -> None:
         "--kv-device-tokens": "512",
         "--threads": "1",
         "--block-size": "32",
+        "--served-model-name": "n",
     }
+
+
+def test_the_kv_manager_is_told_the_name_under_which_clients_know_the_model(tmp_path: Path) -> None:
+    folder = str(tmp_path / "some-model")
+    assert flags("--model", folder)["kvmanager"] == ["--served-model-name", "some-model"]
+    assert flags("--model", str(tmp_path / ("m" * 200)))["kvmanager"] == ["--served-model-name", "m" * 128]
+    assert flags("--served-model-name", "n")["kvmanager"] == ["--served-model-name", "n"]
+    environ = {"FASTSERVE_GATEWAY_SERVED_MODEL_NAME": "known"}
+    assert flags(environ=environ)["kvmanager"] == ["--served-model-name", "known"]
+    assert flags(environ={**environ, "FASTSERVE_KVMANAGER_SERVED_MODEL_NAME": "own"})["kvmanager"] == []
+    config = tmp_path / "fastserve.toml"
+    for key in ("served-model-name", "served_model_name"):
+        config.write_text(f'[kvmanager]\n{key} = "own"\n')
+        assert flags(config=config)["kvmanager"] == ["--config", str(config)]
+
+
+def test_a_service_is_given_the_time_that_its_drain_takes_wherever_its_limit_is_written(tmp_path: Path) -> None:
+    config = tmp_path / "fastserve.toml"
+    config.write_text("[gateway]\ndrain_limit = 120\n[scheduler]\ndrain-limit = 70\n")
+    environ = {"FASTSERVE_GATEWAY_DRAIN_LIMIT": "110"}
+
+    def limits_s(given: dict[str, list[str]], environ: Mapping[str, str]) -> tuple[float, float]:
+        by_name = {command.name: command.stop_limit_s for command in service_commands(given, environ)}
+        return by_name["gateway"] - STOP_MARGIN_S, by_name["scheduler"] - STOP_MARGIN_S
+
+    assert limits_s(flags(), {}) == (30.0, 5.0)
+    assert limits_s(flags("--drain-limit", "90"), {}) == (90.0, 90.0)
+    assert limits_s(flags(environ=environ), environ) == (110.0, 5.0)
+    assert limits_s(flags(config=config), {}) == (120.0, 70.0)
+    assert limits_s(flags(config=config, environ=environ), environ) == (110.0, 70.0)
+
+
+def test_what_is_wrong_in_the_table_of_a_service_is_told_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "fastserve.toml"
+    config.write_text("[scheduler]\nmax-batch = 0\n")
+    assert main(["up", "--config", str(config)]) == 1
+    assert capsys.readouterr().err.startswith(f"fastserve up: {config}: [scheduler] max-batch: ")
+
+
+def test_a_file_may_have_a_table_for_every_service() -> None:
+    assert set(SERVICES) < TABLES
 
 
 def test_the_file_is_passed_on_and_its_up_table_is_read(tmp_path: Path) -> None:
@@ -121,7 +166,7 @@ def test_a_model_named_by_the_environment_is_not_overridden() -> None:
 
 def test_services_of_one_line_take_the_flags_that_up_gives_them() -> None:
     known = {name: Addresses("127.0.0.1:5", "127.0.0.1:6") for name in SERVICES}
-    for command in service_commands(flags("--max-batch", "8", "--kv-policy", "defer")):
+    for command in service_commands(flags("--max-batch", "8", "--kv-policy", "defer"), {}):
         argv = command.build(known)
         assert argv[1:3] == ["-m", f"services.{command.name}"]
         given = [*argv[3:], "--ready-file", "f", "--die-with-parent", "1"]
@@ -130,7 +175,7 @@ def test_services_of_one_line_take_the_flags_that_up_gives_them() -> None:
 
 def test_a_restarted_service_gets_the_ports_of_its_first_life() -> None:
     known = {name: Addresses(f"127.0.0.1:{port}", "127.0.0.1:9") for port, name in enumerate(SERVICES, start=50)}
-    by_name = {command.name: command for command in service_commands(flags("--grpc-port", "0"))}
+    by_name = {command.name: command for command in service_commands(flags("--grpc-port", "0"), {})}
     assert by_name["gateway"].build(known)[-4:] == ["--grpc-port", "50", "--metrics-port", "9"]
     assert "127.0.0.1:52" in by_name["kvmanager"].build(known)
 

@@ -37,7 +37,7 @@ ABSURD = [
     ("min_p", (-0.01, 1.01, math.nan, math.inf)),
     ("presence_penalty", (-2.1, 2.1, math.nan, -math.inf)),
     ("frequency_penalty", (-2.1, 2.1, math.nan, math.inf)),
-    ("repetition_penalty", (0.0, -1.0, 10.5, math.nan, math.inf)),
+    ("repetition_penalty", (0.0, 1e-45, -1.0, 10.5, math.nan, math.inf)),
     ("logprobs", (-1, 21, 2**31 - 1)),
     ("n", (0, -1, 17, 2**31 - 1)),
 ]

@@ -81,7 +81,7 @@ class FakeJob:
         """Everything so far, for one who joins."""
         self.streams.append(stream)
         timings = None if self.finish is None else TIMINGS
-        update = JobUpdate(self.job, 0, self.token_ids, self.logprobs, self.finish, None, timings)
+        update = JobUpdate(self.job, 0, self.token_ids, self.logprobs, self.finish, None, timings, is_joined=True)
         stream.put_nowait(_updates([update]))
 
     async def cancel_reason(self) -> CancelReason:
@@ -108,6 +108,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.
         self.script: Callable[[Submission], Sequence[int]] | None = None
         self.mismatch: str | None = None
         self.keep_jobs = True
+        self.answers_cancels = True
 
     def _register(self, server: Any) -> None:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, server)
@@ -175,7 +176,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.
             elif request.HasField("submit"):
                 self._on_submit(submission_from_wire(request.submit), stream)
             else:
-                self._on_cancel(*cancel_from_wire(request.cancel))
+                self._on_cancel(*cancel_from_wire(request.cancel), stream)
 
     def _on_submit(self, submission: Submission, stream: Stream) -> None:
         known = self.jobs.get(submission.job)
@@ -194,12 +195,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.
             job.send(token_id)
         job.send(token_ids[-1], finish=FinishReason.LENGTH)
 
-    def _on_cancel(self, name: JobId, reason: CancelReason) -> None:
+    def _on_cancel(self, name: JobId, reason: CancelReason, stream: Stream) -> None:
+        """Of a gateway that does not follow the job it is ignored, as by the real scheduler."""
         job = self.jobs.get(name)
-        if job is None or job.cancelled.done():
+        if job is None or job.cancelled.done() or stream not in job.streams:
             return
         job.cancelled.set_result(reason)
-        if job.finish is None:
+        if job.finish is None and self.answers_cancels:
             job.send(finish=FinishReason.STOP if reason is CancelReason.STOP_STRING else FinishReason.ABORT)
 
     async def WorkerLink(

@@ -1,6 +1,7 @@
 """What surrounds Generate: models, AdminService, health, reflection."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -9,10 +10,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from fastserve.v1 import admin_pb2
 from fastserve.v1 import inference_pb2 as api
+from services.domain.errors import AddressInUseError
 from services.domain.work import ServingLimits
 from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
-from tests.gateway.harness import Gateway, violated_field
+from tests.gateway.harness import Gateway, running_gateway, violated_field
 from tests.gateway.tiny_model import CONTEXT_TOKENS, VOCABULARY_SIZE
+from tests.runtime.ipv6 import has_ipv6
 
 Pair = tuple[Gateway, FakeScheduler]
 SERVICES = ("fastserve.v1.InferenceService", "fastserve.v1.AdminService")
@@ -23,6 +26,21 @@ async def test_the_served_model_is_listed_with_its_limits(pair: Pair) -> None:
     assert (model.id, model.owned_by) == ("tiny", "fastserve")
     assert (model.max_model_len, model.vocabulary_size) == (CONTEXT_TOKENS, VOCABULARY_SIZE)
     assert model.created > 0
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_a_gateway_listens_on_ipv6_where_the_machine_has_it(
+    host: str, model: Path, scheduler: FakeScheduler
+) -> None:
+    if not has_ipv6():
+        with pytest.raises(AddressInUseError, match=r"\[::1\]:0: "):
+            async with running_gateway(model, scheduler.address, host=host):
+                raise AssertionError("it listens")
+        return
+    async with running_gateway(model, scheduler.address, host=host) as gateway:
+        assert gateway.address.startswith("[::1]:")
+        assert gateway.metrics_address.startswith("[::1]:")
+        assert [one.id for one in (await gateway.inference.ListModels(api.ListModelsRequest())).models] == ["tiny"]
 
 
 async def test_status_is_the_scheduler_s(pair: Pair) -> None:

@@ -83,6 +83,25 @@ async def test_requests_that_end_early_are_counted_as_what_they_are(pair: Pair) 
     assert value(metrics, "request_success_total", finished_reason="abort") == 1
 
 
+async def test_a_repeat_of_a_finished_request_is_no_new_work(pair: Pair) -> None:
+    gateway, scheduler = pair
+    scheduler.script = lambda _: [5, 6, 7]
+    first = request(n=2)
+    first.request_id = "again"
+
+    def counted(metrics: dict[str, float]) -> dict[str, float]:
+        return {
+            name: figure for name, figure in metrics.items() if name.startswith("fastserve:") and "_created" not in name
+        }
+
+    await gateway.collect(first)
+    before = counted(await gateway.metrics())
+    assert value(before, "generation_tokens_total") == 6
+    again = await gateway.collect(first)
+    assert sum(len(message.token_ids) for message in again) == 6
+    assert counted(await gateway.metrics()) == before
+
+
 async def test_the_scheduler_s_figures_are_read_during_the_scrape(pair: Pair) -> None:
     gateway, scheduler = pair
     status = scheduler.status

@@ -1,6 +1,7 @@
 """Each limit of inference.proto: what is just within is taken, what is just beyond is refused by name and limit."""
 
 import math
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +35,10 @@ REFUSED_SAMPLING: list[tuple[dict[str, Any], str, str]] = [
     ({"presence_penalty": -2.1}, "presence_penalty", "from -2 to 2"),
     ({"frequency_penalty": 2.1}, "frequency_penalty", "from -2 to 2"),
     ({"frequency_penalty": -2.1}, "frequency_penalty", "from -2 to 2"),
-    ({"repetition_penalty": 0.0}, "repetition_penalty", "above 0 and at most 10"),
-    ({"repetition_penalty": 10.1}, "repetition_penalty", "above 0 and at most 10"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty", "from 0.01 to 10"),
+    ({"repetition_penalty": 1e-45}, "repetition_penalty", "from 0.01 to 10"),
+    ({"repetition_penalty": 0.0099}, "repetition_penalty", "from 0.01 to 10"),
+    ({"repetition_penalty": 10.1}, "repetition_penalty", "from 0.01 to 10"),
     ({"stop": ("x",) * 17}, "stop", "at most 16"),
     ({"stop": ("x", "")}, "stop[1]", "from 1 to 256"),
     ({"stop": ("y" * 257,)}, "stop[0]", "from 1 to 256"),
@@ -66,7 +69,8 @@ TAKEN_SAMPLING: list[dict[str, Any]] = [
     {"min_p": 1.0},
     {"presence_penalty": -2.0},
     {"frequency_penalty": 2.0},
-    {"repetition_penalty": 1e-3},
+    {"repetition_penalty": 0.01},
+    {"repetition_penalty": array("f", [0.01])[0]},
     {"repetition_penalty": 10.0},
     {"seed": -(2**63)},
     {"stop": ("z" * 256,) * 16},

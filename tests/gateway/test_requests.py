@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from tokenizers import Tokenizer
 
 from fastserve.v1 import inference_pb2 as api
 from services.domain.work import CancelReason, FinishReason
+from services.gateway import leaving
 from services.gateway.service import is_late
 from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
 from tests.gateway.harness import Gateway, retry_after_s, running_gateway, running_pair
@@ -136,6 +138,32 @@ async def test_an_id_known_to_the_scheduler_with_another_body_is_refused_and_not
         job.send(5, finish=FinishReason.LENGTH)
     assert len(token_ids(await rest(stream))) == 2
     assert not any(job.cancelled.done() for job in jobs)
+
+
+async def test_an_id_reused_with_more_choices_leaves_no_job_running_and_is_free_when_they_are_gone(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, scheduler = pair
+    monkeypatch.setattr(leaving, "LIMIT_S", SOON_S)
+    scheduler.answers_cancels = False
+    once = asyncio.create_task(gateway.collect(request("dup", n=1)))
+    (await scheduler.next_job()).send(5, finish=FinishReason.LENGTH)
+    await once
+    error = await gateway.refusal(request("dup", n=3))
+    assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+    scheduler.keep_jobs = False
+    again = asyncio.create_task(gateway.collect(request("dup", n=2)))
+    new = [await scheduler.next_job() for _ in range(2)]
+    assert [job.job for job in new] == ["dup/1", "dup/2"]
+    assert [await job.cancel_reason() for job in new] == [CancelReason.CLIENT_GONE] * 2
+    other = gateway.generate(request("other"))
+    assert (await scheduler.next_job()).job == "other/0"
+    other.cancel()
+    for job in new:
+        job.send(finish=FinishReason.ABORT)
+    for _ in range(2):
+        (await scheduler.next_job()).send(6, finish=FinishReason.LENGTH)
+    assert token_ids(await again) == [6, 6]
 
 
 async def test_the_model_s_name_may_be_left_out_of_a_repeat(pair: Pair) -> None:

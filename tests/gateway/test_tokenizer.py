@@ -1,9 +1,12 @@
 """A text that is far too long is told without tokenizing all of it, and no other one is."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.domain.errors import ModelFolderError
 from services.gateway.tokenizer import CHARACTERS_A_TOKEN, SLICE_CHARACTERS, ModelTokenizer
 from services.runtime.model_files import BUNDLED_MODEL
 
@@ -33,6 +36,28 @@ def test_of_a_text_of_four_megabytes_about_twice_the_allowed_tokens_are_made() -
     text = "a" * (4 << 20)
     assert tokenizer.far_exceeds(text, 100_000)
     assert counting.characters <= 200_000 + SLICE_CHARACTERS
+
+
+def damaged(folder: Path, **parts: Any) -> Path:
+    """A copy of the bundled model whose tokenizer has other parts."""
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_bytes((BUNDLED_MODEL / name).read_bytes())
+    described = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**described, **parts}))
+    return folder
+
+
+def test_a_file_over_which_the_library_panics_is_told_as_one_that_cannot_be_read(tmp_path: Path) -> None:
+    folder = damaged(tmp_path, normalizer={"type": "Precompiled", "precompiled_charsmap": ""})
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.json can't be read: the tokenizer panicked: "):
+        ModelTokenizer(folder)
+
+
+def test_a_panic_over_a_text_is_an_ordinary_error(tmp_path: Path) -> None:
+    tokenizer = ModelTokenizer(damaged(tmp_path, pre_tokenizer={"type": "FixedLength", "length": 0}))
+    for refuse in (lambda: tokenizer.encode("a text"), lambda: tokenizer.far_exceeds("a text", 0)):
+        with pytest.raises(RuntimeError, match="panicked"):
+            refuse()
 
 
 @pytest.mark.parametrize("piece", TEXTS)

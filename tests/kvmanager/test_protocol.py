@@ -1,4 +1,4 @@
-"""PROTOCOL rules 7 to 16, one test each, named after what goes wrong without it (its section 3)."""
+"""PROTOCOL rules 7 to 16, one test each, named after what goes wrong without it."""
 
 from services.domain.ids import BlockId, CommandNumber
 from services.domain.protocol import Assign, BlockMove, Offload, ReleaseBlocks, Upload

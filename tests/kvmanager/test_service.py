@@ -14,15 +14,22 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fastserve.v1 import kvmanager_pb2 as wire
-from services.domain.protocol import Assign, Offload, Resident, Upload
+from services.domain.errors import NotReadyError
+from services.domain.ids import Epoch
+from services.domain.protocol import Assign, Grown, Offload, Resident, Upload
 from services.domain.work import PoolStatus
 from services.kvmanager.__main__ import main
+from services.kvmanager.messages import Inbound, SchedulerArrived, SchedulerLeft
 from services.kvmanager.metrics import PoolCollector
+from services.kvmanager.peers import SchedulerPeer
 from services.kvmanager.policy.messages import PoolFigures
+from services.kvmanager.service import register
 from services.kvmanager.settings import KvManagerSettings
+from services.runtime.channel import open_channel
+from services.runtime.server import RpcServer
 from services.runtime.settings import load
 from tests.kvmanager.harness import jid, reclaim, resident
-from tests.kvmanager.peers import LIMIT_S, running
+from tests.kvmanager.peers import LIMIT_S, FakeScheduler, running
 
 START_LIMIT_S = 30.0
 
@@ -106,6 +113,59 @@ async def test_a_newer_stream_of_the_scheduler_supersedes_the_older_and_ends_the
         await second.jobs(6, "a")
         await again.obey()
         assert await second.hear() == resident("a", 2)
+
+
+class Handlers:
+    """Takes what the handlers of streams put into the driver's inbox."""
+
+    def __init__(self) -> None:
+        self.items: list[Inbound] = []
+
+    def post(self, item: Inbound) -> None:
+        self.items.append(item)
+
+    async def put(self, item: Inbound) -> None:
+        self.post(item)
+
+    async def next(self) -> Inbound:
+        """Waits for the next one."""
+        async with asyncio.timeout(LIMIT_S):
+            while not self.items:  # noqa: ASYNC110 (nobody tells)
+                await asyncio.sleep(0.005)
+        return self.items.pop(0)
+
+
+async def test_a_peer_that_does_not_read_loses_its_stream_although_writing_to_it_is_stuck() -> None:
+    heard = Handlers()
+    server = RpcServer("127.0.0.1:0", (), lambda one: register(one, heard))  # type: ignore[arg-type]
+    await server.start()
+    try:
+        async with open_channel(server.address) as channel:
+            scheduler = FakeScheduler(channel)
+            arrived = await heard.next()
+            assert isinstance(arrived, SchedulerArrived)
+            batch = [Grown(jid("x" * 100), number) for number in range(40)]
+            sent = 0
+            while not arrived.peer.is_closed:
+                for _ in range(1000):
+                    arrived.peer.send(Epoch(1), batch)
+                sent += 1000
+                assert sent < 1_000_000
+                await asyncio.sleep(0)
+            left = await heard.next()
+            assert isinstance(left, SchedulerLeft)
+            assert left.peer is arrived.peer
+            assert await scheduler.end() is grpc.StatusCode.UNAVAILABLE
+    finally:
+        await server.stop(0)
+
+
+async def test_nothing_is_kept_for_a_peer_whose_stream_is_to_end() -> None:
+    peer = SchedulerPeer()
+    peer.send(Epoch(1), [])
+    peer.close(NotReadyError("enough", 1.0))
+    peer.send(Epoch(1), [])
+    assert await peer.take() == []
 
 
 async def test_when_the_scheduler_hangs_up_the_worker_is_told_to_begin_anew() -> None:

@@ -1,6 +1,6 @@
 """The explorer can fail: with a rule of PROTOCOL broken on purpose, it finds the way to what that rule is there for.
 
-Names in brackets are those of PROTOCOL section 2.
+In brackets: the rule's number, and what of it is broken.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def release_at_once(patch: pytest.MonkeyPatch) -> None:
-    """[release-waits] an ended job is released while a plan still names it."""
+    """[3 release-waits] an ended job is released while a plan still names it."""
 
     def release(self: Leaving, now_s: float) -> list[SchedulerToKv]:
         ended, self.closing = self.closing, []
@@ -42,7 +42,7 @@ def release_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def consent_at_once(patch: pytest.MonkeyPatch) -> None:
-    """[ack-waits] consent is given while a plan still names the job."""
+    """[4 ack-waits] consent is given while a plan still names the job."""
 
     def acknowledge(self: Leaving, now_s: float) -> list[SchedulerToKv]:
         draining, self.draining = self.draining, []
@@ -66,7 +66,7 @@ def ask_again_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def refuse_the_planned(patch: pytest.MonkeyPatch) -> None:
-    """[consent-only-delayed] a job is refused because a plan names it: asking again at once floods the link."""
+    """[4 consent-only-delayed] a job is refused because a plan names it: asking again at once floods the link."""
     original = Leaving.answer
 
     def answer(self: Leaving, now_s: float) -> list[SchedulerToKv]:
@@ -79,7 +79,7 @@ def refuse_the_planned(patch: pytest.MonkeyPatch) -> None:
 
 
 def grown_is_resident(patch: pytest.MonkeyPatch) -> None:
-    """[grown-is-not-resident] growth is announced though the job was asked for, and taken for residency."""
+    """[5 grown-is-not-resident] growth is announced though the job was asked for, and taken for residency."""
     take = Scheduler._from_kv
     refuse = moves._assigned
 
@@ -100,7 +100,7 @@ def grown_is_resident(patch: pytest.MonkeyPatch) -> None:
 
 
 def announce_before_applied(patch: pytest.MonkeyPatch) -> None:
-    """[confirm] a capacity is announced before the worker knows of it."""
+    """[8 confirm] a capacity is announced before the worker knows of it."""
     original = moves.assign
 
     def assign(ledger: Ledger, job: KvJob, blocks: int) -> None:
@@ -112,7 +112,7 @@ def announce_before_applied(patch: pytest.MonkeyPatch) -> None:
 
 
 def resident_before_uploaded(patch: pytest.MonkeyPatch) -> None:
-    """[wait-own-upload] a plan starts while an upload of its job is unfinished."""
+    """[17 wait-own-upload] a plan starts while an upload of its job is unfinished."""
     original = moves.worker_said
 
     def said(ledger: Ledger, message: Applied | Done, keeps_kv: bool) -> None:
@@ -126,7 +126,7 @@ def resident_before_uploaded(patch: pytest.MonkeyPatch) -> None:
 
 
 def give_away_under_an_offload(patch: pytest.MonkeyPatch) -> None:
-    """[offload-waits-done] blocks are free when the offload begins."""
+    """[9 offload-waits-done] blocks are free when the offload begins."""
     original = moves._evict
 
     def evict(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
@@ -137,7 +137,7 @@ def give_away_under_an_offload(patch: pytest.MonkeyPatch) -> None:
 
 
 def give_away_under_a_released_copy(patch: pytest.MonkeyPatch) -> None:
-    """[release-keeps-copies] blocks are free when their job is released, though a copy of them runs."""
+    """[9 release-keeps-copies] blocks are free when their job is released, though a copy of them runs."""
     original = moves.release
 
     def release(ledger: Ledger, job: KvJob) -> None:
@@ -149,14 +149,14 @@ def give_away_under_a_released_copy(patch: pytest.MonkeyPatch) -> None:
 
 
 def reclaim_from_anybody(patch: pytest.MonkeyPatch) -> None:
-    """[rank] jobs that rank above the beneficiary are asked for too, and refused, and asked for."""
+    """[13 rank] jobs that rank above the beneficiary are asked for too, and refused, and asked for."""
     patch.setattr(Ranked, "below", lambda self, rank, limit: list(self)[::-1])
     overtake(patch)
     ask_again_at_once(patch)
 
 
 def forget_growth_at_refusal(patch: pytest.MonkeyPatch) -> None:
-    """[refusal-announces] growth that was applied while the job was asked for is never announced."""
+    """[14 refusal-announces] growth that was applied while the job was asked for is never announced."""
 
     def refused(ledger: Ledger, job: KvJob) -> None:
         ledger.enter(job, JobState.DEVICE)
@@ -165,7 +165,7 @@ def forget_growth_at_refusal(patch: pytest.MonkeyPatch) -> None:
 
 
 def overtake(patch: pytest.MonkeyPatch) -> None:
-    """[no-overtaking] lower jobs are served what a higher one could use."""
+    """[12 no-overtaking] lower jobs are served what a higher one could use."""
 
     def serve_window(ledger: Ledger, knobs: KvKnobs, reserve: int) -> int:
         for job in ledger.order.slice(0, ledger.max_batch):
@@ -183,7 +183,7 @@ def overtake(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_old_residency(patch: pytest.MonkeyPatch) -> None:
-    """[epoch-checked] what the KV manager said about an earlier life of the worker is taken for news."""
+    """[19 epoch-checked] what the KV manager said about an earlier life of the worker is taken for news."""
     original = Scheduler._take
 
     def take(self: Scheduler, event: Event, now_s: float) -> None:

@@ -8,8 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.domain.errors import RecordingError
-from services.domain.ids import Epoch, JobId, PlanNumber
-from services.domain.protocol import IterationResult, PlanEntry, Planned, Release, Resident, SampledToken
+from services.domain.ids import CommandNumber, Epoch, JobId, PlanNumber
+from services.domain.protocol import (
+    Arrive,
+    ArrivedJob,
+    IterationResult,
+    PlanEntry,
+    Planned,
+    Release,
+    ReleaseBlocks,
+    Resident,
+    SampledToken,
+)
+from services.kvmanager.policy.messages import FromScheduler, ToWorker
 from services.kvmanager.recording import KV_MANAGER_FORMAT
 from services.runtime.recording.codec import Aliases, Codec
 from services.runtime.recording.lines import MachineFormat
@@ -77,6 +88,27 @@ def test_jobs_are_named_by_aliases_that_stay_the_same_until_the_job_is_released(
     assert len(aliases) == 1
     assert event(Submit(bob, 3, 4))[1] == "j1"
     assert event(Submit(alice, 1, 2))[1] == "j2"
+
+
+def test_a_job_that_begins_in_the_turn_in_which_one_of_its_id_was_released_keeps_the_alias() -> None:
+    aliases = Aliases()
+    event = Codec(KV_MANAGER_FORMAT.event, KV_MANAGER_FORMAT.rules, aliases).encode
+    command = Codec(KV_MANAGER_FORMAT.command, KV_MANAGER_FORMAT.rules, aliases).encode
+    alice = JobId("alice/0")
+    arrive = FromScheduler(Epoch(1), Arrive(ArrivedJob(alice, 1, 2)))
+    release = FromScheduler(Epoch(1), Release(alice))
+
+    event(arrive)
+    aliases.end_turn()
+    event(release)
+    event(arrive)
+    assert command(ToWorker(Epoch(1), ReleaseBlocks(CommandNumber(1), alice)))[-1][-1] == "j0"
+    aliases.end_turn()
+    assert event(arrive)[-1][-1][0] == "j0"
+
+    event(release)
+    aliases.end_turn()
+    assert len(aliases) == 0
 
 
 def test_token_ids_and_words_about_jobs_are_left_out() -> None:

@@ -51,6 +51,7 @@ def test_updates_come_back_from_the_wire() -> None:
     logprob = TokenLogprob(5, -0.5, ((5, -0.5), (6, -1.0)))
     updates = [JobUpdate(A, 3, (5, 6), (logprob, logprob))]
     updates += [JobUpdate(A, 0, (), (), finish, None, JobTimings(0.5, 0.25, 2.0, 3)) for finish in FinishReason]
+    updates.append(JobUpdate(A, 0, (5,), (), is_joined=True))
     back = updates_from_wire(updates_to_wire(updates))
     assert [one._replace(token_ids=tuple(one.token_ids), logprobs=tuple(one.logprobs)) for one in back] == updates
 

@@ -23,7 +23,6 @@ CONFIG = {
     "vocab_size": 32,
     "max_position_embeddings": 128,
     "eos_token_id": 2,
-    "bos_token_id": 1,
 }
 
 
@@ -49,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_numbers_of_a_model_are_read(folder: Path) -> None:
-    assert read_facts(folder) == ModelFacts(128, 32, (2,), 1)
+    assert read_facts(folder) == ModelFacts(128, 32, (2,))
 
 
 def test_the_ends_of_a_turn_in_generation_config_end_a_sequence_too(folder: Path) -> None:
@@ -57,9 +56,9 @@ def test_the_ends_of_a_turn_in_generation_config_end_a_sequence_too(folder: Path
     assert read_facts(folder).eos_token_ids == (2, 5, 7)
 
 
-def test_a_model_may_have_no_special_tokens(folder: Path) -> None:
-    write_json(folder / "config.json", {**CONFIG, "eos_token_id": None, "bos_token_id": None})
-    assert read_facts(folder) == ModelFacts(128, 32, (), None)
+def test_a_model_may_have_no_end_of_sequence_token(folder: Path) -> None:
+    write_json(folder / "config.json", {**CONFIG, "eos_token_id": None})
+    assert read_facts(folder) == ModelFacts(128, 32, ())
 
 
 @pytest.mark.parametrize("value", [None, 0, -1, "128", 1.5, True])

@@ -9,6 +9,7 @@ import pytest
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
 from services.runtime.profile_file import LinkSpeed, Profile, read_profile, write_profile
+from services.worker import profile_command
 
 COST = CostProfile((PrefillCost(16, 0.5), PrefillCost(32, 1.0)), (DecodeCost(1, 64, 0.25),))
 WHOLE = Profile(
@@ -78,3 +79,14 @@ def test_a_missing_file_and_one_that_can_not_be_written_are_told(tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidFieldError, match="can't write"):
         write_profile(tmp_path / "file" / "p.json", WHOLE)
+
+
+@pytest.mark.parametrize("place", ["file/below.json", "folder"])
+def test_a_profile_that_could_not_be_written_is_told_before_the_measuring(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    out = str(tmp_path / place)
+    assert profile_command.main(["--model", str(tmp_path / "none"), "--out", out]) == 1
+    assert capsys.readouterr().err.startswith(f"fastserve profile: --out: can't write {out}: ")

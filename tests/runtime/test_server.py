@@ -26,6 +26,7 @@ from services.domain.errors import (
 from services.runtime.channel import CHANNEL_OPTIONS, Backoff, Options, channel_options, open_channel
 from services.runtime.server import RpcServer, server_options
 from services.runtime.status import from_grpc
+from tests.runtime.ipv6 import has_ipv6
 
 INFERENCE = "fastserve.v1.InferenceService"
 SCHEDULER = "fastserve.v1.SchedulerService"
@@ -286,9 +287,38 @@ async def test_two_servers_never_share_a_port() -> None:
             await RpcServer(fixture.server.address, [], lambda server: None).start()
 
 
-async def test_a_host_that_is_not_here_is_a_typed_error() -> None:
-    with pytest.raises(AddressInUseError, match="can't listen on"):
-        await RpcServer("203.0.113.7:0", [], lambda server: None).start()
+@pytest.mark.parametrize("address", ["203.0.113.7:0", "[2001:db8::7]:0", "no-such-host.invalid:0"])
+async def test_a_host_that_is_not_here_is_a_typed_error_that_does_not_blame_the_port(address: str) -> None:
+    with pytest.raises(AddressInUseError, match="can't listen on") as caught:
+        await RpcServer(address, [], lambda server: None).start()
+    assert "in use" not in str(caught.value)
+
+
+async def test_what_only_grpc_refuses_is_told_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = RpcServer("127.0.0.1:0", [], lambda server: None)
+
+    def refuse(address: str) -> int:
+        raise RuntimeError("in the words of gRPC")
+
+    monkeypatch.setattr(server._server, "add_insecure_port", refuse)
+    with pytest.raises(AddressInUseError, match="in the words of gRPC"):
+        await server.start()
+
+
+async def test_a_server_listens_on_ipv6_where_the_machine_has_it() -> None:
+    server = RpcServer("[::1]:0", [], lambda server: None)
+    if not has_ipv6():
+        with pytest.raises(AddressInUseError, match=r"can't listen on \[::1\]:0: "):
+            await server.start()
+        return
+    await server.start()
+    try:
+        assert server.address.startswith("[::1]:")
+        async with open_channel(server.address) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            await stub.Check(health_pb2.HealthCheckRequest(service="liveness"), timeout=SOON_S)
+    finally:
+        await server.stop(0)
 
 
 def test_pauses_between_attempts_to_dial_grow_to_a_limit_and_begin_anew() -> None:

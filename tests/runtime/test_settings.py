@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field, model_validator
 
 from services.domain.errors import InvalidFieldError
-from services.runtime.settings import Address, HostPort, Settings, load, split_address
+from services.runtime.settings import Address, HostPort, Settings, bare_host, join_address, load, split_address
 
 
 class Device(Enum):
@@ -71,6 +71,21 @@ def test_the_file_is_named_by_a_flag_or_the_environment(config_file: Path, tmp_p
     other = tmp_path / "other.toml"
     other.write_text("[scheduler]\nmax_batch = 3\n")
     assert example(["--config", str(other)], {"FASTSERVE_CONFIG": str(config_file)}).max_batch == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[schedular]\nmax-batch = 8\n", "schedular is no table of settings, one of gateway, kvmanager, "),
+        ("max-batch = 8\n", "max-batch is no table of settings, one of gateway, kvmanager, "),
+        ("scheduler = 8\n", "scheduler must be a table"),
+    ],
+)
+def test_what_no_command_reads_in_a_file_is_refused_by_name(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "fastserve.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidFieldError, match=told):
+        example([], {}, path)
 
 
 def test_off_is_none_where_none_is_allowed(config_file: Path) -> None:
@@ -151,3 +166,14 @@ def test_addresses_have_two_parts() -> None:
     assert split_address("[::1]:50051") == HostPort("[::1]", 50051)
     with pytest.raises(ValueError, match="HOST:PORT"):
         split_address(":1")
+    with pytest.raises(ValueError, match=r"IPv6 host in brackets, \[HOST\]:PORT"):
+        split_address("::1:50051")
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("::1", "[::1]:7"), ("[::1]", "[::1]:7"), ("::", "[::]:7"), ("127.0.0.1", "127.0.0.1:7"), ("here", "here:7")],
+)
+def test_a_host_and_a_port_make_an_address(host: str, address: str) -> None:
+    assert join_address(host, 7) == address
+    assert bare_host(split_address(address).host) == bare_host(host)

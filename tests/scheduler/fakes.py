@@ -270,10 +270,15 @@ async def kv_manager() -> AsyncIterator[tuple[FakeKvService, str]]:
         await server.stop(0)
 
 
+def served_with(config: SchedulerConfig) -> Served:
+    """What the scheduler of these tests serves."""
+    return Served("tiny", FINGERPRINT, VOCABULARY_SIZE, 2048, BLOCK_SIZE, config)
+
+
 @asynccontextmanager
 async def running(config: SchedulerConfig | None = None) -> AsyncIterator[Running]:
     """A scheduler on loopback with its KV manager, both stopped at the end."""
-    served = Served("tiny", FINGERPRINT, VOCABULARY_SIZE, 2048, BLOCK_SIZE, config or SchedulerConfig())
+    served = served_with(config or SchedulerConfig())
     ready: list[bool] = []
     async with kv_manager() as (kv, kv_address), open_channel(kv_address) as kv_channel:
         link = KvLink(kv_channel, kv_address)

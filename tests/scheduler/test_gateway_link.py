@@ -86,6 +86,7 @@ async def test_the_same_id_and_body_joins_the_job_and_another_body_is_refused() 
         await gateway.until_ended("a")
         await other.until_ended("a")
         assert gateway.outputs["a"] == other.outputs["a"] == tokens_of("a", 4)
+        assert (gateway.last["a"].is_joined, other.last["a"].is_joined) == (False, True)
         assert served.driver.report().counters.jobs_admitted == 1
 
 
@@ -101,6 +102,7 @@ async def test_a_job_that_ended_is_replayed_from_the_token_asked_for() -> None:
         assert other.first_numbers["a"] == 2
         assert other.outputs["a"] == tokens_of("a", 2, first=2)
         assert other.last["a"].finish is FinishReason.LENGTH
+        assert other.last["a"].is_joined
 
 
 async def test_a_lost_gateways_jobs_go_on_and_the_next_one_resumes_them() -> None:

@@ -1,4 +1,4 @@
-"""Policies against PAPER section 2: the worked example, and each rule of the scheduling step."""
+"""Policies against PAPER 2: the worked example, and each rule of the scheduling step."""
 
 import pytest
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import sys
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,11 +15,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fastserve.v1 import admin_pb2, admin_pb2_grpc
-from services.runtime.channel import open_channel
+from services.domain.ids import Epoch, JobId
+from services.domain.protocol import ArrivedJob, Jobs, OrderChange, Rank
+from services.runtime.channel import MOST_MESSAGE_BYTES, open_channel
+from services.runtime.kv_link.convert import scheduler_batch_to_wire
 from services.runtime.model_files import fingerprint, read_facts
 from services.scheduler.__main__ import main
 from services.scheduler.policy.config import Charge, PolicyName
-from services.scheduler.settings import SchedulerSettings
+from services.scheduler.settings import MOST_QUEUED_JOBS, SchedulerSettings
 from tests.scheduler.fakes import FakeGateway, FakeWorker, kv_manager
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
@@ -91,6 +95,7 @@ async def test_ten_thousand_queued_jobs_fit_in_200_mb_and_torch_is_not_loaded(tm
         assert 'fastserve:num_requests_running{group="0",model_name="fastserve-bundled"} 16.0' in scraped
         for name in ("num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total", "iteration_tokens_bucket"):
             assert f"fastserve:{name}{{" in scraped
+        assert "fastserve:worker_" not in scraped  # the worker's own, which a sum over services would count twice
         running.send_signal(signal.SIGTERM)
         async with asyncio.timeout(LIMIT_S):
             assert await running.wait() == 0
@@ -104,6 +109,7 @@ async def test_ten_thousand_queued_jobs_fit_in_200_mb_and_torch_is_not_loaded(tm
         (["--max-batch", "64", "--max-batch-tokens", "32"], "--max-batch-tokens"),
         (["--model", "/nowhere"], "/nowhere"),
         (["--starvation-limit", "-1"], "--starvation-limit"),
+        (["--max-queued-jobs", str(MOST_QUEUED_JOBS + 1)], "--max-queued-jobs"),
     ],
 )
 def test_bad_settings_end_the_start_with_one_line(
@@ -114,6 +120,56 @@ def test_bad_settings_end_the_start_with_one_line(
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert word in lines[0]
+
+
+def test_as_many_jobs_as_may_be_queued_fit_in_one_message_to_the_kv_manager() -> None:
+    counted = 1000
+    ids = [JobId(f"{number:0128d}/15") for number in range(counted)]
+    jobs = tuple(ArrivedJob(job, 1 << 20, 1 << 20) for job in ids)
+    order = tuple(OrderChange(job, Rank(30, 1e6 / 7, 1 << 40)) for job in ids)
+    epoch = Epoch(time.time_ns())
+    size_bytes = scheduler_batch_to_wire(epoch, [Jobs(epoch, jobs, order, 4096, (0.1,) * 30, 10.0)]).ByteSize()
+    assert size_bytes / counted * MOST_QUEUED_JOBS < MOST_MESSAGE_BYTES
+
+
+async def test_a_scheduler_that_is_about_to_end_is_not_ready_again_for_a_worker_that_comes(tmp_path: Path) -> None:
+    async with (
+        kv_manager() as (_, kv_address),
+        process(tmp_path, "--kv-manager", kv_address, "--drain-limit", "30") as (running, addresses),
+        open_channel(addresses["grpc"]) as channel,
+    ):
+        facts: dict[str, Any] = {
+            "model_fingerprint": fingerprint(MODEL),
+            "max_model_len": read_facts(MODEL).max_model_len,
+        }
+        worker = FakeWorker(channel, **facts)
+        await worker.join()
+        gateway = FakeGateway(channel, fingerprint=fingerprint(MODEL))
+        await gateway.join()
+        await gateway.until_ready()
+        await gateway.submit("a", output=8)
+        await worker.step()
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service="readiness"))
+        running.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(LIMIT_S):
+            while (await watch.read()).status != health_pb2.HealthCheckResponse.NOT_SERVING:
+                pass
+        worker.call.cancel()
+        admin = admin_pb2_grpc.AdminServiceStub(channel)
+        async with asyncio.timeout(LIMIT_S):
+            while (await admin.GetStatus(admin_pb2.GetStatusRequest())).status.groups[0].ready:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        second = FakeWorker(channel, 2, **facts)
+        await second.join()
+        await second.step()
+        answer = await health.Check(health_pb2.HealthCheckRequest(service="readiness"))
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        serving = asyncio.create_task(second.serve())
+        await gateway.until_ended("a")
+        async with asyncio.timeout(LIMIT_S):
+            assert await running.wait() == 0
+        await asyncio.gather(serving, return_exceptions=True)
 
 
 def test_settings_become_the_policys_configuration() -> None:

@@ -1,6 +1,7 @@
 """The scheduler's shell over real gRPC on loopback: its workers, its KV manager, its status."""
 
 import asyncio
+from array import array
 from contextlib import suppress
 
 import grpc
@@ -14,16 +15,26 @@ from services.domain.errors import (
     PeerMismatchError,
     SupersededError,
 )
-from services.domain.ids import JobId
+from services.domain.ids import Epoch, JobId
 from services.domain.protocol import Jobs
-from services.domain.work import FinishReason, PoolStatus
+from services.domain.work import FinishReason, PoolStatus, ServingLimits
+from services.runtime.channel import open_channel
 from services.runtime.status import from_grpc
+from services.scheduler import book as books
+from services.scheduler.clients import KvLink
+from services.scheduler.driver import Driver
+from services.scheduler.messages import GatewayJoined, WorkerArrived
+from services.scheduler.peers import GatewayPeer, WorkerPeer
+from services.scheduler.policy.config import SchedulerConfig
 from tests.scheduler.fakes import (
     BLOCK_SIZE,
+    LIMIT_S,
     FakeGateway,
     FakeWorker,
     end_of,
+    kv_manager,
     running,
+    served_with,
     serving,
     steps,
     tokens_of,
@@ -175,6 +186,64 @@ async def test_a_worker_that_breaks_the_protocol_is_dropped_and_jobs_go_on_with_
         await gateway.until_ended("a")
         serve.cancel()
         assert gateway.outputs["a"] == tokens_of("a", 4)
+
+
+async def test_a_gateway_that_does_not_read_loses_its_stream_to_its_next_one_although_writing_to_it_is_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(books, "MOST_TOKENS_IN_UPDATE", 1_000_000)
+    async with serving() as (served, worker, gateway):
+        await gateway.submit("a", output=50)
+        await worker.step()
+        while "a" not in gateway.outputs:
+            await gateway.read()
+        entry = served.driver.book.get(JobId("a"))
+        assert entry is not None
+        entry.output.extend(array("I", [2_000_000]) * 16_000_000)
+        followers = entry.followers
+        await gateway.submit("a", output=50, resume=1)
+        await served.until(lambda: followers.get("g1", 0) > 1)
+        again = FakeGateway(served.channel)
+        await again.join()
+        await served.until(lambda: "g1" not in followers)
+        assert again.limits[-1].ready
+        assert isinstance(await end_of(gateway.call), SupersededError)
+
+
+async def test_a_gateway_that_says_hello_while_a_worker_joins_is_told_the_limits() -> None:
+    async with kv_manager() as (_, kv_address), open_channel(kv_address) as channel:
+        driver = Driver(served_with(SchedulerConfig()), KvLink(channel, kv_address), lambda ready: None)
+        gateway = GatewayPeer("g")
+        driver.post(WorkerArrived(WorkerPeer(Epoch(1)), FakeWorker(channel).facts))
+        welcome = driver.limits
+        driver.post(GatewayJoined(gateway))
+        turns = asyncio.create_task(driver.run())
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await gateway.wait()
+            assert not welcome.ready
+            assert gateway.take_limits() == driver.limits == ServingLimits(True, 2048, 16_000)
+        finally:
+            turns.cancel()
+            await asyncio.gather(turns, return_exceptions=True)
+
+
+async def test_the_pools_of_a_lost_worker_are_nobodys() -> None:
+    async with serving() as (served, worker, gateway):
+        for job in ("a", "b"):
+            await gateway.submit(job, output=50)
+        served.kv.extra = [PoolStatus(900, 3900, "proactive", (JobId("b"),), ())]
+        await gateway.submit("c", output=50)
+        await worker.step()
+        await served.until(lambda: served.driver.report().kv_policy == "proactive")
+        worker.call.cancel()
+        await served.until(lambda: served.ready[-1] is False)
+        report = served.driver.report()
+        (group,) = report.groups
+        assert (group.device_blocks_total, group.device_blocks_free) == (0, 0)
+        assert (group.host_blocks_total, group.host_blocks_free) == (0, 0)
+        assert (group.swapped_out, group.waiting) == (0, 3)
+        assert report.kv_policy == "proactive"
 
 
 async def test_status_counts_every_job_once_and_adds_up_the_lives_of_the_worker() -> None:

@@ -1,5 +1,6 @@
-"""The parts of the shell without I/O: the job book, the outboxes, conversions."""
+"""The parts of the shell without I/O: the job book, its gateways, the outboxes, conversions."""
 
+import asyncio
 from array import array
 
 import pytest
@@ -7,22 +8,29 @@ import pytest
 from services.domain.errors import (
     NotReadyError,
 )
-from services.domain.ids import JobId
+from services.domain.ids import JobId, PlanNumber
 from services.domain.protocol import PlanEntry
 from services.domain.sampling import JobSampling
 from services.domain.work import (
+    CancelReason,
     FinishReason,
     JobTimings,
     JobUpdate,
+    ServingLimits,
     Submission,
+    TokenLogprob,
     WorkerCounters,
 )
 from services.scheduler import book as books
 from services.scheduler import peers
 from services.scheduler.book import Entry, JobBook
+from services.scheduler.gateways import Gateways
+from services.scheduler.messages import Cancelled, Submitted
 from services.scheduler.peers import GatewayPeer
+from services.scheduler.policy.messages import Emit, End, EndReason
 from services.scheduler.report import WorkerLives
 
+LIMIT_S = 5.0
 A = JobId("a")
 TIMINGS = JobTimings(0.5, 0.25, 2.0, 3)
 
@@ -81,10 +89,12 @@ def test_an_ended_job_is_forgotten_after_a_minute_and_a_lost_ones_is_due_after_h
     assert book.unfollow(lost, "g")
     book.orphan(lost, 100.0)
     assert book.due_s() == 130.0
-    assert book.expire(129.9) == []
-    assert book.expire(130.0) == [lost]
+    assert book.orphans_due(129.9) == []
+    assert book.orphans_due(130.0) == [lost]
     assert book.due_s() == 160.0
-    book.expire(160.0)
+    book.forget_ended(159.9)
+    assert book.get(A) is not None
+    book.forget_ended(160.0)
     assert book.get(A) is None
 
 
@@ -94,28 +104,155 @@ def test_an_orphan_that_is_followed_again_is_not_due() -> None:
     book.unfollow(entry, "g")
     book.orphan(entry, 0.0)
     entry.followers["h"] = 0
-    assert book.expire(30.0) == []
+    assert book.orphans_due(30.0) == []
     assert book.unfollow(entry, "h")
     book.orphan(entry, 40.0)
-    assert book.expire(69.0) == []
-    assert book.expire(70.0) == [entry]
+    assert book.orphans_due(69.0) == []
+    assert book.orphans_due(70.0) == [entry]
+
+
+def ended(book: JobBook, job: str, now_s: float, tokens: int = 0, is_read: bool = True) -> Entry:
+    """A job that ended; its gateway has got all of it, or nothing."""
+    entry = followed(book, job, tokens)
+    book.end(entry, FinishReason.STOP, TIMINGS, now_s)
+    if is_read:
+        book.update(entry, "g")
+    return entry
+
+
+def known(book: JobBook, names: str) -> str:
+    """Those of the jobs that the book knows."""
+    return "".join(name for name in names if book.get(JobId(name)) is not None)
 
 
 def test_ended_jobs_are_bounded_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(books, "MOST_ENDED", 2)
     book = JobBook()
-    forgotten = [book.end(followed(book, name), FinishReason.STOP, TIMINGS, 0.0) for name in "abc"]
-    assert [[entry.job for entry in entries] for entries in forgotten] == [[], [], ["a"]]
-    assert len(book) == 2
+    for name in "abc":
+        ended(book, name, 0.0)
+    assert book.forget_ended(0.0) == []
+    assert known(book, "abc") == "bc"
 
 
 def test_remembered_output_is_bounded_by_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(books, "MOST_ENDED_BYTES", 100)
     book = JobBook()
-    forgotten = [book.end(followed(book, name, tokens=12), FinishReason.STOP, TIMINGS, 0.0) for name in "abc"]
-    assert [[entry.job for entry in entries] for entries in forgotten] == [[], [], ["a"]]
-    book.expire(1000.0)
-    assert not book.end(followed(book, "d", tokens=24), FinishReason.STOP, TIMINGS, 1000.0)
+    for name in "abc":
+        ended(book, name, 0.0, tokens=12)
+    book.forget_ended(0.0)
+    assert known(book, "abc") == "bc"
+    book.forget_ended(1000.0)
+    ended(book, "d", 1000.0, tokens=24)
+    book.forget_ended(1000.0)
+    assert known(book, "abcd") == "d"
+
+
+def test_too_much_that_is_not_read_yet_stays_until_its_gateway_had_time_to_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(books, "MOST_ENDED", 1)
+    book = JobBook()
+    slow = ended(book, "a", 0.0, is_read=False)
+    for name in "bc":
+        ended(book, name, 0.0)
+    assert book.forget_ended(9.9) == []
+    assert known(book, "abc") == "a"
+    ended(book, "d", 9.9)
+    assert book.forget_ended(10.0) == [slow]
+    assert known(book, "abcd") == "d"
+
+
+def test_an_end_that_nobody_read_for_as_long_as_it_is_kept_is_told_when_it_is_forgotten() -> None:
+    book = JobBook()
+    slow = ended(book, "a", 0.0, is_read=False)
+    assert book.forget_ended(59.9) == []
+    assert book.forget_ended(60.0) == [slow]
+
+
+def test_an_ended_job_that_is_asked_for_again_is_kept_for_as_long_again() -> None:
+    book = JobBook()
+    again = ended(book, "a", 0.0)
+    ended(book, "b", 30.0)
+    again.followers["g"] = 0
+    book.renew(again, 59.0)
+    assert book.forget_ended(60.0) == []
+    assert book.forget_ended(90.0) == []
+    assert known(book, "ab") == "a"
+
+
+# --- its gateways ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", [EndReason.LENGTH, EndReason.ABORT, EndReason.DEADLINE])
+def test_whoever_came_to_a_job_later_is_told_so_with_its_end(reason: EndReason) -> None:
+    gateways, first, later = Gateways(1000), GatewayPeer("g1"), GatewayPeer("g2")
+    for peer in (first, later):
+        gateways.join(peer, 0.0)
+        gateways.submit(Submitted(peer, submission()), False, 0.0)
+    gateways.end(End(A, reason, 0, 0.5, 0.25, 2.0), 1.0)
+    for peer, is_joined in ((first, False), (later, True)):
+        (update,) = peer.take_updates(gateways.book)
+        assert update.finish is not None or update.error is not None
+        assert update.is_joined is is_joined
+
+
+def test_a_request_whose_choices_end_together_is_told_whole_however_large_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(books, "MOST_ENDED_BYTES", 1000)
+    gateways, peer = Gateways(1000), GatewayPeer("g")
+    gateways.join(peer, 0.0)
+    names = [f"r/{choice}" for choice in range(8)]
+    for name in names:
+        assert gateways.submit(Submitted(peer, submission(name, logprobs=0)), False, 0.0) is not None
+        gateways.emit(Emit(JobId(name), PlanNumber(0), 0, 7), TokenLogprob(7, -1.0, ()))
+        for number in range(1, 4):
+            gateways.emit(Emit(JobId(name), PlanNumber(number), number, 7), TokenLogprob(7, -1.0, ()))
+        gateways.end(End(JobId(name), EndReason.LENGTH, 0, 0.0, 0.0, 0.0), 1.0)
+    gateways.expire(1.5)
+    assert not peer.is_closed
+    updates = peer.take_updates(gateways.book)
+    assert [update.job for update in updates if update.finish is FinishReason.LENGTH] == names
+    gateways.expire(2.0)
+    assert len(gateways.book) == 1
+
+
+def test_a_gateway_that_does_not_read_the_end_of_too_much_loses_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books, "MOST_ENDED", 0)
+    gateways, peer = Gateways(1000), GatewayPeer("g")
+    gateways.join(peer, 0.0)
+    gateways.submit(Submitted(peer, submission()), False, 0.0)
+    gateways.end(End(A, EndReason.STOP, 0, 0.0, 0.0, 0.0), 1.0)
+    gateways.expire(10.9)
+    assert not peer.is_closed
+    gateways.expire(11.0)
+    assert peer.is_closed
+
+
+def test_a_gateway_that_comes_for_a_job_just_before_it_is_forgotten_gets_all_of_it() -> None:
+    gateways, first, second = Gateways(1000), GatewayPeer("g"), GatewayPeer("h")
+    for peer in (first, second):
+        gateways.join(peer, 0.0)
+    gateways.submit(Submitted(first, submission()), False, 0.0)
+    gateways.emit(Emit(A, PlanNumber(0), 0, 7), None)
+    gateways.end(End(A, EndReason.STOP, 0, 0.0, 0.0, 0.0), 1.0)
+    first.take_updates(gateways.book)
+    gateways.submit(Submitted(second, submission()), False, 60.9)
+    gateways.expire(61.0)
+    assert not second.is_closed
+    (told,) = second.take_updates(gateways.book)
+    assert (list(told.token_ids), told.finish) == ([7], FinishReason.STOP)
+
+
+def test_a_job_that_waits_for_its_id_and_is_cancelled_never_begins() -> None:
+    gateways, peer = Gateways(1000), GatewayPeer("g")
+    gateways.join(peer, 0.0)
+    for job in ("a", "b"):
+        assert gateways.submit(Submitted(peer, submission(job)), True, 0.0) is None
+    assert gateways.cancel(Cancelled(peer, A, CancelReason.CLIENT_GONE)) is None
+    (told,) = peer.take_updates(gateways.book)
+    assert (told.job, told.finish) == (A, FinishReason.ABORT)
+    assert [item.submission.job for item in gateways.take_deferred()] == ["b"]
 
 
 # --- outboxes --------------------------------------------------------------------------------------------------------
@@ -138,7 +275,7 @@ def test_the_end_comes_with_the_last_tokens_and_the_gateway_ceases_to_follow() -
     book.end(entry, FinishReason.LENGTH, TIMINGS, 0.0)
     peer.tell_news(A)
     assert [tuple(update) for update in peer.take_updates(book)] == [
-        (A, 0, array("I", [100, 101]), (), FinishReason.LENGTH, None, TIMINGS)
+        (A, 0, array("I", [100, 101]), (), FinishReason.LENGTH, None, TIMINGS, False)
     ]
     assert entry.followers == {}
 
@@ -169,7 +306,20 @@ async def test_a_gateway_that_reads_no_last_words_loses_its_stream(monkeypatch: 
     for number in range(4):
         peer.tell_last_word(JobUpdate(JobId(str(number)), 0, (), (), FinishReason.ABORT))
     with pytest.raises(NotReadyError):
-        await peer.wait()
+        await peer.until_closed()
+
+
+async def test_nothing_is_kept_for_a_gateway_whose_stream_is_to_end() -> None:
+    book, peer = JobBook(), GatewayPeer("g")
+    followed(book, tokens=1)
+    peer.close(NotReadyError("enough"))
+    peer.tell_news(A)
+    peer.tell_last_word(JobUpdate(JobId("b"), 0, (), (), FinishReason.ABORT))
+    peer.tell_limits(ServingLimits(True, 1, 1))
+    assert peer.take_updates(book) == []
+    assert peer.take_limits() is None
+    async with asyncio.timeout(LIMIT_S):
+        await peer.flushed()
 
 
 def test_the_counters_of_a_workers_lives_add_up() -> None:

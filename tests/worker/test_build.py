@@ -8,12 +8,13 @@ import torch
 from models.make_random import PRESETS, write_random_model
 from services.domain.errors import FastServeError, InvalidFieldError, ModelFolderError
 from services.runtime.profile_file import read_profile
+from services.runtime.settings import Settings
 from services.worker import profile_command
 from services.worker.build import build, default_dtype
 from services.worker.link_speed import measure_link
 from services.worker.pools import BlockShape, block_counts
 from services.worker.profile import Limits, measure
-from services.worker.settings import EngineSettings
+from services.worker.settings import EngineSettings, ProfileSettings
 from tests.worker.tiny import tiny_model, tiny_pools
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -28,10 +29,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def settings_of(folder: Path, state_dir: Path, **fields: object) -> EngineSettings:
+def settings_of(folder: Path, **fields: object) -> EngineSettings:
     plain: dict[str, object] = {
         "model": folder,
-        "state_dir": state_dir,
         "threads": 1,
         "max_batch": 2,
         "kv_device_tokens": 128,
@@ -124,6 +124,14 @@ class TestProfile:
         assert profile.link is not None
         assert profile.link.bytes_per_s > 0
 
+    def test_the_command_has_no_flag_of_a_service_or_of_the_kept_cost_models(
+        self, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert set(ProfileSettings.model_fields) & {*Settings.model_fields, "state_dir"} == set()
+        arguments = ["--model", str(model), "--out", str(tmp_path / "p.json")]
+        assert profile_command.main([*arguments, "--state-dir", str(tmp_path)]) == 1
+        assert "unrecognized arguments: --state-dir" in capsys.readouterr().err
+
     def test_measuring_the_link_leaves_the_pools_as_they_were(self) -> None:
         pools = tiny_pools()
         pools.device.fill_(1)
@@ -135,7 +143,7 @@ class TestProfile:
 
 class TestBuild:
     def test_the_facts_are_those_of_the_engine(self, model: Path, tmp_path: Path) -> None:
-        built = build(settings_of(model, tmp_path))
+        built = build(settings_of(model), profile_folder=tmp_path)
         built.engine.close()
         facts = built.facts
         assert (facts.device_blocks, facts.host_blocks, facts.block_size, facts.max_model_len) == (8, 16, 16, 64)
@@ -143,18 +151,21 @@ class TestBuild:
         assert built.engine.pools.device.dtype == torch.bfloat16
 
     def test_the_measured_profile_is_kept_for_workers_of_the_same_kind(self, model: Path, tmp_path: Path) -> None:
-        first, second = build(settings_of(model, tmp_path)), build(settings_of(model, tmp_path))
-        other = build(settings_of(model, tmp_path, dtype="float32"))
+        first, second = (
+            build(settings_of(model), profile_folder=tmp_path),
+            build(settings_of(model), profile_folder=tmp_path),
+        )
+        other = build(settings_of(model, dtype="float32"), profile_folder=tmp_path)
         for built in (first, second, other):
             built.engine.close()
         assert first.facts.profile == second.facts.profile != other.facts.profile
         assert len(list((tmp_path / "profiles").iterdir())) == 2
 
     def test_a_damaged_profile_is_measured_again(self, model: Path, tmp_path: Path) -> None:
-        build(settings_of(model, tmp_path)).engine.close()
+        build(settings_of(model), profile_folder=tmp_path).engine.close()
         (kept,) = (tmp_path / "profiles").iterdir()
         kept.write_text("{")
-        build(settings_of(model, tmp_path)).engine.close()
+        build(settings_of(model), profile_folder=tmp_path).engine.close()
         assert read_profile(kept)
 
     @pytest.mark.parametrize(
@@ -170,7 +181,7 @@ class TestBuild:
         self, model: Path, tmp_path: Path, fields: dict[str, object], kind: type[FastServeError], message: str
     ) -> None:
         with pytest.raises(kind, match=message):
-            build(settings_of(model, tmp_path, **fields))
+            build(settings_of(model, **fields), profile_folder=tmp_path)
 
     def test_weights_are_bfloat16_unless_something_else_is_asked_for(self) -> None:
         assert [default_dtype(name, CPU) for name in ("float32", "float16", "bfloat16", None)] == ["bfloat16"] * 4

@@ -256,6 +256,16 @@ async def test_a_worker_that_is_refused_for_good_ends(refusal: FastServeError) -
         await Rig(peers, FakeEngine()).refused(type(refusal))
 
 
+async def test_a_worker_that_has_joined_and_is_superseded_ends(rig: Rig) -> None:
+    scheduler, _ = await rig.next_life()
+    scheduler.send_plan(1, entry())
+    await scheduler.next_result()
+    assert rig.joined == [True]
+    scheduler.close(SupersededError("a newer one"))
+    await rig.refused(SupersededError)
+    assert rig.driver.lives == 1
+
+
 async def test_a_worker_that_finds_nobody_dials_until_somebody_is_there() -> None:
     async with Peers() as peers:
         scheduler_address, kv_manager_address = peers.scheduler_address, peers.kv_manager_address

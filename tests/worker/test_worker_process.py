@@ -86,6 +86,7 @@ async def test_a_worker_serves_a_job_through_offload_and_upload(model: Path, tmp
         assert (facts.device_blocks, facts.host_blocks, facts.block_size, facts.max_model_len) == (64, 128, 4, 512)
         assert facts.model_fingerprint == fingerprint(model)
         assert facts.profile.prefill_s(500) >= facts.profile.smallest_iteration_s > 0
+        assert len(list((tmp_path / "profiles").iterdir())) == 1  # kept for the next start
 
         blocks = tuple(BlockId(block) for block in (5, 9, 7, 2))
         kv_manager.send_commands(Assign(CommandNumber(1), JOB, blocks))
@@ -114,7 +115,8 @@ async def test_a_worker_serves_a_job_through_offload_and_upload(model: Path, tmp
         serving = health_pb2.HealthCheckResponse.SERVING
         assert await health_of(addresses["grpc"], "liveness") == serving
         assert await health_of(addresses["grpc"], "readiness") == serving
-        assert 'fastserve:worker_lives_total{group="0"} 1.0' in await read_metrics(addresses["metrics"])
+        labels = f'{{group="0",model_name="{model.name}"}}'
+        assert f"fastserve:worker_lives_total{labels} 1.0" in await read_metrics(addresses["metrics"])
 
         process.send_signal(signal.SIGTERM)
         status, errors = await ended(process)

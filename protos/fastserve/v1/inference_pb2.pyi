@@ -4,8 +4,9 @@ isort:skip_file
 The public interface of FastServe: what a client needs to generate text. A client can be written from this file alone.
 
 Conventions. Token ids are indices into the served model's vocabulary. Output tokens are numbered from 0 per choice. Times are seconds.
-Every refusal carries a google.rpc.BadRequest (INVALID_ARGUMENT: `field_violations[].field` is the path of the field, the description
-names the limit) or a google.rpc.RetryInfo (RESOURCE_EXHAUSTED, UNAVAILABLE: wait that long before trying again) in its status details.
+A refusal by FastServe carries in its status details a google.rpc.BadRequest (INVALID_ARGUMENT: `field_violations[].field` is the path of the
+field, the description names the limit) or a google.rpc.RetryInfo (RESOURCE_EXHAUSTED, UNAVAILABLE: wait that long before trying again); the
+other codes have their message alone. What gRPC itself refuses or loses (a message that is too large, a connection) has no details.
 """
 
 from collections import abc as _abc
@@ -68,12 +69,14 @@ class GenerateRequest(_message.Message):
     """Name of the model, as ListModels gives it. Empty: the one model that is served."""
     request_id: _builtins.str
     """Optional id, 1 to 128 printable ASCII characters without spaces or '/'. A repeat with the same id and body joins the same job (its output is
-    replayed from `resume_from_token`), also up to 60 s after its end. Unset: the server makes one.
+    replayed from `resume_from_token`), also up to 60 s after its end. Unset: the server makes one, which the messages of the stream tell.
     """
     text: _builtins.str
     """UTF-8 text, tokenized by the model's tokenizer with its special tokens (as its post-processor adds them). At most 4 MiB."""
     resume_from_token: _builtins.int
-    """Number of the first output token wanted, for a client that resumes a stream it lost. Tokens before it are made (or remembered) but not sent."""
+    """Number of the first output token wanted, for a client that resumes a stream it lost. Tokens before it are made (or remembered) but not sent.
+    It holds for every choice. At most max_tokens. Unset: 0.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used as they are."""
@@ -192,9 +195,11 @@ class SamplingParams(_message.Message):
     frequency_penalty: _builtins.float
     """Subtracted once for each time the output holds the token: -2 to 2. Unset: 0."""
     repetition_penalty: _builtins.float
-    """Divides positive and multiplies negative logits of tokens in prompt or output: above 0, up to 10. Unset: 1 (off)."""
+    """Divides positive and multiplies negative logits of tokens in prompt or output: 0.01 to 10. Unset: 1 (off)."""
     seed: _builtins.int
-    """Seed of the draws. Unset: the server picks one at random."""
+    """Seed of the draws. Unset: a digest of the request's id and body. So a request that names no `request_id` has other draws each time, and one
+    that is repeated with the same `request_id` has the same, however much later.
+    """
     ignore_eos: _builtins.bool
     """Do not stop at the model's end-of-sequence token (stop_token_ids and stop strings still end the output)."""
     logprobs: _builtins.int

@@ -61,9 +61,13 @@ class InferenceServiceServicer:
         INVALID_ARGUMENT     a field is out of its limits, see BadRequest: mend the request.
         NOT_FOUND            `model` is not served here: see ListModels.
         ALREADY_EXISTS       `request_id` is known with another body: choose another id.
-        RESOURCE_EXHAUSTED   admission is full, or the message is too large: wait as long as RetryInfo says, then try again.
-        UNAVAILABLE          no worker group has joined yet, or the scheduler can't be reached: retry with back-off. (While a group that had joined is
-        being restarted, requests are taken and wait for it.)
+        RESOURCE_EXHAUSTED   with RetryInfo: admission is full, wait as long as it says, then try again. Without: the message is larger than 16 MiB,
+        and trying again can't help.
+        UNAVAILABLE          no worker group has joined yet, the scheduler can't be reached, or the server is shutting down: wait as long as RetryInfo
+        says (without one, back off), then try again. (While a group that had joined is being restarted, requests are taken
+        and wait for it.) It may also end a stream after some of its tokens, when the gateway or its link to the scheduler is
+        lost: then repeat the request with the same `request_id`, and `resume_from_token` for the rest alone. A job that
+        still runs is joined; one that was lost is made anew, with the same draws.
         DEADLINE_EXCEEDED    the client's deadline passed before the end.
         CANCELLED            the client went away.
         INTERNAL             a bug of the server; it has been logged.

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fastserve.v1 import inference_pb2 as fastserve_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x61stserve/v1/scheduler.proto\x12\x0c\x66\x61stserve.v1\x1a\x1c\x66\x61stserve/v1/inference.proto\"\xa2\x01\n\x12GatewayLinkRequest\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.fastserve.v1.GatewayHelloH\x00\x12)\n\x06submit\x18\x02 \x01(\x0b\x32\x17.fastserve.v1.SubmitJobH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.fastserve.v1.CancelJobH\x00\x42\t\n\x07message\"=\n\x0cGatewayHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\"\xc0\x01\n\tSubmitJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62ody_digest\x18\x02 \x01(\x0c\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.fastserve.v1.JobSampling\x12\x19\n\x11resume_from_token\x18\x05 \x01(\r\x12\x1a\n\rdeadline_in_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_deadline_in_s\"\x92\x03\n\x0bJobSampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x02\x12\x0c\n\x04seed\x18\n \x01(\x03\x12\x0e\n\x06\x63hoice\x18\x0b \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x15\n\x08logprobs\x18\r \x01(\rH\x00\x88\x01\x01\x12<\n\nlogit_bias\x18\x0e \x03(\x0b\x32(.fastserve.v1.JobSampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"G\n\tCancelJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.fastserve.v1.CancelReason\"\xaf\x01\n\x13GatewayLinkResponse\x12\x31\n\x07welcome\x18\x01 \x01(\x0b\x32\x1e.fastserve.v1.SchedulerWelcomeH\x00\x12+\n\x07updates\x18\x02 \x01(\x0b\x32\x18.fastserve.v1.JobUpdatesH\x00\x12-\n\x06limits\x18\x03 \x01(\x0b\x32\x1b.fastserve.v1.ServingLimitsH\x00\x42\t\n\x07message\"?\n\x10SchedulerWelcome\x12+\n\x06limits\x18\x01 \x01(\x0b\x32\x1b.fastserve.v1.ServingLimits\"Q\n\rServingLimits\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x1a\n\x12\x64\x65vice_pool_tokens\x18\x03 \x01(\r\"3\n\nJobUpdates\x12%\n\x04jobs\x18\x01 \x03(\x0b\x32\x17.fastserve.v1.JobUpdate\"\xfd\x01\n\tJobUpdate\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x1a\n\x12\x66irst_token_number\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.fastserve.v1.TokenLogprob\x12\x31\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1a.fastserve.v1.FinishReason\x12%\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x16.fastserve.v1.JobError\x12)\n\x07timings\x18\x07 \x01(\x0b\x32\x18.fastserve.v1.JobTimings\"O\n\x08JobError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x15\n\rretry_after_s\x18\x04 \x01(\x01\"W\n\nJobTimings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x03 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x04 \x01(\r\"{\n\x11WorkerLinkRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.fastserve.v1.WorkerHelloH\x00\x12/\n\x06result\x18\x02 \x01(\x0b\x32\x1d.fastserve.v1.IterationResultH\x00\x42\t\n\x07message\"\xee\x01\n\x0bWorkerHello\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05group\x18\x02 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x15\n\rdevice_blocks\x18\x05 \x01(\r\x12\x13\n\x0bhost_blocks\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x08 \x01(\x04\x12*\n\x07profile\x18\t \x01(\x0b\x32\x19.fastserve.v1.CostProfile\x12\x0e\n\x06\x64\x65vice\x18\n \x01(\t\"c\n\x0b\x43ostProfile\x12*\n\x07prefill\x18\x01 \x03(\x0b\x32\x19.fastserve.v1.PrefillCost\x12(\n\x06\x64\x65\x63ode\x18\x02 \x03(\x0b\x32\x18.fastserve.v1.DecodeCost\".\n\x0bPrefillCost\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"D\n\nDecodeCost\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\xba\x01\n\x0fIterationResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0bplan_number\x18\x02 \x01(\x04\x12*\n\x06tokens\x18\x03 \x03(\x0b\x32\x1a.fastserve.v1.SampledToken\x12\x13\n\x0b\x63ut_job_ids\x18\x04 \x03(\t\x12\x12\n\nduration_s\x18\x05 \x01(\x01\x12.\n\x08\x63ounters\x18\x06 \x01(\x0b\x32\x1c.fastserve.v1.WorkerCounters\"v\n\x0cSampledToken\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x17\n\x0f\x65nd_of_sequence\x18\x03 \x01(\x08\x12+\n\x07logprob\x18\x04 \x01(\x0b\x32\x1a.fastserve.v1.TokenLogprob\"w\n\x0eWorkerCounters\x12\x0f\n\x07stall_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\x02 \x01(\x01\x12\x13\n\x0bplan_wait_s\x18\x03 \x01(\x01\x12\x17\n\x0foffloaded_bytes\x18\x04 \x01(\x04\x12\x16\n\x0euploaded_bytes\x18\x05 \x01(\x04\"s\n\x12WorkerLinkResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.fastserve.v1.WorkerWelcomeH\x00\x12\"\n\x04plan\x18\x02 \x01(\x0b\x32\x12.fastserve.v1.PlanH\x00\x42\t\n\x07message\"\x0f\n\rWorkerWelcome\"T\n\x04Plan\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0bplan_number\x18\x02 \x01(\x04\x12(\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x17.fastserve.v1.PlanEntry\"\xa3\x01\n\tPlanEntry\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nfrom_token\x18\x02 \x01(\r\x12\x10\n\x08to_token\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12#\n\x04spec\x18\x05 \x01(\x0b\x32\x15.fastserve.v1.JobSpec\x12\x18\n\x0b\x63ut_after_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_cut_after_s\"c\n\x07JobSpec\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x14\n\x0cknown_tokens\x18\x02 \x01(\r\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.fastserve.v1.JobSampling*\x87\x01\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x43\x41NCEL_REASON_CLIENT_GONE\x10\x01\x12\x1d\n\x19\x43\x41NCEL_REASON_STOP_STRING\x10\x02\x12\x1a\n\x16\x43\x41NCEL_REASON_DEADLINE\x10\x03\x32\xbf\x01\n\x10SchedulerService\x12V\n\x0bGatewayLink\x12 .fastserve.v1.GatewayLinkRequest\x1a!.fastserve.v1.GatewayLinkResponse(\x01\x30\x01\x12S\n\nWorkerLink\x12\x1f.fastserve.v1.WorkerLinkRequest\x1a .fastserve.v1.WorkerLinkResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x61stserve/v1/scheduler.proto\x12\x0c\x66\x61stserve.v1\x1a\x1c\x66\x61stserve/v1/inference.proto\"\xa2\x01\n\x12GatewayLinkRequest\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.fastserve.v1.GatewayHelloH\x00\x12)\n\x06submit\x18\x02 \x01(\x0b\x32\x17.fastserve.v1.SubmitJobH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.fastserve.v1.CancelJobH\x00\x42\t\n\x07message\"=\n\x0cGatewayHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\"\xc0\x01\n\tSubmitJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62ody_digest\x18\x02 \x01(\x0c\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.fastserve.v1.JobSampling\x12\x19\n\x11resume_from_token\x18\x05 \x01(\r\x12\x1a\n\rdeadline_in_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_deadline_in_s\"\x92\x03\n\x0bJobSampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x02\x12\x0c\n\x04seed\x18\n \x01(\x03\x12\x0e\n\x06\x63hoice\x18\x0b \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x15\n\x08logprobs\x18\r \x01(\rH\x00\x88\x01\x01\x12<\n\nlogit_bias\x18\x0e \x03(\x0b\x32(.fastserve.v1.JobSampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"G\n\tCancelJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.fastserve.v1.CancelReason\"\xaf\x01\n\x13GatewayLinkResponse\x12\x31\n\x07welcome\x18\x01 \x01(\x0b\x32\x1e.fastserve.v1.SchedulerWelcomeH\x00\x12+\n\x07updates\x18\x02 \x01(\x0b\x32\x18.fastserve.v1.JobUpdatesH\x00\x12-\n\x06limits\x18\x03 \x01(\x0b\x32\x1b.fastserve.v1.ServingLimitsH\x00\x42\t\n\x07message\"?\n\x10SchedulerWelcome\x12+\n\x06limits\x18\x01 \x01(\x0b\x32\x1b.fastserve.v1.ServingLimits\"Q\n\rServingLimits\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x1a\n\x12\x64\x65vice_pool_tokens\x18\x03 \x01(\r\"3\n\nJobUpdates\x12%\n\x04jobs\x18\x01 \x03(\x0b\x32\x17.fastserve.v1.JobUpdate\"\x90\x02\n\tJobUpdate\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x1a\n\x12\x66irst_token_number\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.fastserve.v1.TokenLogprob\x12\x31\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1a.fastserve.v1.FinishReason\x12%\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x16.fastserve.v1.JobError\x12)\n\x07timings\x18\x07 \x01(\x0b\x32\x18.fastserve.v1.JobTimings\x12\x11\n\tis_joined\x18\x08 \x01(\x08\"O\n\x08JobError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x15\n\rretry_after_s\x18\x04 \x01(\x01\"W\n\nJobTimings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x03 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x04 \x01(\r\"{\n\x11WorkerLinkRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.fastserve.v1.WorkerHelloH\x00\x12/\n\x06result\x18\x02 \x01(\x0b\x32\x1d.fastserve.v1.IterationResultH\x00\x42\t\n\x07message\"\xee\x01\n\x0bWorkerHello\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05group\x18\x02 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x15\n\rdevice_blocks\x18\x05 \x01(\r\x12\x13\n\x0bhost_blocks\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x08 \x01(\x04\x12*\n\x07profile\x18\t \x01(\x0b\x32\x19.fastserve.v1.CostProfile\x12\x0e\n\x06\x64\x65vice\x18\n \x01(\t\"c\n\x0b\x43ostProfile\x12*\n\x07prefill\x18\x01 \x03(\x0b\x32\x19.fastserve.v1.PrefillCost\x12(\n\x06\x64\x65\x63ode\x18\x02 \x03(\x0b\x32\x18.fastserve.v1.DecodeCost\".\n\x0bPrefillCost\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"D\n\nDecodeCost\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\xba\x01\n\x0fIterationResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0bplan_number\x18\x02 \x01(\x04\x12*\n\x06tokens\x18\x03 \x03(\x0b\x32\x1a.fastserve.v1.SampledToken\x12\x13\n\x0b\x63ut_job_ids\x18\x04 \x03(\t\x12\x12\n\nduration_s\x18\x05 \x01(\x01\x12.\n\x08\x63ounters\x18\x06 \x01(\x0b\x32\x1c.fastserve.v1.WorkerCounters\"v\n\x0cSampledToken\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x17\n\x0f\x65nd_of_sequence\x18\x03 \x01(\x08\x12+\n\x07logprob\x18\x04 \x01(\x0b\x32\x1a.fastserve.v1.TokenLogprob\"w\n\x0eWorkerCounters\x12\x0f\n\x07stall_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\x02 \x01(\x01\x12\x13\n\x0bplan_wait_s\x18\x03 \x01(\x01\x12\x17\n\x0foffloaded_bytes\x18\x04 \x01(\x04\x12\x16\n\x0euploaded_bytes\x18\x05 \x01(\x04\"s\n\x12WorkerLinkResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.fastserve.v1.WorkerWelcomeH\x00\x12\"\n\x04plan\x18\x02 \x01(\x0b\x32\x12.fastserve.v1.PlanH\x00\x42\t\n\x07message\"\x0f\n\rWorkerWelcome\"T\n\x04Plan\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0bplan_number\x18\x02 \x01(\x04\x12(\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x17.fastserve.v1.PlanEntry\"\xa3\x01\n\tPlanEntry\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nfrom_token\x18\x02 \x01(\r\x12\x10\n\x08to_token\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12#\n\x04spec\x18\x05 \x01(\x0b\x32\x15.fastserve.v1.JobSpec\x12\x18\n\x0b\x63ut_after_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_cut_after_s\"c\n\x07JobSpec\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x14\n\x0cknown_tokens\x18\x02 \x01(\r\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.fastserve.v1.JobSampling*\x87\x01\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x43\x41NCEL_REASON_CLIENT_GONE\x10\x01\x12\x1d\n\x19\x43\x41NCEL_REASON_STOP_STRING\x10\x02\x12\x1a\n\x16\x43\x41NCEL_REASON_DEADLINE\x10\x03\x32\xbf\x01\n\x10SchedulerService\x12V\n\x0bGatewayLink\x12 .fastserve.v1.GatewayLinkRequest\x1a!.fastserve.v1.GatewayLinkResponse(\x01\x30\x01\x12S\n\nWorkerLink\x12\x1f.fastserve.v1.WorkerLinkRequest\x1a .fastserve.v1.WorkerLinkResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOBSAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_JOBSAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_CANCELREASON']._serialized_start=3285
-  _globals['_CANCELREASON']._serialized_end=3420
+  _globals['_CANCELREASON']._serialized_start=3304
+  _globals['_CANCELREASON']._serialized_end=3439
   _globals['_GATEWAYLINKREQUEST']._serialized_start=77
   _globals['_GATEWAYLINKREQUEST']._serialized_end=239
   _globals['_GATEWAYHELLO']._serialized_start=241
@@ -57,37 +57,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOBUPDATES']._serialized_start=1303
   _globals['_JOBUPDATES']._serialized_end=1354
   _globals['_JOBUPDATE']._serialized_start=1357
-  _globals['_JOBUPDATE']._serialized_end=1610
-  _globals['_JOBERROR']._serialized_start=1612
-  _globals['_JOBERROR']._serialized_end=1691
-  _globals['_JOBTIMINGS']._serialized_start=1693
-  _globals['_JOBTIMINGS']._serialized_end=1780
-  _globals['_WORKERLINKREQUEST']._serialized_start=1782
-  _globals['_WORKERLINKREQUEST']._serialized_end=1905
-  _globals['_WORKERHELLO']._serialized_start=1908
-  _globals['_WORKERHELLO']._serialized_end=2146
-  _globals['_COSTPROFILE']._serialized_start=2148
-  _globals['_COSTPROFILE']._serialized_end=2247
-  _globals['_PREFILLCOST']._serialized_start=2249
-  _globals['_PREFILLCOST']._serialized_end=2295
-  _globals['_DECODECOST']._serialized_start=2297
-  _globals['_DECODECOST']._serialized_end=2365
-  _globals['_ITERATIONRESULT']._serialized_start=2368
-  _globals['_ITERATIONRESULT']._serialized_end=2554
-  _globals['_SAMPLEDTOKEN']._serialized_start=2556
-  _globals['_SAMPLEDTOKEN']._serialized_end=2674
-  _globals['_WORKERCOUNTERS']._serialized_start=2676
-  _globals['_WORKERCOUNTERS']._serialized_end=2795
-  _globals['_WORKERLINKRESPONSE']._serialized_start=2797
-  _globals['_WORKERLINKRESPONSE']._serialized_end=2912
-  _globals['_WORKERWELCOME']._serialized_start=2914
-  _globals['_WORKERWELCOME']._serialized_end=2929
-  _globals['_PLAN']._serialized_start=2931
-  _globals['_PLAN']._serialized_end=3015
-  _globals['_PLANENTRY']._serialized_start=3018
-  _globals['_PLANENTRY']._serialized_end=3181
-  _globals['_JOBSPEC']._serialized_start=3183
-  _globals['_JOBSPEC']._serialized_end=3282
-  _globals['_SCHEDULERSERVICE']._serialized_start=3423
-  _globals['_SCHEDULERSERVICE']._serialized_end=3614
+  _globals['_JOBUPDATE']._serialized_end=1629
+  _globals['_JOBERROR']._serialized_start=1631
+  _globals['_JOBERROR']._serialized_end=1710
+  _globals['_JOBTIMINGS']._serialized_start=1712
+  _globals['_JOBTIMINGS']._serialized_end=1799
+  _globals['_WORKERLINKREQUEST']._serialized_start=1801
+  _globals['_WORKERLINKREQUEST']._serialized_end=1924
+  _globals['_WORKERHELLO']._serialized_start=1927
+  _globals['_WORKERHELLO']._serialized_end=2165
+  _globals['_COSTPROFILE']._serialized_start=2167
+  _globals['_COSTPROFILE']._serialized_end=2266
+  _globals['_PREFILLCOST']._serialized_start=2268
+  _globals['_PREFILLCOST']._serialized_end=2314
+  _globals['_DECODECOST']._serialized_start=2316
+  _globals['_DECODECOST']._serialized_end=2384
+  _globals['_ITERATIONRESULT']._serialized_start=2387
+  _globals['_ITERATIONRESULT']._serialized_end=2573
+  _globals['_SAMPLEDTOKEN']._serialized_start=2575
+  _globals['_SAMPLEDTOKEN']._serialized_end=2693
+  _globals['_WORKERCOUNTERS']._serialized_start=2695
+  _globals['_WORKERCOUNTERS']._serialized_end=2814
+  _globals['_WORKERLINKRESPONSE']._serialized_start=2816
+  _globals['_WORKERLINKRESPONSE']._serialized_end=2931
+  _globals['_WORKERWELCOME']._serialized_start=2933
+  _globals['_WORKERWELCOME']._serialized_end=2948
+  _globals['_PLAN']._serialized_start=2950
+  _globals['_PLAN']._serialized_end=3034
+  _globals['_PLANENTRY']._serialized_start=3037
+  _globals['_PLANENTRY']._serialized_end=3200
+  _globals['_JOBSPEC']._serialized_start=3202
+  _globals['_JOBSPEC']._serialized_end=3301
+  _globals['_SCHEDULERSERVICE']._serialized_start=3442
+  _globals['_SCHEDULERSERVICE']._serialized_end=3633
 # @@protoc_insertion_point(module_scope)

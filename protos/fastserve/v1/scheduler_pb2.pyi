@@ -97,7 +97,7 @@ class GatewayHello(_message.Message):
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
-    """Unique id of this life of the gateway."""
+    """Unique id of this life of the gateway: 1 to 128 characters."""
     model_fingerprint: _builtins.str
     """Identity of the model folder whose tokenizer the gateway uses."""
     def __init__(
@@ -140,7 +140,7 @@ class SubmitJob(_message.Message):
 
     @_builtins.property
     def sampling(self) -> Global___JobSampling:
-        """How to sample; every optional field set, except seed-free ones the gateway left out on purpose (logprobs)."""
+        """How to sample, with all defaults filled in: 0 in a field is a value. Only `logprobs` may be unset."""
 
     def __init__(
         self,
@@ -417,12 +417,17 @@ class JobUpdate(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    IS_JOINED_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The job."""
     first_token_number: _builtins.int
     """Number of the first of token_ids."""
     finish_reason: _inference_pb2.FinishReason.ValueType
     """Set on the last update of a job that ended well or was aborted."""
+    is_joined: _builtins.bool
+    """The gateway joined a job that had been submitted before, or gets the output of one that has ended: its tokens are no new work, and not
+    to be counted again.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """New tokens."""
@@ -449,10 +454,11 @@ class JobUpdate(_message.Message):
         finish_reason: _inference_pb2.FinishReason.ValueType = ...,
         error: Global___JobError | None = ...,
         timings: Global___JobTimings | None = ...,
+        is_joined: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finish_reason", b"finish_reason", "first_token_number", b"first_token_number", "job_id", b"job_id", "logprobs", b"logprobs", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finish_reason", b"finish_reason", "first_token_number", b"first_token_number", "is_joined", b"is_joined", "job_id", b"job_id", "logprobs", b"logprobs", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

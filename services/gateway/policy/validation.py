@@ -7,6 +7,7 @@ limit (UnknownModelError for the model). Nothing here depends on the state of th
 
 import math
 import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -55,7 +56,9 @@ FLOAT_RANGES = {
     "min_p": Range(0, 1),
     "presence_penalty": Range(-2, 2),
     "frequency_penalty": Range(-2, 2),
-    "repetition_penalty": Range(0, 10, above=True),
+    # It divides logits: with next to nothing they would be infinite. As single precision has the number, in which it
+    # comes over the wire.
+    "repetition_penalty": Range(array("f", [0.01])[0], 10),
 }
 INTEGER_RANGES = {
     "max_tokens": Range(1, math.inf),

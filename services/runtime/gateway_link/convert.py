@@ -79,8 +79,8 @@ def updates_to_wire(updates: Iterable[JobUpdate]) -> wire.JobUpdates:
     """News of jobs."""
     message = wire.JobUpdates()
     add = message.jobs.add
-    for job, first_token_number, token_ids, logprobs, finish, error, timings in updates:
-        one = add(job_id=job, first_token_number=first_token_number)
+    for job, first_token_number, token_ids, logprobs, finish, error, timings, is_joined in updates:
+        one = add(job_id=job, first_token_number=first_token_number, is_joined=is_joined)
         if token_ids:
             one.token_ids.extend(token_ids)
         if logprobs:
@@ -105,6 +105,7 @@ def updates_from_wire(message: wire.JobUpdates) -> list[JobUpdate]:
             _FINISH_FROM_WIRE.get(one.finish_reason),
             _read_error(one.error) if one.HasField("error") else None,
             _read_timings(one.timings) if one.HasField("timings") else None,
+            one.is_joined,
         )
         for one in message.jobs
     ]

@@ -7,7 +7,8 @@ writes floats so that they read back exactly.
 
 Job ids hold what clients chose to call their requests. They are written as aliases, j0, j1 and so on in the order in
 which they are first met: the machines only compare ids, so the same ones must stay the same, no more. An alias is
-forgotten with its job.
+forgotten with its job, after the turn of its last words: by then what was said of the job is written. Where a new job
+of the same id begins in that turn, after those words, it takes the alias over.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,12 +32,14 @@ class Rules:
     """What the types alone don't say.
 
     stands_for: the closed union that stands for a protocol. left_out: fields that are not written, by (type, name), and
-    what is read in their place. last_words: records after whose turn the machine knows no more of their `job`.
+    what is read in their place. last_words: records after whose turn the machine knows no more of their `job`, unless
+    one of `first_words` with that `job` follows in it.
     """
 
     stands_for: Mapping[Any, Any] = field(default_factory=dict)
     left_out: Mapping[tuple[type, str], Any] = field(default_factory=dict)
     last_words: frozenset[type] = frozenset()
+    first_words: frozenset[type] = frozenset()
 
 
 class Aliases:
@@ -45,7 +48,7 @@ class Aliases:
     def __init__(self) -> None:
         self._names: dict[JobId, str] = {}
         self._given = 0
-        self._leaving: list[JobId] = []
+        self._leaving: set[JobId] = set()
 
     def __len__(self) -> int:
         return len(self._names)
@@ -60,7 +63,11 @@ class Aliases:
 
     def leaves(self, job: JobId) -> None:
         """The job is named in this turn for the last time."""
-        self._leaving.append(job)
+        self._leaving.add(job)
+
+    def begins(self, job: JobId) -> None:
+        """A job of this id begins: one that left in this turn is not the last of its name."""
+        self._leaving.discard(job)
 
     def end_turn(self) -> None:
         """Forget the jobs that left."""
@@ -170,7 +177,9 @@ class Codec:
 
         encode = encode_record
         if self._aliases is not None and record in self._rules.last_words:
-            encode = _leaving_encoder(encode_record, self._aliases)
+            encode = _telling_encoder(encode_record, self._aliases.leaves)
+        elif self._aliases is not None and record in self._rules.first_words:
+            encode = _telling_encoder(encode_record, self._aliases.begins)
         self._encoders[record] = encode
         return encode
 
@@ -244,12 +253,12 @@ def _row_getter(names: list[str]) -> Callable[[Any], list[Any]]:
     return lambda value: list(get(value))
 
 
-def _leaving_encoder(encode: Encoder, aliases: Aliases) -> Encoder:
-    def encode_last_words(value: Any) -> Any:
-        aliases.leaves(value.job)
+def _telling_encoder(encode: Encoder, tell: Callable[[JobId], None]) -> Encoder:
+    def encode_and_tell(value: Any) -> Any:
+        tell(value.job)
         return encode(value)
 
-    return encode_last_words
+    return encode_and_tell
 
 
 def _short(value: Any) -> str:

@@ -63,16 +63,6 @@ class Recorder:
         self._thread = threading.Thread(target=self._write_on, daemon=True, name="recorder")
         self._thread.start()
 
-    @property
-    def is_recording(self) -> bool:
-        """Whether more would be written."""
-        return not self._stopped.is_set()
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of the lines that wait to be compressed."""
-        return self._waiting_bytes
-
     def watching(self, handle: Handle) -> Handle:
         """The machine's `handle`, recorded."""
 

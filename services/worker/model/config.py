@@ -81,7 +81,6 @@ class ModelConfig:
     windows: tuple[int | None, ...]
     rope: RopeConfig
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     dtype: str | None
 
     @property
@@ -163,7 +162,6 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         windows=_windows(family, fields, layer_count),
         rope=_rope(fields, max_position, head_dim),
         eos_token_ids=fields.wholes("eos_token_id"),
-        bos_token_id=next(iter(fields.wholes("bos_token_id")), None),
         dtype=fields.text("dtype", None) or fields.text("torch_dtype", None),
     )
 

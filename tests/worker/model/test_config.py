@@ -29,7 +29,7 @@ def test_missing_fields_have_the_families_defaults() -> None:
     assert (llama.norm_epsilon, llama.activation, llama.tied_embeddings) == (1e-6, "silu", False)
     assert llama.rope == RopeConfig(original_max_position=2048)
     assert llama.windows == (None, None, None)
-    assert (llama.dtype, llama.eos_token_ids, llama.bos_token_id) == (None, (), None)
+    assert (llama.dtype, llama.eos_token_ids) == (None, ())
     assert parsed(model_type="qwen3").head_dim == 128
     assert parsed(model_type="mistral").max_position == 131072
     assert parsed(model_type="qwen2").max_position == 32768
@@ -117,7 +117,6 @@ def test_windows_follow_each_familys_rule() -> None:
 def test_end_tokens_may_be_one_or_several() -> None:
     assert parsed(eos_token_id=2).eos_token_ids == (2,)
     assert parsed(eos_token_id=[2, 5]).eos_token_ids == (2, 5)
-    assert parsed(bos_token_id=1).bos_token_id == 1
 
 
 LINEAR: dict[str, Any] = {"rope_type": "linear"}
