@@ -15,10 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from services.cli.workload import MOST_JOBS, TraceJob
+from services.cli.workload import MOST_JOBS, MOST_TOKENS, TraceJob
 from services.domain.errors import InvalidFieldError
-
-LARGEST_TOKENS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +105,9 @@ def _job(row: Sequence[str], columns: Columns, places: dict[str, int], line: int
 
     def tokens(column: str) -> int:
         count = value(column, float)
-        if not 0 <= count <= LARGEST_TOKENS or count != int(count):
+        if not 0 <= count <= MOST_TOKENS or count != int(count):
             raise InvalidFieldError(
-                f"line {line}, column {column}", f"must be a whole number of 0 to {LARGEST_TOKENS}, is {count:g}"
+                f"line {line}, column {column}", f"must be a whole number of 0 to {MOST_TOKENS}, is {count:g}"
             )
         return int(count)
 
@@ -120,7 +118,9 @@ def _job(row: Sequence[str], columns: Columns, places: dict[str, int], line: int
 
 def _from_zero(jobs: list[TraceJob]) -> tuple[TraceJob, ...]:
     jobs.sort(key=lambda job: job.arrival_s)
-    start_s = jobs[0].arrival_s
+    start_s, end_s = jobs[0].arrival_s, jobs[-1].arrival_s
+    if not math.isfinite(end_s - start_s):
+        raise InvalidFieldError("trace", f"has times too far apart: {start_s:g} s and {end_s:g} s")
     return tuple(
         replace(job, id=str(number), arrival_s=round(job.arrival_s - start_s, 6)) for number, job in enumerate(jobs)
     )

@@ -2,7 +2,8 @@
 this trace?
 
 Load is told relative to what FCFS sustains, which is simulated first. A single simulation writes `result.json` and
-`jobs.jsonl` into --out, as `bench` does; several write theirs into a folder each, and `summary.csv` above them.
+`jobs.jsonl` into --out, as `bench` does; several write theirs into a folder each, and `summary.csv` above them. One
+that gets stuck writes `stuck.txt` instead and fails the command, but only when all others have ended.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from services.cli.arguments import CommandError, ExitCode, not_negative_float, parser, positive_int
 from services.cli.profiles.find import find_profile, profile_names
-from services.cli.report import write_lines
+from services.cli.report import make_writable, write_lines
 from services.cli.simulations.cases import (
     AXES,
     CapacityOf,
@@ -26,12 +27,13 @@ from services.cli.simulations.cases import (
     parse_variants,
 )
 from services.cli.simulations.processes import OnProgress, over_processes
-from services.cli.simulations.runs import Content, measure_capacity, run_case
+from services.cli.simulations.runs import Content, Stuck, measure_capacity, run_case, write_stuck
 from services.cli.simulations.settings import FLAGS, OwnSettings, SimulateSettings
 from services.cli.simulations.tables import WIDE_COLUMNS, Run, summary_csv, table
 from services.cli.workload_flags import TraceFile, add_workload, chosen_workload
 from services.domain.errors import InvalidFieldError
 from services.runtime.settings import add_flags, resolve
+from services.simulator.simulation import StuckError
 
 DEFAULT_PROFILE = "opt-13b-a100-40gb"
 MOST_SEEDS = 1000
@@ -120,7 +122,7 @@ def _capacity_task(of: CapacityOf, told: Callable[[int], None]) -> float:
     return measure_capacity(of, told)
 
 
-def _run_task(task: RunTask, told: Callable[[int], None]) -> Content:
+def _run_task(task: RunTask, told: Callable[[int], None]) -> Content | Stuck:
     return run_case(*task, told)
 
 
@@ -158,8 +160,15 @@ def _progress(title: str, totals: Sequence[int]) -> Iterator[OnProgress]:
 
 
 def simulate_all(of: Sequence[Case], out: Path, processes: int, with_load: bool) -> list[Run]:
-    """Run all, write their files, and give the results in the order of the cases."""
-    capacities = _capacities(of, processes) if with_load else [None] * len(of)
+    """Run all, write their files, and give the results in the order of the cases. Raises OSError, and CommandError if
+    FCFS, which load is told by, gets stuck.
+    """
+    make_writable(out)
+    try:
+        capacities = _capacities(of, processes) if with_load else [None] * len(of)
+    except StuckError as error:
+        stuck = write_stuck(error, out)
+        raise CommandError(f"FCFS, which load is told by, got stuck: {stuck.reason}; see {stuck.story}") from error
     tasks = [(case, capacity, folder_of(case, of, out)) for case, capacity in zip(of, capacities, strict=True)]
     with _progress("simulating", [_job_count(case) for case in of]) as on_progress:
         contents = over_processes(_run_task, tasks, processes, on_progress)
@@ -174,7 +183,9 @@ def _job_count(case: Case) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command. Exit 0 also when jobs were refused: result.json tells how many; 1 if all were, in all runs."""
+    """Run the command. Exit 0 also when jobs were refused: result.json tells how many; 1 if all were, in all runs, or
+    if a simulation got stuck.
+    """
     arguments = _parser().parse_args(argv)
     try:
         runs = simulate_all(asked(arguments), arguments.out, arguments.processes, not arguments.no_load)
@@ -187,4 +198,10 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     console.print(table(runs, wide=console.width >= WIDE_COLUMNS))
     console.print(f"written to {arguments.out}", highlight=False, soft_wrap=True)
+    stuck = [run.stuck for run in runs if run.stuck is not None]
+    if stuck:
+        raise CommandError(
+            f"{len(stuck)} of {len(runs)} simulations got stuck; {stuck[0].story} tells who waits for what: "
+            f"{stuck[0].reason}"
+        )
     return ExitCode.FAILED if all(run.content["failed"] == run.content["jobs"] for run in runs) else ExitCode.OK

@@ -13,7 +13,7 @@ fit, one at least, and the prompt that belongs to them.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
@@ -31,6 +31,15 @@ from services.cli.lengths import (
 from services.domain.errors import InvalidFieldError
 
 MOST_JOBS = 1_000_000
+MOST_TOKENS = 10_000_000
+"""Of a prompt or an output in a trace. What a server takes is less."""
+_LIMITS: Mapping[str, tuple[float, float]] = {
+    "rate": (1e-9, 1e9),
+    "cv": (1e-3, 1e3),
+    "theta": (0.0, 1e3),
+    "ratio": (1e-6, 1e6),
+}
+"""Far beyond them the distributions' parameters, or the arrival times, are no finite numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,14 @@ class Workload:
     seed: int
     kind: WorkloadKind = WorkloadKind.ZIPF
     ratio: float = 1.0
+
+
+def wrong_with(name: str, value: float) -> str | None:
+    """Why a generated workload can't have this `rate`, `cv`, `theta` or `ratio`; None if it can."""
+    least, most = _LIMITS[name]
+    if least <= value <= most or (name == "cv" and value == 0):
+        return None
+    return f"must be {'0 or ' if name == 'cv' else ''}{least:g} to {most:g}, is {value:g}"
 
 
 def gamma_arrivals(count: int, rate: float, cv: float, random: Random) -> list[float]:
@@ -149,7 +166,7 @@ def _trace_jobs(lines: Iterable[str]) -> Iterator[TraceJob]:
         if line.strip():
             try:
                 yield _trace_job(line, number)
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
                 reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
                 raise InvalidFieldError(f"trace line {number}", reason) from error
 
@@ -169,6 +186,8 @@ def _trace_job(line: str, number: int) -> TraceJob:
     )
     if not 0 <= job.arrival_s < math.inf or job.prompt_tokens < 1 or job.output_tokens < 1:
         raise ValueError("needs arrival_s of 0 or more, prompt_tokens and output_tokens of 1 or more")
+    if max(job.prompt_tokens, job.output_tokens) > MOST_TOKENS:
+        raise ValueError(f"needs prompt_tokens and output_tokens of at most {MOST_TOKENS}")
     return job
 
 

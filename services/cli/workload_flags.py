@@ -1,11 +1,11 @@
 """The flags that name a workload, shared by `bench` and `simulate`, and the workload that they name."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from services.cli.arguments import CommandError, ExitCode, at_most, not_negative_float, positive_float, positive_int
+from services.cli.arguments import CommandError, ExitCode, at_most, not_negative_float, positive_int
 from services.cli.lengths import DATASET_LARGEST
 from services.cli.workload import (
     MOST_JOBS,
@@ -15,6 +15,7 @@ from services.cli.workload import (
     make_trace,
     read_trace,
     scale_arrivals,
+    wrong_with,
 )
 from services.domain.errors import InvalidFieldError
 
@@ -61,6 +62,19 @@ def _length(text: str) -> int:
     return at_most(positive_int(text), LONGEST_TOKENS)
 
 
+def _figure(name: str) -> Callable[[str], float]:
+    """An argparse type: a finite number that a workload can have there."""
+
+    def read(text: str) -> float:
+        value = not_negative_float(text)
+        wrong = wrong_with(name, value)
+        if wrong is not None:
+            raise argparse.ArgumentTypeError(wrong)
+        return value
+
+    return read
+
+
 def add_workload(to: argparse.ArgumentParser, *, with_seed: bool = True) -> None:
     """The flags. Without `with_seed` the command has a flag of its own for it."""
     either = "(not with --trace)"
@@ -73,17 +87,17 @@ def add_workload(to: argparse.ArgumentParser, *, with_seed: bool = True) -> None
         help=f"lengths of a generated workload {either} [{_ZIPF.kind}]",
     )
     to.add_argument("--jobs", type=_job_count, help=f"jobs of a generated workload {either} [{_ZIPF.jobs}]")
-    to.add_argument("--rate", type=positive_float, help=f"arrivals per second {either} [{_ZIPF.rate}]")
+    to.add_argument("--rate", type=_figure("rate"), help=f"arrivals per second {either} [{_ZIPF.rate}]")
     to.add_argument(
         "--cv",
-        type=not_negative_float,
+        type=_figure("cv"),
         help=f"coefficient of variation of the gaps between arrivals {either} [{_ZIPF.cv}; datasets {_DATASET.cv}]",
     )
     to.add_argument(
-        "--theta", type=not_negative_float, help=f"skew of the Zipf distribution of lengths {either} [{_ZIPF.theta}]"
+        "--theta", type=_figure("theta"), help=f"skew of the Zipf distribution of lengths {either} [{_ZIPF.theta}]"
     )
     to.add_argument(
-        "--ratio", type=positive_float, help=f"prompt tokens by output tokens, with --workload ratio [{_ZIPF.ratio}]"
+        "--ratio", type=_figure("ratio"), help=f"prompt tokens by output tokens, with --workload ratio [{_ZIPF.ratio}]"
     )
     for name in ("prompt", "output"):
         zipf, dataset = (getattr(one, f"max_{name}_tokens") for one in (_ZIPF, _DATASET))

@@ -6,15 +6,20 @@ import csv
 import json
 import re
 from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.cli.report import JobRecord, result
+from services.cli.simulations import runs
 from services.cli.simulations.runs import record_of
 from services.cli.snapshot import Counters
-from services.simulator.outcome import JobOutcome
+from services.scheduler.policy.config import PolicyName
+from services.simulator.outcome import JobOutcome, Simulation
+from services.simulator.setup import ServerSetup, SimulatedJob
+from services.simulator.simulation import StuckError, simulate
 from tests.cli.commands import fastserve
 
 SMALL = ("--jobs", "30", "--rate", "20", "--no-load")
@@ -27,6 +32,19 @@ def _times(*times_s: float) -> "array[float]":
 def result_of(folder: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return content
+
+
+def stuck_under(*policies: PolicyName) -> Callable[..., Simulation]:
+    """A simulator that gets stuck under some policies."""
+
+    def simulate_or_not(
+        setup: ServerSetup, jobs: Sequence[SimulatedJob], on_progress: Callable[[int], None] | None = None
+    ) -> Simulation:
+        if setup.scheduler.policy in policies:
+            raise StuckError("99 turns were taken (at 1.5 s)\ngroup 0: plans without a result [7]\n  3: resident")
+        return simulate(setup, jobs, on_progress)
+
+    return simulate_or_not
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -110,8 +128,8 @@ async def test_a_comparison_over_seeds_shows_the_spread_and_what_is_gained(
 
 async def test_a_trace_is_simulated_and_jobs_that_never_fit_are_counted(tmp_path: Path) -> None:
     lines = [
+        {"id": "same", "arrival_s": 1.5, "prompt_tokens": 10, "output_tokens": 4},
         {"id": "same", "arrival_s": 0.0, "prompt_tokens": 10, "output_tokens": 3},
-        {"id": "same", "arrival_s": 1.5, "prompt_tokens": 10, "output_tokens": 3},
         {"id": "long", "arrival_s": 2.0, "prompt_tokens": 5000, "output_tokens": 1},
     ]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -119,6 +137,8 @@ async def test_a_trace_is_simulated_and_jobs_that_never_fit_are_counted(tmp_path
     content = result_of(tmp_path / "out")
     assert (content["jobs"], content["failed"]) == (3, 1)
     assert content["config"]["arrivals_per_s"] == 1.0
+    jobs = [json.loads(line) for line in (tmp_path / "out" / "jobs.jsonl").read_text().splitlines()]
+    assert [(job["id"], job["output_tokens"]) for job in jobs] == [("same", 3), ("same", 4), ("long", 0)]
 
 
 async def test_time_scale_0_sends_everything_at_once_and_tells_no_load(tmp_path: Path) -> None:
@@ -143,6 +163,66 @@ async def test_when_every_job_is_refused_the_command_fails(tmp_path: Path) -> No
     assert await fastserve("simulate", *SMALL, "--max-model-len", "2", "--theta", "0", "--out", str(tmp_path)) == 1
 
 
+async def test_a_simulation_that_gets_stuck_is_told_and_the_others_are_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "simulate", stuck_under(PolicyName.FCFS))
+    asked = ("--compare", "fcfs,srpt", "--seeds", "2", "--processes", "1", "--out", str(tmp_path))
+    assert await fastserve("simulate", *SMALL, *asked) == 1
+    printed = capsys.readouterr()
+    stories = [tmp_path / "fcfs+proactive" / f"seed-{seed}" / "stuck.txt" for seed in (0, 1)]
+    assert printed.err.count("\n") == 1
+    assert "2 of 4 simulations got stuck" in printed.err
+    assert str(stories[0]) in printed.err
+    assert re.search(r"^ *fcfs( +-)+ +2 *$", printed.out, re.MULTILINE)
+    assert re.search(r"^ *srpt .* 0 *$", printed.out, re.MULTILINE)
+    assert all(story.read_text().endswith("\n  3: resident\n") for story in stories)
+    assert [path.name for path in stories[0].parent.iterdir()] == ["stuck.txt"]
+    with (tmp_path / "summary.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [(row["policy"], row["stuck"], row["failed"]) for row in rows] == [
+        *[("fcfs", "99 turns were taken (at 1.5 s)", "")] * 2,
+        *[("srpt", "", "0")] * 2,
+    ]
+
+
+async def test_files_of_an_earlier_run_do_not_stay_beside_a_story_nor_a_story_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for policies, code, files in (
+        ((), 0, ["jobs.jsonl", "result.json"]),
+        ((PolicyName.SKIP_JOIN_MLFQ,), 1, ["stuck.txt"]),
+        ((), 0, ["jobs.jsonl", "result.json"]),
+    ):
+        monkeypatch.setattr(runs, "simulate", stuck_under(*policies))
+        assert await fastserve("simulate", *SMALL, "--processes", "1", "--out", str(tmp_path)) == code
+        assert sorted(path.name for path in tmp_path.iterdir()) == files
+
+
+async def test_when_the_fcfs_of_the_load_gets_stuck_it_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.simulator.capacity.simulate", stuck_under(PolicyName.FCFS))
+    assert await fastserve("simulate", "--jobs", "5", "--processes", "1", "--out", str(tmp_path)) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "FCFS, which load is told by, got stuck: 99 turns were taken" in error
+    assert "group 0" in (tmp_path / "stuck.txt").read_text()
+
+
+async def test_what_can_not_be_written_is_refused_before_anything_is_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("was simulated")
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("services.simulator.capacity.simulate", never)
+    out = str(tmp_path / "file" / "out")
+    assert await fastserve("simulate", "--jobs", "5", "--processes", "1", "--out", out) == 2
+    assert capsys.readouterr().err.startswith(f"fastserve simulate: --out {out} can't be written: ")
+
+
 def test_an_outcome_is_recorded_as_a_replay_records_it() -> None:
     outcome = JobOutcome("7", 1.0, 5, token_times_s=_times(2.0, 2.5, 4.0), finish_reason="length", preemptions=2)
     record = record_of(outcome)
@@ -162,6 +242,10 @@ def test_an_outcome_is_recorded_as_a_replay_records_it() -> None:
         ("--kv-policy", "none"),
         ("--compare", "fifo"),
         ("--sweep", "rate=0"),
+        ("--sweep", "cv=1e200,2"),
+        ("--cv", "1e200"),
+        ("--cv", "1e-200"),
+        ("--kv-device-tokens", "1" + "0" * 30),
         ("--sweep", "max-batch=0,1"),
         ("--seed", "x"),
         ("--seeds", "0"),

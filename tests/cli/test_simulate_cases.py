@@ -9,6 +9,7 @@ from services.cli.simulations.cases import (
     CAPACITY_BATCHES,
     CAPACITY_JOBS,
     Case,
+    Point,
     Sweep,
     Variant,
     capacity_of,
@@ -73,6 +74,7 @@ class TestSweeps:
         [
             "", "rate", "rate=", "rate=a", "rate=1:2", "rate=1:2:1", "rate=1:2:x", "rate=1:2:100000", "rate=0,1",
             "rate=-1", "rate=inf", "kv-device-tokens=inf", "rate=1,1", "policy=1", "cv=nan", "groups=nan",
+            "cv=1e200,2", "cv=1e-200", "ratio=0", "rate=1e-320",
         ],
     )  # fmt: skip
     def test_what_is_no_sweep_is_refused(self, text: str) -> None:
@@ -106,9 +108,25 @@ class TestSweeps:
         with pytest.raises(InvalidFieldError, match=f"{axis} is not for --workload {kind}"):
             cases_of(DEFAULTS[kind], f"{axis}=1,2")
 
-    def test_a_value_beyond_the_limits_of_the_setting_is_refused(self) -> None:
-        with pytest.raises(InvalidFieldError, match="--max-batch"):
-            cases_of(ZIPF, "max-batch=0,4")
+    @pytest.mark.parametrize(
+        "sweep", ["max-batch=0,4", "groups=1e300", "kv-device-tokens=1e300", "kv-host-tokens=1e12"]
+    )
+    def test_a_value_beyond_the_limits_of_the_setting_is_refused(self, sweep: str) -> None:
+        with pytest.raises(InvalidFieldError, match=f"--{sweep.partition('=')[0]}"):
+            cases_of(ZIPF, sweep)
+
+    def test_values_that_differ_have_names_that_differ(self) -> None:
+        tokens = cases_of(ZIPF, "kv-host-tokens=1234561,1234563,2000000")
+        assert [case.point.name for case in tokens] == [
+            "kv-host-tokens=1234561",
+            "kv-host-tokens=1234563",
+            "kv-host-tokens=2000000",
+        ]
+        rates = cases_of(ZIPF, "rate=1.0000001,1.00000012,2.5,4")
+        assert [case.point.shown for case in rates] == ["1.0000001", "1.00000012", "2.5", "4"]
+        huge = [Point("rate", value).name for value in (1e300, 2e300, 1e15, 1e15 + 1)]
+        assert len(set(huge)) == 4
+        assert max(map(len, huge)) < 30
 
     def test_more_simulations_than_anyone_waits_for_are_refused(self) -> None:
         with pytest.raises(InvalidFieldError, match="at most 2000"):

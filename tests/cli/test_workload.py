@@ -8,13 +8,16 @@ import pytest
 
 from services.cli.lengths import ZipfLengths
 from services.cli.workload import (
+    MOST_TOKENS,
     TraceJob,
     Workload,
+    WorkloadKind,
     make_trace,
     random_token_ids,
     read_trace,
     scale_arrivals,
     trace_line,
+    wrong_with,
 )
 from services.domain.errors import InvalidFieldError
 
@@ -30,6 +33,25 @@ def test_gaps_between_arrivals_have_the_mean_of_the_rate_and_the_asked_variation
     gaps = gaps_of(make_trace(Workload(40_000, 8.0, cv, 1.3, 512, 256, seed=7)))
     assert fmean(gaps) == pytest.approx(1 / 8.0, rel=0.1)
     assert pstdev(gaps) / fmean(gaps) == pytest.approx(cv, rel=0.1)
+
+
+@pytest.mark.parametrize("rate", [1e-9, 1e9])
+@pytest.mark.parametrize("cv", [0.0, 1e-3, 1e3])
+@pytest.mark.parametrize("ratio", [1e-6, 1e6])
+@pytest.mark.parametrize("theta", [0.0, 1e3])
+def test_a_workload_at_the_limits_is_finite(rate: float, cv: float, ratio: float, theta: float) -> None:
+    for name, value in (("rate", rate), ("cv", cv), ("ratio", ratio), ("theta", theta)):
+        assert wrong_with(name, value) is None
+    trace = make_trace(Workload(50, rate, cv, theta, 512, 256, seed=7, kind=WorkloadKind.RATIO, ratio=ratio))
+    assert read_trace(map(trace_line, trace)), "is read as it was written"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rate", 0.0), ("rate", 1e-320), ("cv", 1e-200), ("cv", 1e200), ("theta", 1e4), ("ratio", 0.0), ("ratio", 1e300)],
+)
+def test_beyond_the_limits_it_is_told_what_is_wrong(name: str, value: float) -> None:
+    assert (wrong_with(name, value) or "").startswith("must be ")
 
 
 def test_arrivals_without_variation_are_a_metronome() -> None:
@@ -120,6 +142,11 @@ def test_a_trace_is_read_in_order_of_arrival_with_all_kinds_of_prompts() -> None
         '{"arrival_s": 0, "prompt_tokens": 0, "output_tokens": 1}',
         '{"arrival_s": 0, "prompt_tokens": 3, "output_tokens": "many"}',
         '{"arrival_s": 0, "prompt_token_ids": 3, "output_tokens": 1}',
+        '{"arrival_s": 0, "prompt_tokens": 1e999, "output_tokens": 1}',
+        '{"arrival_s": 0, "prompt_tokens": 3, "output_tokens": Infinity}',
+        f'{{"arrival_s": 1{"0" * 400}, "prompt_tokens": 3, "output_tokens": 1}}',
+        f'{{"arrival_s": 0, "prompt_tokens": {MOST_TOKENS + 1}, "output_tokens": 1}}',
+        "[" * 100_000,
     ],
 )
 def test_a_bad_line_of_a_trace_is_named(line: str) -> None:

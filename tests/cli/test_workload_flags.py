@@ -78,6 +78,11 @@ def test_a_trace_is_read_and_keeps_its_times_unless_it_gets_a_rate(tmp_path: Pat
         ("--jobs", "1000001"),
         ("--max-prompt-tokens", "1000001"),
         ("--rate", "inf"),
+        ("--rate", "1e-320"),
+        ("--cv", "1e200"),
+        ("--cv", "1e-200"),
+        ("--theta", "1e300"),
+        ("--ratio", "0"),
     ],
 )
 def test_flags_that_do_not_go_together_or_are_beyond_their_limits_are_refused(

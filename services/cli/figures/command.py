@@ -16,11 +16,13 @@ from services.cli.figures.finished import Finished, code_digest
 from services.cli.figures.report_text import report
 from services.cli.figures.tables import table
 from services.cli.figures.values import FULL, MAIN, QUICK, Figure, Scale
-from services.cli.report import write_lines
+from services.cli.report import make_writable, write_lines
 from services.cli.simulations.processes import over_processes
 from services.domain.errors import InvalidFieldError
 
 DEFAULT_OUT = Path("docs/evaluation")
+DEFAULT_OUT_OF_SOME = Path("out/evaluation")
+"""With --only, so that no report of all figures gives way to one of a few."""
 DEFAULT_FINISHED = Path("out/figures")
 
 DrawTask = tuple[Evaluation, tuple[Figure, ...], Path]
@@ -81,8 +83,15 @@ def _parser() -> argparse.ArgumentParser:
     size.add_argument(
         "--full", action="store_true", help=f"{FULL.jobs} jobs a run, {len(FULL.seeds)} seeds, all points"
     )
-    made.add_argument("--only", metavar="NAME,...", help="the figures whose names begin so")
-    made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"where to write [{DEFAULT_OUT}]")
+    made.add_argument(
+        "--only", metavar="NAME,...", help="the figures whose names begin so; REPORT.md tells of these alone"
+    )
+    made.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help=f"where to write, a REPORT.md there is replaced [{DEFAULT_OUT}; with --only {DEFAULT_OUT_OF_SOME}]",
+    )
     made.add_argument(
         "--finished",
         type=Path,
@@ -101,15 +110,17 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command."""
     arguments = _parser().parse_args(argv)
     figures = chosen(arguments.only)
+    out: Path = arguments.out or (DEFAULT_OUT if arguments.only is None else DEFAULT_OUT_OF_SOME)
     scale = QUICK if arguments.quick else FULL if arguments.full else MAIN
     bar = BarProgress() if sys.stderr.isatty() else None
     progress: Progress = bar or LineProgress()
     try:
         with bar or nullcontext():
+            make_writable(out)
             finished = Finished(arguments.finished, code_digest())
             evaluation = evaluate(figures, scale, finished, arguments.processes, progress)
-            write(evaluation, arguments.out, arguments.processes, progress)
+            write(evaluation, out, arguments.processes, progress)
     except (InvalidFieldError, OSError) as error:
         raise CommandError(str(error)) from error
-    print(f"written to {arguments.out}")
+    print(f"written to {out}")
     return ExitCode.OK

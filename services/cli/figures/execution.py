@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
+from services.cli.arguments import CommandError
 from services.cli.figures.finished import Finished, Kept
 from services.cli.figures.simulating import OnProgress, capacity_jobs, capacity_per_s, simulate_run
 from services.cli.figures.values import CapacityOf, Measured, Run
 from services.cli.simulations.processes import over_processes
 from services.cli.workload import WorkloadKind
+from services.simulator.simulation import StuckError
 
 LINE_PERIOD_S = 15.0
 
@@ -44,8 +46,15 @@ def _capacity_task(of: CapacityOf, told: OnProgress) -> float:
 
 
 def _run_task(task: RunTask, told: OnProgress) -> Measured:
+    """Raises CommandError for a server that gets stuck."""
     run, capacity, kept = task
-    measured = simulate_run(run, capacity, told)
+    try:
+        measured = simulate_run(run, capacity, told)
+    except StuckError as error:
+        reason, story = str(error).partition("\n")[0], kept.write_story(str(error))
+        raise CommandError(
+            f"{run.system.label} on {run.server.profile} got stuck; {story} tells who waits for what: {reason}"
+        ) from error
     kept.write(measured)
     return measured
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from services.cli.simulations.settings import OwnSettings, changed, default_policies, server_setup, shown
-from services.cli.workload import TraceJob, WorkloadKind, make_trace
+from services.cli.workload import TraceJob, WorkloadKind, make_trace, wrong_with
 from services.cli.workload_flags import AnyWorkload, TraceFile, told, trace_of
 from services.domain.errors import InvalidFieldError
 from services.kvmanager.policy.policies import POLICY_NAMES
@@ -28,6 +28,7 @@ _CAPACITY_SEED = 1_000_003
 _OF_WORKLOAD = ("rate", "cv", "theta", "ratio")
 _OF_SERVER = ("kv-device-tokens", "kv-host-tokens", "groups", "max-batch")
 AXES = (*_OF_WORKLOAD, *_OF_SERVER)
+_MOST_IN_FULL = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,14 @@ class Point:
     value: float = 0.0
 
     @property
+    def shown(self) -> str:
+        """The value in full: two that differ are never shown alike."""
+        return str(int(self.value)) if self.value.is_integer() and self.value < _MOST_IN_FULL else repr(self.value)
+
+    @property
     def name(self) -> str:
         """As folders are called: `rate=4`."""
-        return f"{self.axis}={self.value:g}" if self.axis else ""
+        return f"{self.axis}={self.shown}" if self.axis else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,14 @@ class Case:
     def jobs(self) -> list[SimulatedJob]:
         """What comes to the server."""
         return simulated_jobs(trace_of(self.workload), self.time_scale)
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """What the results call the jobs, in the same order: a trace's ids, which need not differ."""
+        workload = self.workload
+        if isinstance(workload, TraceFile):
+            return [job.id for job in workload.jobs]
+        return [str(number) for number in range(workload.jobs)]
 
     @property
     def rate_per_s(self) -> float | None:
@@ -140,8 +154,10 @@ def parse_sweep(text: str) -> Sweep:
         values = tuple(float(round(value)) if math.isfinite(value) else value for value in values)
     if not all(0 <= value < math.inf for value in values) or len(set(values)) != len(values):
         raise InvalidFieldError("--sweep", "values must be finite, 0 or more, and differ")
-    if axis in ("rate", "ratio") and not all(values):
-        raise InvalidFieldError("--sweep", f"{axis} must be above 0")
+    if axis in _OF_WORKLOAD:
+        for value in values:
+            if (wrong := wrong_with(axis, value)) is not None:
+                raise InvalidFieldError("--sweep", f"{axis} {wrong}")
     if len(values) > MOST_POINTS:
         raise InvalidFieldError("--sweep", f"has more than {MOST_POINTS} values")
     return Sweep(axis, values)

@@ -33,6 +33,7 @@ _KV_MANAGER = tuple(
     if name.startswith("kv_") and name not in SchedulerSettings.model_fields
 )
 _NO_ADDRESS = "127.0.0.1:0"
+MOST_POOL_TOKENS = 1_000_000_000
 
 
 class OwnSettings(BaseModel):
@@ -45,8 +46,12 @@ class OwnSettings(BaseModel):
     plans_in_flight: int | None = Field(
         None, ge=1, le=16, description="iterations planned ahead, the running ones among them; off: stages + 1"
     )
-    kv_device_tokens: int | None = Field(None, ge=1, description="tokens of a group's device pool; off: the profile's")
-    kv_host_tokens: int | None = Field(None, ge=0, description="tokens of a group's host pool; off: the profile's")
+    kv_device_tokens: int | None = Field(
+        None, ge=1, le=MOST_POOL_TOKENS, description="tokens of a group's device pool; off: the profile's"
+    )
+    kv_host_tokens: int | None = Field(
+        None, ge=0, le=MOST_POOL_TOKENS, description="tokens of a group's host pool; off: the profile's"
+    )
     max_model_len: int | None = Field(
         None, ge=2, description="most tokens of prompt and output together; off: the profile's"
     )

@@ -1,4 +1,7 @@
-"""The results of simulations side by side: a table for people, a CSV for other programs. No I/O."""
+"""The results of simulations side by side: a table for people, a CSV for other programs. No I/O.
+
+Of a simulation that got stuck there are no figures: it is counted in a column of its own, and means are of the others.
+"""
 
 import csv
 import io
@@ -11,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from services.cli.simulations.cases import Case, Point, Variant
+from services.cli.simulations.runs import Content, Stuck
 
 WIDE_COLUMNS = 120
 """Terminals with fewer columns get fewer figures; all are in the files."""
@@ -34,16 +38,33 @@ _DISTRIBUTIONS = ("jct_s", "ttft_s", "per_output_token_s", "inter_token_s", "wor
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A case and its result."""
+    """A case and what came of it: the content of its result, or none if it got stuck."""
 
     case: Case
-    content: dict[str, Any]
+    came: Content | Stuck
+
+    @property
+    def stuck(self) -> Stuck | None:
+        """If it got stuck: why."""
+        return self.came if isinstance(self.came, Stuck) else None
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The result of one that did not get stuck."""
+        assert not isinstance(self.came, Stuck), self.came
+        return self.came
 
     @property
     def load(self) -> float | None:
         """Arrivals relative to what FCFS sustains, if that was measured."""
         load: float | None = self.content["config"].get("load")
         return load
+
+    @property
+    def mean_jct_s(self) -> float | None:
+        """None if no job ended well."""
+        mean_s: float | None = self.content["jct_s"]["mean"]
+        return mean_s
 
 
 def _mean(values: Sequence[float | None], form: str) -> str:
@@ -67,12 +88,10 @@ def _groups(runs: Sequence[Run]) -> dict[tuple[Point, Variant], list[Run]]:
 
 
 def _gain(before: Sequence[Run], after: Sequence[Run]) -> str:
-    """How many times shorter the mean JCT is than the first variant's, seed by seed."""
-    pairs = [
-        (sooner.content["jct_s"]["mean"], later.content["jct_s"]["mean"])
-        for later, sooner in zip(before, after, strict=True)
-    ]
-    return _spread([was / now if was and now else None for now, was in pairs], ".2f")
+    """How many times shorter the mean JCT is than the first variant's, for every seed that both have."""
+    was_s = {run.case.seed: run.mean_jct_s for run in before}
+    pairs = [(was_s.get(run.case.seed), run.mean_jct_s) for run in after]
+    return _spread([was / now if was and now else None for was, now in pairs], ".2f")
 
 
 def table(runs: Sequence[Run], wide: bool = True) -> Table:
@@ -92,17 +111,21 @@ def table(runs: Sequence[Run], wide: bool = True) -> Table:
     shown = _SECONDS if wide else _NARROW_SECONDS
     heads = ["load", *(f"{_HEADS[name]}\n{one}" for name, ones in shown.items() for one in ones)]
     heads += (["times\nsooner"] if compared else []) + (["pre-\nempted", "GB\nmoved", "failed"] if wide else [])
-    for head in heads:
+    some_stuck = any(run.stuck for run in runs)
+    for head in [*heads, *(["stuck"] if some_stuck else [])]:
         made.add_column(head, justify="right", no_wrap=True)
-    for (point, variant), group in groups.items():
-        baseline = next(other for (place, _), other in groups.items() if place == point)
+    ended = {place: [run for run in group if run.stuck is None] for place, group in groups.items()}
+    for (point, variant), group in ended.items():
+        baseline = next(other for (place, _), other in ended.items() if place == point)
+        stuck_count = len(groups[point, variant]) - len(group)
         made.add_row(
-            *([f"{point.value:g}"] if swept else []),
+            *([point.shown] if swept else []),
             f"{variant.policy}\n{variant.kv_policy}",
             _mean([run.load for run in group], ".2f"),
             *(_spread([run.content[name][one] for run in group]) for name, ones in shown.items() for one in ones),
             *([_gain(baseline, group)] if compared else []),
             *(_counts(group) if wide else []),
+            *([str(stuck_count)] if some_stuck else []),
             end_section=compared and variant == list(groups)[-1][1],
         )
     return made
@@ -123,22 +146,32 @@ def _moved_gb(run: Run) -> float:
 
 
 def summary_csv(runs: Sequence[Run]) -> list[str]:
-    """A line for every run under a line of names."""
+    """A line for every run under a line of names. Of one that got stuck it says why, and no figures."""
+    rows = [_row(run) for run in runs]
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    scheduler, kv = (list(runs[0].content[part]) for part in ("scheduler", "kv"))
-    writer.writerow(
-        ["axis", "value", "policy", "kv_policy", "seed", "load", "jobs", "failed", "duration_s", "output_tokens_per_s"]
-        + [f"{name}.{one}" for name in _DISTRIBUTIONS for one in _STATISTICS]
-        + [*scheduler, *kv, "peak_kv_tokens"]
-    )
-    for run in runs:
-        case, content = run.case, run.content
-        load = "" if run.load is None else run.load
-        writer.writerow(
-            [case.point.axis, case.point.value if case.point.axis else "", case.variant.policy, case.variant.kv_policy]
-            + [case.seed, load, *(content[name] for name in ("jobs", "failed", "duration_s", "output_tokens_per_s"))]
-            + [content[name][one] for name in _DISTRIBUTIONS for one in _STATISTICS]
-            + [*content["scheduler"].values(), *content["kv"].values(), content["simulated"]["peak_kv_tokens"]]
-        )
+    writer = csv.DictWriter(text, max(rows, key=len), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue().splitlines()
+
+
+def _row(run: Run) -> dict[str, object]:
+    case = run.case
+    place: dict[str, object] = {
+        "axis": case.point.axis,
+        "value": case.point.value if case.point.axis else "",
+        "policy": case.variant.policy,
+        "kv_policy": case.variant.kv_policy,
+        "seed": case.seed,
+        "stuck": "" if run.stuck is None else run.stuck.reason,
+    }
+    if run.stuck is not None:
+        return place
+    content = run.content
+    return (
+        place
+        | {"load": "" if run.load is None else run.load}
+        | {name: content[name] for name in ("jobs", "failed", "duration_s", "output_tokens_per_s")}
+        | {f"{name}.{one}": content[name][one] for name in _DISTRIBUTIONS for one in _STATISTICS}
+        | {**content["scheduler"], **content["kv"], "peak_kv_tokens": content["simulated"]["peak_kv_tokens"]}
+    )
