@@ -55,7 +55,7 @@ lock: $(INSTALLED) ## resolve requirements.lock anew from pyproject.toml, keepin
 		pyproject.toml -o requirements.lock
 
 clean: ## remove what was made, .venv too
-	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) build dist out models/random .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	find models protos services tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 build/uv/bin/uv:

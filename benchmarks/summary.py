@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts import ALL_PARTS
+from benchmarks.parts import ALL_PARTS, SEPARATE
 from benchmarks.report import Goal, goals_table, section
 from services.cli.report import write_lines
 
@@ -30,7 +30,12 @@ def summary(contents: dict[str, dict[str, Any]]) -> str:
             sections += [section(table) for table in part.tables(content["measured"])]
             line = _machine_line(content["machine"])
             machines += [] if line in machines else [line]
-    head = ["# Live benchmarks", "Written by `make bench`; the files beside this one hold every figure.", *machines]
+    separate = ", ".join(f"`{part.name}`" for part in SEPARATE)
+    origin = (
+        "Written by `benchmarks/run.py`; the files beside this one hold every figure. "
+        f"`make bench` measures all parts but {separate}, measured only when named (`--only`)."
+    )
+    head = ["# Live benchmarks", origin, *machines]
     warning = ["**A quick run: these figures only show that everything runs.**"] if quick else []
     return "\n\n".join([*head, *warning, "## Goals", goals_table(goals), "## Figures", *sections]) + "\n"
 

@@ -1,4 +1,4 @@
-"""A Python client of FastServe: `python docs/examples/generate.py HOST:PORT "def main"`.
+"""A Python client of FastServe: `.venv/bin/python docs/examples/generate.py HOST:PORT "def main"`.
 
 Needs grpcio and the stubs of protos/fastserve/v1 (installed with fastserve); inference.proto documents everything.
 """
