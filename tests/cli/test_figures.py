@@ -1,23 +1,27 @@
 """The figures: declared as the papers' evaluation has them, run, drawn and written."""
 
+import fcntl
 import json
+import re
 import shutil
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from services.cli.arguments import CommandError, ExitCode
+from services.cli.figures import command, execution
 from services.cli.figures import finished as finished_runs
 from services.cli.figures.catalogue import FIGURES
 from services.cli.figures.command import chosen, evaluate, main, write
-from services.cli.figures.drawing import GAPS_SUFFIX, apart, gaps_of, gaps_owner
+from services.cli.figures.drawing import GAPS_SUFFIX, apart, caption_of, gaps_of, gaps_owner, split_of
 from services.cli.figures.evaluation import Evaluation
 from services.cli.figures.finished import Finished, code_digest, sources
 from services.cli.figures.measures import NUMBERS
 from services.cli.figures.metrics import GAPS, JCT
-from services.cli.figures.paper_n26 import GOODPUT, MEAN_LATENCY, SWAPS, TAIL_LATENCY
-from services.cli.figures.paper_v1 import OPT_13B
+from services.cli.figures.paper_n26 import GOODPUT, MEAN_LATENCY, PEAK, SWAPS, TAIL_LATENCY
+from services.cli.figures.paper_v1 import OPT_13B, STATIC_LOADS
 from services.cli.figures.simulating import server_setup
 from services.cli.figures.systems import COLOURS, FASTSERVE, FCFS, REACTIVE, SRPT
 from services.cli.figures.tables import HEADER, table
@@ -30,11 +34,14 @@ from services.cli.figures.values import (
     Lengths,
     Panel,
     Points,
+    Run,
     Scale,
     Traffic,
 )
 from services.cli.profiles.find import PROFILES
 from services.cli.workload import WorkloadKind
+from services.simulator.simulation import StuckError
+from tests.cli.made_evaluations import made
 
 CODE = "0123456789abcdef"
 TINY = Scale("quick", jobs=12, seeds=(0, 1), most_points=2, full=False)
@@ -89,7 +96,7 @@ def test_more_processes_change_no_number(evaluation: Evaluation, tmp_path: Path)
 
 def test_an_interrupted_evaluation_goes_on_where_it_was(evaluation: Evaluation, tmp_path: Path) -> None:
     evaluated(tmp_path)
-    files = sorted((tmp_path / f"code-{CODE}").iterdir())
+    files = sorted((tmp_path / f"code-{CODE}").glob("*.json"))
     assert len(files) == len(evaluation.measured)
     marked = json.loads(files[0].read_text())
     files[0].write_text(json.dumps({**marked, "rate_per_s": 123.0}))
@@ -122,8 +129,57 @@ def test_other_code_and_another_profile_run_all_anew(tmp_path: Path, monkeypatch
         file.write(" ")
     assert mine.kept(run).path != before
     (tmp_path / "notes").mkdir()
+    del mine
     Finished(tmp_path, "0" * 16)
     assert {path.name for path in tmp_path.iterdir()} == {"code-" + "0" * 16, "notes", "profiles"}
+
+
+def test_what_other_code_has_finished_stays_while_it_is_at_work(evaluation: Evaluation, tmp_path: Path) -> None:
+    run, measured = next(iter(evaluation.measured.items()))
+    at_work = Finished(tmp_path, CODE)
+    kept = at_work.kept(run)
+    other = Finished(tmp_path, "0" * 16)
+    kept.write(measured)
+    assert kept.read() == measured
+    assert other.kept(run).path.parent.is_dir()
+    del at_work
+    Finished(tmp_path, "1" * 16)
+    assert {path.name for path in tmp_path.iterdir()} == {"code-" + "0" * 16, "code-" + "1" * 16}
+
+
+def test_a_folder_that_is_removed_while_it_is_taken_is_made_anew(
+    evaluation: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, measured = next(iter(evaluation.measured.items()))
+    folder = tmp_path / f"code-{CODE}"
+    lock: Callable[[int, int], None] = fcntl.flock
+    times = iter(range(2))
+
+    def remove_first(held: int, operation: int) -> None:
+        if next(times, None) is not None:
+            shutil.rmtree(folder)
+        lock(held, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    mine = Finished(tmp_path, CODE)
+    assert next(times, None) is None
+    mine.kept(run).write(measured)
+    Finished(tmp_path, "0" * 16)
+    assert mine.kept(run).read() == measured, "its lock is that of the folder that is there"
+
+
+def test_a_server_that_gets_stuck_is_told_in_one_line_with_a_story(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get_stuck(*_: object) -> None:
+        raise StuckError("99 turns were taken (at 1.5 s)\ngroup 0: plans without a result [7]")
+
+    monkeypatch.setattr(execution, "simulate_run", get_stuck)
+    with pytest.raises(CommandError, match=r"on opt-13b-a100-40gb got stuck; .*: 99 turns were taken") as told:
+        evaluated(tmp_path)
+    story = re.search(r"stuck; (\S+) tells", str(told.value))
+    assert story is not None
+    assert "group 0: plans without a result [7]" in Path(story[1]).read_text()
 
 
 def test_the_code_of_a_run_is_what_a_simulation_imports_and_no_more() -> None:
@@ -233,6 +289,35 @@ def test_the_picture_of_gaps_has_each_sweep_once_by_both_measures() -> None:
     assert {panel.sweep for panel in panels} == set(SWAPS.sweeps)
 
 
+def test_a_jobs_time_has_a_part_for_kv_that_is_being_brought_back() -> None:
+    def numbers(run: Run) -> dict[str, float]:
+        return {"queue_s": 1.0, "executing_s": 2.0, "preempted_s": 7.0, "upload_s": 3.0}
+
+    panel = SWAPS.panel("a job's time")
+    split = split_of(made(MAIN, (SWAPS,), lambda run: 10.0, numbers), panel, FASTSERVE, 1.5)
+    assert split == {
+        "before the first iteration": 1.0,
+        "in iterations": 2.0,
+        "KV being brought back": 3.0,
+        "waiting in between": 4.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fcfs", "words"), [(1.0, "no mean JCT is below its"), (0.9, "FCFS's mean JCT is up to 10.0%")]
+)
+def test_a_caption_says_by_how_much_the_oracle_was_beaten(fcfs: float, words: str) -> None:
+    evaluation = made(MAIN, (PEAK,), lambda run: fcfs if run.system == FCFS else 1.0)
+    assert words in caption_of(evaluation, PEAK)
+    assert "it bounds" not in caption_of(evaluation, PEAK)
+
+
+def test_load_1_is_drawn_only_where_the_sweep_comes_near_it() -> None:
+    evaluation = made(MAIN, (STATIC_LOADS, MEAN_LATENCY), lambda run: 1.0)
+    assert "load 1." in caption_of(evaluation, MEAN_LATENCY)
+    assert "Dotted upright line" not in caption_of(evaluation, STATIC_LOADS)
+
+
 def test_labels_never_overlap_and_stay_beside_the_axes() -> None:
     for fractions in ([0.1, 0.1, 0.1, 0.9], [0.97, 0.98, 0.99, 1.0], [0.5]):
         heights = apart(fractions)
@@ -251,8 +336,41 @@ def test_the_command_writes_the_figures_that_it_is_asked_for(
     assert "`make figures QUICK=1`" in (out / "REPORT.md").read_text()
 
 
+def test_some_figures_alone_replace_no_report_of_all_unless_told_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "FIGURES", (FIGURE,))
+    monkeypatch.setattr(command, "QUICK", TINY)
+    assert main(["--quick", "--only", "tiny", "--processes", "1"]) == ExitCode.OK
+    assert capsys.readouterr().out == "written to out/evaluation\n"
+    assert (tmp_path / "out" / "evaluation" / "REPORT.md").exists()
+    assert not (tmp_path / "docs").exists()
+
+
+def test_what_can_not_be_written_is_told_before_anything_is_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "FIGURES", (FIGURE,))
+    monkeypatch.setattr(command, "QUICK", TINY)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CommandError, match="file"):
+        main(
+            [
+                "--quick",
+                "--out",
+                str(tmp_path / "file" / "out"),
+                "--finished",
+                str(tmp_path / "finished"),
+                "--processes",
+                "1",
+            ]
+        )
+    assert not (tmp_path / "finished").exists()
+
+
 def test_figures_are_chosen_by_the_beginnings_of_their_names() -> None:
-    assert [figure.name for figure in chosen("v1-09,n26-17")] == ["v1-09-overall", "n26-17-swap-policies"]
+    assert [figure.name for figure in chosen("v1-09-o,n26-17")] == ["v1-09-overall", "n26-17-swap-policies"]
     assert chosen(None) == FIGURES
 
 

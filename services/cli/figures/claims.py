@@ -1,6 +1,6 @@
 """What the papers claim (PAPER 6), one row each: the only numbers of the report that were typed, and how ours are read.
 
-A range's `low` is None where the papers say "up to".
+A range's `low` is None where the papers say "up to". Where an ablation of theirs has two figures here, it has two rows.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from services.cli.figures.evaluation import Evaluation
 from services.cli.figures.findings import (
+    Comparison,
     Finding,
     Reading,
     gain_range,
@@ -18,7 +19,15 @@ from services.cli.figures.findings import (
     sustained_gain,
 )
 from services.cli.figures.interpolation import Bound
-from services.cli.figures.metrics import JCT_P95, PEAK_KV
+from services.cli.figures.metrics import PEAK_KV
+from services.cli.figures.notes import (
+    deferring,
+    peak_over_loads,
+    reacting,
+    recomputing,
+    static_batches,
+    swapping,
+)
 from services.cli.figures.paper_n26 import (
     BATCH_SLO_S,
     BATCHES,
@@ -31,7 +40,7 @@ from services.cli.figures.paper_n26 import (
     SWAPS,
     TAIL_LATENCY,
 )
-from services.cli.figures.paper_v1 import KV_POLICIES, OVERALL
+from services.cli.figures.paper_v1 import KV_POLICIES, OVERALL, STATIC_LOADS
 from services.cli.figures.systems import (
     DEFER,
     FASTSERVE,
@@ -41,7 +50,6 @@ from services.cli.figures.systems import (
     MLFQ,
     REACTIVE,
     RECOMPUTE,
-    SRPT,
     STATIC,
 )
 from services.cli.figures.values import Figure, System
@@ -51,17 +59,35 @@ class Verdict(StrEnum):
     """Ours beside the papers' range."""
 
     WITHIN = "within the papers' range"
+    FROM_BELOW = "overlaps the papers' range, from below"
+    TO_ABOVE = "overlaps the papers' range, to above"
+    BOTH = "overlaps the papers' range, from below to above"
     SMALLER = "smaller than the papers'"
     LARGER = "larger than the papers'"
     OPEN = "not decided by the rates that were run"
+    INCOMPARABLE = "not comparable"
+
+    @property
+    def falls_short(self) -> bool:
+        """Whether ours goes below the papers' numbers."""
+        return self in (Verdict.SMALLER, Verdict.FROM_BELOW, Verdict.BOTH)
+
+    @property
+    def goes_beyond(self) -> bool:
+        """Whether ours goes above them."""
+        return self in (Verdict.LARGER, Verdict.TO_ABOVE, Verdict.BOTH)
+
+
+Note = Callable[[Evaluation, Finding], str]
+"""What the runs tell of a claim, beside what they tell of every claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One number of the papers. `engine` names the other engine that it compares with, "" for the same engine.
 
-    `bound`: what the oracle reaches. `overload`: how much longer than FCFS the system compared with works on the same
-    jobs, where it can't keep up. `note`: what the runs tell of a smaller gain. `limit_s`: of sustained rates.
+    `compares`: what the number is a ratio of, None for a share. `ordered`: whether an order of jobs explains it, so
+    that the oracle's figure belongs beside it. `limit_s`: of sustained rates.
     """
 
     key: str
@@ -73,9 +99,9 @@ class Claim:
     reading: Reading
     engine: str = ""
     percent: bool = False
-    bound: Reading | None = None
-    overload: Reading | None = None
-    note: Callable[[Evaluation], str] | None = None
+    compares: Comparison | None = None
+    ordered: bool = False
+    note: Note | None = None
     limit_s: float = SLO_S
 
     @property
@@ -87,24 +113,40 @@ class Claim:
             return f"up to {self.high:g}x"
         return f"{self.high:g}x" if self.low == self.high else f"{self.low:g}-{self.high:g}x"
 
+    @property
+    def least(self) -> float:
+        """The papers' smallest number."""
+        return self.high if self.low is None else self.low
+
     def ours(self, evaluation: Evaluation) -> Finding | None:
         """None where the figure was not run."""
         return self.reading(evaluation) if evaluation.has(self.figure.name) else None
 
     def verdict(self, finding: Finding) -> Verdict:
-        """Ranges that overlap agree. A bound that was only reached from one side decides where it is beyond."""
+        """Where ours is. A bound that was only reached from one side decides where it is beyond."""
+        if not finding.comparable:
+            return Verdict.INCOMPARABLE
         low, high = finding.low, finding.high
-        if high.bound is Bound.OPEN or low.bound is Bound.OPEN:
+        if Bound.OPEN in (high.bound, low.bound):
             return Verdict.OPEN
         if self.percent:
             return Verdict.WITHIN if high.value < self.high else Verdict.LARGER
-        floor = self.high if self.low is None else self.low
+        # "Up to" speaks of the greatest only.
+        low = high if self.low is None else low
         # One decimal is what the papers give.
-        if round(high.value, 1) < round(floor, 1):
+        floor, ceiling, lowest, greatest = (round(value, 1) for value in (self.least, self.high, low.value, high.value))
+        if greatest < floor:
             return Verdict.OPEN if high.bound is Bound.AT_LEAST else Verdict.SMALLER
-        if round(low.value, 1) > round(self.high, 1):
+        if lowest > ceiling:
             return Verdict.OPEN if low.bound is Bound.AT_MOST else Verdict.LARGER
-        return Verdict.WITHIN
+        beneath, beyond = lowest < floor, greatest > ceiling
+        if low.bound is (Bound.AT_LEAST if beneath else Bound.AT_MOST):
+            return Verdict.OPEN
+        if high.bound is (Bound.AT_MOST if beyond else Bound.AT_LEAST):
+            return Verdict.OPEN
+        if beneath and beyond:
+            return Verdict.BOTH
+        return Verdict.FROM_BELOW if beneath else Verdict.TO_ABOVE if beyond else Verdict.WITHIN
 
 
 _MODELS = ("OPT-13B", "OPT-66B", "OPT-175B")
@@ -113,12 +155,21 @@ _ALPACA = tuple(f"{model}, Alpaca" for model in _MODELS)
 _FT, _ORCA, _VLLM_0_1, _VLLM_0_6 = "FasterTransformer", "Orca", "vLLM 0.1.7", "vLLM 0.6.1"
 
 
-def _overall(key: str, panel: str, against: System, engine: str, low: float, high: float) -> Claim:
+def _overall(key: str, panel: str, low: float, high: float) -> Claim:
+    compares = Comparison(((OVERALL, f"{panel}, mean"),), FCFS, FASTSERVE)
     where = f"v1 {panel} sweep, mean JCT"
-    reading = gain_range(OVERALL, f"{panel}, mean", against, FASTSERVE)
-    bound = gain_range(OVERALL, f"{panel}, mean", against, SRPT)
-    overload = gain_range(OVERALL, f"{panel}, mean", STATIC, FCFS, "duration_s") if against == STATIC else None
-    return Claim(f"v1-{key}", where, against.label, low, high, OVERALL, reading, engine, bound=bound, overload=overload)
+    reading = gain_range(compares)
+    return Claim(f"v1-{key}", where, FCFS.label, low, high, OVERALL, reading, _ORCA, compares=compares, ordered=True)
+
+
+def _static(key: str, panel: str, low: float, high: float) -> Claim:
+    compares = Comparison(((STATIC_LOADS, panel),), STATIC, FASTSERVE)
+    where = f"v1 {panel} sweep, mean JCT"
+    reading, note = gain_range(compares, kept_by=STATIC), static_batches(panel)
+    return Claim(
+        f"v1-{key}", where, STATIC.label, low, high, STATIC_LOADS, reading, _FT, compares=compares, note=note,
+        ordered=True,
+    )  # fmt: skip
 
 
 def _sustained(
@@ -132,53 +183,52 @@ def _sustained(
     figure: Figure = MEAN_LATENCY,
 ) -> Claim:
     limit_s = BATCH_SLO_S if figure is BATCHES else SLO_S
-    reading = sustained_gain(figure, titles, against, FASTSERVE, limit_s)
-    return Claim(key, where, against.label, low, high, figure, reading, engine, limit_s=limit_s)
+    compares = Comparison(tuple((figure, title) for title in titles), against, FASTSERVE)
+    reading = sustained_gain(compares, limit_s)
+    return Claim(
+        key, where, against.label, low, high, figure, reading, engine, compares=compares, ordered=True, limit_s=limit_s
+    )
 
 
-def _headline(key: str, where: str, high: float, number: str) -> Claim:
-    panels = tuple((OVERALL, f"{panel}, mean") for panel in ("rate", "burstiness", "skew"))
-    return Claim(key, where, FCFS.label, None, high, OVERALL, greatest_gain(panels, FCFS, FASTSERVE, number), _ORCA)
+def _headline(key: str, where: str, high: float, statistic: str) -> Claim:
+    panels = tuple((OVERALL, f"{panel}, {statistic}") for panel in ("rate", "burstiness", "skew"))
+    compares = Comparison(panels, FCFS, FASTSERVE)
+    reading = greatest_gain(compares)
+    return Claim(key, where, FCFS.label, None, high, OVERALL, reading, _ORCA, compares=compares, ordered=True)
 
 
 def _ablation(key: str, against: System, high: float) -> Claim:
-    panels = ((RATIO, "mean JCT"), (RATIO, "per output token"))
-    reading = greatest_gain(panels, against, FASTSERVE)
-    bound = greatest_gain(panels, against, SRPT)
+    compares = Comparison(((RATIO, "mean JCT"), (RATIO, "per output token")), against, FASTSERVE)
     where = "ablation over input/output ratios: skip-join"
-    return Claim(key, where, against.label, None, high, RATIO, reading, bound=bound)
+    reading = greatest_gain(compares)
+    return Claim(key, where, against.label, None, high, RATIO, reading, compares=compares, ordered=True)
 
 
-def _stalled(evaluation: Evaluation) -> str:
-    panel = KV_POLICIES.panel("rate")
-    pairs = zip(
-        evaluation.points(panel, REACTIVE, "stall_s"), evaluation.points(panel, REACTIVE, "duration_s"), strict=True
-    )
-    share = max(stall.mean / duration.mean for stall, duration in pairs)
+def _kv(key: str, against: System, low: float, high: float, note: Note) -> tuple[Claim, Claim]:
+    def claim(suffix: str, figure: Figure, panel: str, what: str) -> Claim:
+        compares = Comparison(((figure, panel),), against, FASTSERVE)
+        where, reading = f"ablation: proactive, mean JCT, {what}", gain_range(compares)
+        return Claim(f"{key}{suffix}", where, against.label, low, high, figure, reading, compares=compares, note=note)
+
     return (
-        f"With reactive swapping iterations wait for copies {share:.1%} of the time at most: other jobs run meanwhile."
+        claim("", SWAPS, "mean JCT", "ShareGPT lengths"),
+        claim("-little-kv", KV_POLICIES, "rate", "Zipf lengths, little KV"),
     )
 
 
-def _recomputed(evaluation: Evaluation) -> str:
-    busy = gain_range(KV_POLICIES, "rate", RECOMPUTE, FASTSERVE, "busy_s")(evaluation)
-    return f"Recomputing takes at most {max(busy.high.value - 1, 0.0):.1%} more computing here."
-
-
-def _kv(key: str, against: System, low: float, high: float, note: Callable[[Evaluation], str] | None = None) -> Claim:
-    reading = gain_range(KV_POLICIES, "rate", against, FASTSERVE)
-    return Claim(key, "ablation: proactive, mean JCT", against.label, low, high, KV_POLICIES, reading, note=note)
-
+_PAPERS_RATE_PER_S = 64.0
+_LOW = Comparison(((SWAPS, "mean JCT"),), FCFS, FASTSERVE)
+_PEAKS = Comparison(((PEAK, "peak KV"),), FASTSERVE, FCFS, PEAK_KV.name)
 
 CLAIMS: tuple[Claim, ...] = (
-    _overall("rate-static", "rate", STATIC, _FT, 1.9, 11.4),
-    _overall("rate-fcfs", "rate", FCFS, _ORCA, 1.0, 4.3),
-    _overall("cv-static", "burstiness", STATIC, _FT, 7.4, 12.2),
-    _overall("cv-fcfs", "burstiness", FCFS, _ORCA, 2.3, 5.1),
-    _overall("theta-static", "skew", STATIC, _FT, 3.6, 10.6),
-    _overall("theta-fcfs", "skew", FCFS, _ORCA, 1.9, 3.9),
-    _headline("v1-headline-mean", "v1 headline, mean JCT", 5.1, "jct_s.mean"),
-    _headline("v1-headline-tail", "v1 headline, tail (P95) of JCT", 6.4, JCT_P95.name),
+    _static("rate-static", "rate", 1.9, 11.4),
+    _overall("rate-fcfs", "rate", 1.0, 4.3),
+    _static("cv-static", "burstiness", 7.4, 12.2),
+    _overall("cv-fcfs", "burstiness", 2.3, 5.1),
+    _static("theta-static", "skew", 3.6, 10.6),
+    _overall("theta-fcfs", "skew", 1.9, 3.9),
+    _headline("v1-headline-mean", "v1 headline, mean JCT", 5.1, "mean"),
+    _headline("v1-headline-tail", "v1 headline, tail (P95) of JCT", 6.4, "P95"),
     _sustained("v3-sharegpt-static", "v3 ShareGPT, rate at SLO", STATIC, _FT, 31.5, 74.9, _SHAREGPT),
     _sustained("v3-alpaca-static", "v3 Alpaca, rate at SLO", STATIC, _FT, 9.5, 15.8, _ALPACA),
     _sustained("v3-sharegpt-vllm", "v3 ShareGPT, rate at SLO", FCFS, _VLLM_0_1, None, 18.3, _SHAREGPT),
@@ -212,18 +262,19 @@ CLAIMS: tuple[Claim, ...] = (
     _ablation("ablation-fcfs", FCFS, 8.9),
     _ablation("ablation-mlfq", MLFQ, 1.87),
     _ablation("ablation-fixed-priority", FIXED_PRIORITY, 13.9),
-    _kv("proactive-defer", DEFER, 2.3, 3.5),
-    _kv("proactive-reactive", REACTIVE, 1.4, 1.7, _stalled),
-    _kv("proactive-recompute", RECOMPUTE, 2.7, 2.7, _recomputed),
+    *_kv("proactive-defer", DEFER, 2.3, 3.5, deferring),
+    *_kv("proactive-reactive", REACTIVE, 1.4, 1.7, reacting),
+    *_kv("proactive-recompute", RECOMPUTE, 2.7, 2.7, recomputing),
     Claim(
         "swap-share",
-        "what swapping costs the proactive policy, of the time",
+        "what swapping costs the proactive policy, of all completion times",
         "",
         None,
         0.05,
         SWAPS,
-        greatest_share(SWAPS, "per output token", FASTSERVE, "swap_share"),
+        greatest_share(SWAPS, "mean JCT", FASTSERVE, "upload_share"),
         percent=True,
+        note=swapping,
     ),
     Claim(
         "low-load",
@@ -232,15 +283,19 @@ CLAIMS: tuple[Claim, ...] = (
         1.0,
         1.0,
         SWAPS,
-        single(SWAPS, "mean JCT", FCFS, FASTSERVE, LOADS.main[0]),
+        single(_LOW, LOADS.main[0]),
+        compares=_LOW,
+        ordered=True,
     ),
     Claim(
         "peak-kv",
-        "peak KV of skip-join at 64 jobs/s, over FCFS's",
+        f"peak KV of skip-join at {_PAPERS_RATE_PER_S:g} jobs/s, over FCFS's",
         FCFS.label,
         None,
         7.0,
         PEAK,
-        single(PEAK, "peak KV", FASTSERVE, FCFS, 64.0, PEAK_KV.name),
+        single(_PEAKS, _PAPERS_RATE_PER_S),
+        compares=_PEAKS,
+        note=peak_over_loads(_PEAKS, 7.0),
     ),
 )

@@ -16,8 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 
 from services.cli.figures.evaluation import Evaluation, Point
-from services.cli.figures.metrics import GAPS
-from services.cli.figures.systems import COLOURS, DASHED, FASTSERVE, LIMIT_DEFAULT_LABEL
+from services.cli.figures.findings import AXIS_WORDS
+from services.cli.figures.metrics import GAPS, JCT
+from services.cli.figures.systems import COLOURS, DASHED, FASTSERVE, LIMIT_DEFAULT_LABEL, SRPT
 from services.cli.figures.values import Axis, Figure, Panel, PanelKind, System
 from services.cli.pages import PLAIN, STYLE, name_log_ticks, write_page
 
@@ -28,6 +29,10 @@ _CAPTION_CHARACTERS_AN_INCH = 15.5
 _TITLE_CHARACTERS_AN_INCH = 9.0
 _WIDE = 300
 """A log axis that spans less names the 2s and 5s too."""
+_NEAR_LOAD_1 = 0.5
+"""A sweep that ends below this is drawn without the line of load 1, which would squeeze it."""
+_TOLD_SHARE = 0.001
+"""Whoever is below the oracle by less is not named."""
 _LABEL_HEIGHT = 0.062
 """The least distance of two labels, as a share of the axes' height."""
 
@@ -43,8 +48,13 @@ _AXIS_LABELS = {
     Axis.BATCH: "largest batch",
 }
 _LOG_AXES = (Axis.CV, Axis.RATIO, Axis.QUANTUM_RATIO, Axis.STAGES, Axis.BATCH)
-_SPLIT = (("queue_s", "#c9ccd1", "before the first iteration"), ("executing_s", "#30638e", "in iterations"),
-          ("preempted_s", "#edae49", "waiting in between"))  # fmt: skip
+_SPLIT = (
+    ("before the first iteration", "#c9ccd1", "queue_s", None),
+    ("in iterations", "#30638e", "executing_s", None),
+    ("KV being brought back", "#d1495b", "upload_s", None),
+    ("waiting in between", "#edae49", "preempted_s", "upload_s"),
+)
+"""The parts of a job's time: name, colour, the number, and the number that is a part of it and drawn apart."""
 
 
 def _label_of(system: System, panel: Panel) -> str:
@@ -89,7 +99,8 @@ def _scale_x(axes: Axes, panel: Panel, points: Sequence[Point]) -> None:
         top = axes.secondary_xaxis("top", functions=(to_load, to_rate))
         top.set_xlabel("load (of FCFS's capacity)", fontsize=8)
         top.tick_params(labelsize=8)
-        axes.axvline(capacity, color="#b0b0b0", lw=1, ls=(0, (1, 2)))
+        if points[-1].load >= _NEAR_LOAD_1:
+            axes.axvline(capacity, color="#b0b0b0", lw=1, ls=(0, (1, 2)))
         return
     if panel.axis in _LOG_AXES:
         axes.set_xscale("log", base=2)
@@ -137,13 +148,24 @@ def _draw_lines(axes: Axes, evaluation: Evaluation, panel: Panel) -> None:
     _name_lines(axes, ends)
 
 
+def split_of(evaluation: Evaluation, panel: Panel, system: System, x: float) -> dict[str, float]:
+    """Mean seconds of a job by what it did in them; together its completion time."""
+    parts: dict[str, float] = {}
+    for text, _, number, apart_from_it in _SPLIT:
+        seconds = evaluation.point(panel, system, x, number).mean
+        less = evaluation.point(panel, system, x, apart_from_it).mean if apart_from_it is not None else 0.0
+        parts[text] = max(seconds - less, 0.0)
+    return parts
+
+
 def _draw_time_split(axes: Axes, evaluation: Evaluation, panel: Panel) -> None:
     """A bar a system at the panel's last point, the first system on top."""
     x = evaluation.scale.of(panel.points)[-1]
     names = [_label_of(system, panel) for system in panel.systems]
     lefts = [0.0] * len(names)
-    for number, colour, text in _SPLIT:
-        widths = [evaluation.point(panel, system, x, number).mean for system in panel.systems]
+    splits = [split_of(evaluation, panel, system, x) for system in panel.systems]
+    for text, colour, _, _ in _SPLIT:
+        widths = [split[text] for split in splits]
         axes.barh(names, widths, left=lefts, color=colour, label=text, height=0.62)
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
     for row, (system, length) in enumerate(zip(panel.systems, lefts, strict=True)):
@@ -154,7 +176,7 @@ def _draw_time_split(axes: Axes, evaluation: Evaluation, panel: Panel) -> None:
     axes.set_xlim(0, max(lefts) * 1.6)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(panel.metric.label)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.35, -0.17), ncols=3, fontsize=7.5, frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.35, -0.17), ncols=2, fontsize=7.5, frameon=False)
 
 
 _DRAWERS: Mapping[PanelKind, Callable[[Axes, Evaluation, Panel], None]] = {
@@ -163,16 +185,40 @@ _DRAWERS: Mapping[PanelKind, Callable[[Axes, Evaluation, Panel], None]] = {
 }
 
 
+def oracle_words(evaluation: Evaluation, figure: Figure) -> str:
+    """What the oracle is, and by how much it was beaten; "" for a figure without it."""
+    beaten: list[tuple[float, str]] = []
+    panels = [panel for panel in figure.panels if panel.kind is PanelKind.LINES and SRPT in panel.systems]
+    if not panels:
+        return ""
+    for panel in panels:
+        for system in panel.systems:
+            # How many times the oracle's mean JCT this system's is.
+            for gain in evaluation.gains(panel, system, SRPT, JCT.name):
+                share, place = 1 - gain.times, f"{AXIS_WORDS[panel.axis]} {gain.x:g}"
+                beaten.append((share, f"{system.label}'s mean JCT is up to {share:.1%} below its ({place})"))
+    most, text = max(beaten, default=(0.0, ""), key=lambda pair: pair[0])
+    here = text if most >= _TOLD_SHARE else "no mean JCT is below its"
+    return (
+        "The SRPT oracle knows lengths and aims at mean JCT only; the best order for one job at a time, no strict "
+        f"bound for batches: here {here}."
+    )
+
+
 def caption_of(evaluation: Evaluation, figure: Figure) -> str:
     """What is below the picture: settings and scale."""
     seeds = len(evaluation.scale.seeds)
     spread = f"{seeds} seeds: lines are means, bands go from the least to the greatest" if seeds > 1 else "one seed"
-    by_rate = any(panel.axis in (Axis.LOAD, Axis.RATE) for panel in figure.panels)
+    by_rate = any(
+        panel.axis in (Axis.LOAD, Axis.RATE) and evaluation.points(panel, panel.systems[0])[-1].load >= _NEAR_LOAD_1
+        for panel in figure.panels
+    )
     line = " Dotted upright line: load 1." if by_rate else ""
     jobs = " or ".join(
         f"{evaluation.scale.jobs * factor:,}" for factor in sorted({panel.job_factor for panel in figure.panels})
     )
-    return f"{figure.caption} {jobs} jobs a run, {spread}. Simulated.{line}"
+    settings = f"{figure.caption} {oracle_words(evaluation, figure)}".strip()
+    return f"{settings} {jobs} jobs a run, {spread}. Simulated.{line}"
 
 
 def draw(evaluation: Evaluation, figure: Figure, out: Path) -> list[Path]:

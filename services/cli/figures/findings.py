@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.cli.figures.evaluation import Evaluation, Gain
+from services.cli.figures.evaluation import Evaluation
 from services.cli.figures.interpolation import Bound, Known
+from services.cli.figures.systems import FCFS
 from services.cli.figures.values import Axis, Figure, Panel, System
 
 AXIS_WORDS = {
@@ -18,19 +19,65 @@ AXIS_WORDS = {
     Axis.STAGES: "stages",
     Axis.BATCH: "batch",
 }
+KEEPS_UP = 1.01
+"""Who works the same jobs off in at most so many times FCFS's time keeps up with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A point of a panel."""
+
+    panel: Panel
+    x: float
+    load: float
+
+    def __str__(self) -> str:
+        return f"{AXIS_WORDS[self.panel.axis]} {self.x:g}"
+
+    @property
+    def with_load(self) -> str:
+        """As text, and with the load that it was measured at."""
+        return str(self) if self.panel.axis is Axis.LOAD else f"{self}, load {self.load:.2g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sustained:
+    """Rates that two systems sustain in a panel, and FCFS's capacity there."""
+
+    panel: Panel
+    better: Known
+    worse: Known
+    capacity_per_s: float
+
+    @property
+    def times(self) -> Known:
+        """How many times the rate the better one sustains."""
+        return self.better.over(self.worse)
+
+    @property
+    def worse_load(self) -> Known:
+        """Up to which load the other one keeps the limit."""
+        return Known(self.worse.value / self.capacity_per_s, self.worse.bound)
+
+    @property
+    def better_load(self) -> Known:
+        """Up to which load the better one does."""
+        return Known(self.better.value / self.capacity_per_s, self.better.bound)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Ours: from `low` to `high` (the same for a single number), and the words that say where. `loads` are those
-    behind it, lowest and highest. `worse_load`: the least load that the system compared with sustains.
+    """Ours: from `low` to `high` (the same for a single number), where each is, and the words for it. `sustained`: the
+    panels behind a ratio of sustained rates. `comparable` is False where nothing could be read: there are no numbers.
     """
 
     low: Known
     high: Known
     text: str
-    loads: tuple[float, float]
-    worse_load: Known | None = None
+    low_at: Place | None = None
+    high_at: Place | None = None
+    sustained: tuple[Sustained, ...] = ()
+    comparable: bool = True
 
 
 Reading = Callable[[Evaluation], Finding]
@@ -41,78 +88,124 @@ def times(known: Known) -> str:
     return f"{known.bound}{known.value:.2f}x" if known.value < 10 else f"{known.bound}{known.value:.1f}x"
 
 
-def at(panel: Panel, gain: Gain) -> str:
-    """Where a gain is."""
-    return f"{AXIS_WORDS[panel.axis]} {gain.x:g}"
+def times_of(ratio: float) -> str:
+    """The same, of a number that is known."""
+    return times(Known(ratio))
 
 
-def gain_range(figure: Figure, title: str, worse: System, better: System, number: str | None = None) -> Reading:
-    """How many times smaller `number` (the panel's own metric if None) is under `better`, over a panel's axis."""
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How many times smaller `number` (each panel's own metric if None) is under `better` than under `worse`."""
 
-    def read(evaluation: Evaluation) -> Finding:
-        panel = figure.panel(title)
-        gains = sorted(evaluation.gains(panel, worse, better, number), key=lambda gain: gain.times)
-        low, high = gains[0], gains[-1]
-        text = f"{times(Known(low.times))} ({at(panel, low)}) to {times(Known(high.times))} ({at(panel, high)})"
-        loads = [gain.load for gain in gains]
-        return Finding(Known(low.times), Known(high.times), text, (min(loads), max(loads)))
+    panels: tuple[tuple[Figure, str], ...]
+    worse: System
+    better: System
+    number: str | None = None
 
-    return read
-
-
-def greatest_gain(
-    panels: tuple[tuple[Figure, str], ...], worse: System, better: System, number: str | None = None
-) -> Reading:
-    """The greatest such gain of several panels."""
-
-    def read(evaluation: Evaluation) -> Finding:
-        found = [
-            (gain, figure.panel(title))
-            for figure, title in panels
-            for gain in evaluation.gains(figure.panel(title), worse, better, number)
-        ]
-        best, panel = max(found, key=lambda pair: pair[0].times)
-        text = f"up to {times(Known(best.times))} ({panel.title}, {at(panel, best)})"
-        return Finding(Known(best.times), Known(best.times), text, (best.load, best.load))
-
-    return read
-
-
-def sustained_gain(
-    figure: Figure, titles: tuple[str, ...], worse: System, better: System, limit: float, number: str | None = None
-) -> Reading:
-    """How many times the rate of `worse` the system `better` sustains within the limit, panel by panel."""
-
-    def read(evaluation: Evaluation) -> Finding:
-        parts: list[str] = []
-        ratios: list[Known] = []
-        loads: list[Known] = []
-        for title in titles:
+    def gains(self, evaluation: Evaluation, better: System | None = None) -> list[tuple[float, Place]]:
+        """All of them, ascending; `better`: of another system instead."""
+        found: list[tuple[float, Place]] = []
+        for figure, title in self.panels:
             panel = figure.panel(title)
-            rates = [evaluation.sustained(panel, system, limit, number) for system in (better, worse)]
-            ratios.append(rates[0].over(rates[1]))
-            capacity = evaluation.at(panel, better, evaluation.scale.of(panel.points)[0])[0].capacity_per_s
-            loads += [Known(rate.value / capacity, rate.bound) for rate in rates]
-            reached = " against ".join(f"{rate.bound}{rate.value:.2g}" for rate in rates)
-            parts.append(f"{title}: {times(ratios[-1])} ({reached} jobs/s)")
-        ascending = sorted(ratios, key=lambda ratio: ratio.value)
-        values = [load.value for load in loads]
-        worse_load = min(loads[1::2], key=lambda load: load.value)
-        return Finding(ascending[0], ascending[-1], "; ".join(parts), (min(values), max(values)), worse_load)
+            gains = evaluation.gains(panel, self.worse, better or self.better, self.number)
+            found += [(gain.times, Place(panel, gain.x, gain.load)) for gain in gains]
+        return sorted(found, key=lambda pair: pair[0])
 
-    return read
+    def gain_at(self, evaluation: Evaluation, place: Place, better: System) -> float | None:
+        """What another system gains at a point; None where it was not run."""
+        if better not in place.panel.systems:
+            return None
+        return next((gain for gain, at in self.gains(evaluation, better) if at == place), None)
 
 
-def single(figure: Figure, title: str, worse: System, better: System, x: float, number: str | None = None) -> Reading:
-    """A gain at one point of a panel, or at the nearest that was run."""
+def keeps_up(evaluation: Evaluation, place: Place, system: System) -> bool:
+    """Whether a system works the jobs off as they come: above that, every mean grows with the length of the trace."""
+    return slower_than_fcfs(evaluation, place, system) <= KEEPS_UP
+
+
+def slower_than_fcfs(evaluation: Evaluation, place: Place, system: System) -> float:
+    """How many times as long as FCFS it takes for the same jobs."""
+    own, fcfs = (evaluation.point(place.panel, each, place.x, "duration_s").mean for each in (system, FCFS))
+    return own / fcfs if fcfs > 0 else 1.0
+
+
+def gain_range(comparison: Comparison, kept_by: System | None = None) -> Reading:
+    """From the least to the greatest; `kept_by`: only where this system keeps up."""
 
     def read(evaluation: Evaluation) -> Finding:
-        panel = figure.panel(title)
-        gain = min(evaluation.gains(panel, worse, better, number), key=lambda gain: abs(gain.x - x))
-        known = Known(gain.times)
-        return Finding(known, known, f"{times(known)} ({at(panel, gain)})", (gain.load, gain.load))
+        gains = comparison.gains(evaluation)
+        if kept_by is not None:
+            gains = [(gain, place) for gain, place in gains if keeps_up(evaluation, place, kept_by)]
+        if not gains:
+            nothing = Known(0.0, Bound.OPEN)
+            return Finding(nothing, nothing, "not comparable", comparable=False)
+        (low, low_at), (high, high_at) = gains[0], gains[-1]
+        text = f"{times_of(low)} ({low_at}) to {times_of(high)} ({high_at})"
+        return Finding(Known(low), Known(high), text, low_at, high_at)
 
     return read
+
+
+def greatest_gain(comparison: Comparison) -> Reading:
+    """The greatest one of all panels."""
+
+    def read(evaluation: Evaluation) -> Finding:
+        best, place = comparison.gains(evaluation)[-1]
+        text = f"up to {times_of(best)} ({place.panel.title}, {place})"
+        return Finding(Known(best), Known(best), text, place, place)
+
+    return read
+
+
+def single(comparison: Comparison, x: float) -> Reading:
+    """The gain at one point, or at the nearest that was run."""
+
+    def read(evaluation: Evaluation) -> Finding:
+        gain, place = min(comparison.gains(evaluation), key=lambda pair: abs(pair[1].x - x))
+        return Finding(Known(gain), Known(gain), f"{times_of(gain)} ({place})", place, place)
+
+    return read
+
+
+def sustained_by(evaluation: Evaluation, comparison: Comparison, limit: float) -> tuple[Sustained, ...]:
+    """The rates of both systems within the limit, panel by panel."""
+    found: list[Sustained] = []
+    for figure, title in comparison.panels:
+        panel = figure.panel(title)
+        better, worse = (
+            evaluation.sustained(panel, system, limit, comparison.number)
+            for system in (comparison.better, comparison.worse)
+        )
+        capacity = evaluation.at(panel, comparison.better, evaluation.scale.of(panel.points)[0])[0].capacity_per_s
+        found.append(Sustained(panel, better, worse, capacity))
+    return tuple(found)
+
+
+def sustained_gain(comparison: Comparison, limit: float) -> Reading:
+    """How many times the rate of the worse system the better one sustains within the limit."""
+
+    def read(evaluation: Evaluation) -> Finding:
+        sustained = sustained_by(evaluation, comparison, limit)
+        parts: list[str] = []
+        for each in sustained:
+            reached = " against ".join(f"{rate.bound}{rate.value:.2g}" for rate in (each.better, each.worse))
+            parts.append(f"{each.panel.title}: {times(each.times)} ({reached} jobs/s)")
+        low, high = _extremes([each.times for each in sustained])
+        return Finding(low, high, "; ".join(parts), sustained=sustained)
+
+    return read
+
+
+def _extremes(ratios: list[Known]) -> tuple[Known, Known]:
+    """The least and the greatest, as far as they are known: one that is "at least" may be the greatest of all."""
+    low, high = (pick(ratios, key=lambda ratio: ratio.value) for pick in (min, max))
+    bounds = {ratio.bound for ratio in ratios}
+    if Bound.OPEN in bounds:
+        return Known(low.value, Bound.OPEN), Known(high.value, Bound.OPEN)
+    return (
+        Known(low.value, Bound.AT_MOST if Bound.AT_MOST in bounds else low.bound),
+        Known(high.value, Bound.AT_LEAST if Bound.AT_LEAST in bounds else high.bound),
+    )
 
 
 def greatest_share(figure: Figure, title: str, system: System, number: str) -> Reading:
@@ -121,9 +214,7 @@ def greatest_share(figure: Figure, title: str, system: System, number: str) -> R
     def read(evaluation: Evaluation) -> Finding:
         panel = figure.panel(title)
         point = max(evaluation.points(panel, system, number), key=lambda point: point.mean)
-        known = Known(point.mean, Bound.EXACT)
-        return Finding(
-            known, known, f"up to {point.mean:.1%} ({AXIS_WORDS[panel.axis]} {point.x:g})", (point.load,) * 2
-        )
+        known, place = Known(point.mean), Place(panel, point.x, point.load)
+        return Finding(known, known, f"up to {point.mean:.2%} ({place})", place, place)
 
     return read

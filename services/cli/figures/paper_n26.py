@@ -61,7 +61,6 @@ LOADS = Points((0.2, 0.5, 0.8, 1.0, 1.2, 1.5), (1.1, 2.0))
 
 _END_TO_END = (STATIC, FCFS, FASTSERVE, SRPT)
 _POISSON = "Poisson arrivals"
-_SRPT_BOUND = "The SRPT oracle knows lengths; it bounds mean JCT only."
 
 
 def _rate_panels(metric: Metric, systems: tuple[System, ...], limit: float | None) -> tuple[Panel, ...]:
@@ -87,8 +86,7 @@ PEAK = Figure(
     shows="N26 Fig. 8",
     title="OPT-2.7B: KV cache that waits because its jobs were preempted",
     caption="OPT-2.7B, at most 20 output tokens, Gamma arrivals, CV 4, batch 16, pools that never bind. The papers "
-    "name the rate of 64 jobs/s; the others show how the ratio depends on it. "
-    f"{_SRPT_BOUND}",
+    "name the rate of 64 jobs/s; the others show how the ratio depends on it.",
     panels=(
         Panel(
             "peak KV",
@@ -116,7 +114,7 @@ MEAN_LATENCY = Figure(
     shows="N26 Fig. 11",
     title="Rate against mean latency per output token",
     caption=f"OPT-13B on 1, OPT-66B and OPT-175B on several A100-40GB (see deploy/profiles), batch 16, {_POISSON}. "
-    f"Dotted: the limit of {SLO_S} s. {_SRPT_BOUND}",
+    f"Dotted: the limit of {SLO_S} s.",
     panels=_rate_panels(PER_TOKEN, _END_TO_END, SLO_S),
 )
 
@@ -163,7 +161,7 @@ LLAMA = Figure(
     name="n26-15-llama",
     shows="N26 Fig. 15",
     title="Llama-3-8B: grouped-query attention, little KV per token",
-    caption=f"Llama-3-8B on one A100, batch 16, ShareGPT lengths, {_POISSON}. {_SRPT_BOUND}",
+    caption=f"Llama-3-8B on one A100, batch 16, ShareGPT lengths, {_POISSON}.",
     panels=(
         Panel("mean", Axis.LOAD, LOADS, LLAMA_8B, SHAREGPT, _END_TO_END, PER_TOKEN, SLO_S),
         Panel("P95", Axis.LOAD, LOADS, LLAMA_8B, SHAREGPT, _END_TO_END, PER_TOKEN_P95, SLO_S),
@@ -180,7 +178,7 @@ RATIO = Figure(
     title="OPT-13B: skip-join over the ratio of prompt to output lengths",
     caption=f"OPT-13B on one A100-40GB, batch 16, {_POISSON}, load {_RATIO_TRAFFIC.load:g} of FCFS's capacity for the "
     f"lengths of each point. Prompts and outputs are drawn independently from Zipf distributions (theta "
-    f"{_RATIO_TRAFFIC.lengths.theta}), {SHARED_TOKENS:,} tokens together at most. {_SRPT_BOUND}",
+    f"{_RATIO_TRAFFIC.lengths.theta}), {SHARED_TOKENS:,} tokens together at most.",
     panels=(
         Panel("mean JCT", Axis.RATIO, _RATIOS, OPT_13B, _RATIO_TRAFFIC, _RATIO_SYSTEMS, JCT),
         Panel("per output token", Axis.RATIO, _RATIOS, OPT_13B, _RATIO_TRAFFIC, _RATIO_SYSTEMS, PER_TOKEN),
@@ -192,8 +190,8 @@ SWAPS = Figure(
     name="n26-17-swap-policies",
     shows="N26 Fig. 17",
     title="OPT-13B: policies for KV that does not fit, and where a job's time goes",
-    caption=f"OPT-13B on one A100-40GB, batch 16, ShareGPT lengths, {_POISSON}. Right: at the greatest load. "
-    f"{_SRPT_BOUND}",
+    caption=f"OPT-13B on one A100-40GB, batch 16, ShareGPT lengths, {_POISSON}. Right: at the greatest load; a job's "
+    "KV is brought back while it waits, and no iteration waits for it.",
     panels=(
         Panel("per output token", Axis.LOAD, LOADS, OPT_13B, SHAREGPT, _SWAPS, PER_TOKEN, SLO_S),
         Panel("mean JCT", Axis.LOAD, LOADS, OPT_13B, SHAREGPT, _SWAPS, JCT),
@@ -207,8 +205,7 @@ CHUNKED = Figure(
     shows="N26 Fig. 18",
     title="OPT-13B: against FCFS with chunked prefill",
     caption=f"OPT-13B on one A100-40GB, batch 16, ShareGPT lengths, {_POISSON}, chunks of "
-    f"{FCFS_CHUNKED.prefill_chunk_tokens} tokens. vLLM's engine is not modelled, its order is: FCFS with KV on demand. "
-    f"{_SRPT_BOUND}",
+    f"{FCFS_CHUNKED.prefill_chunk_tokens} tokens. vLLM's engine is not modelled, its order is: FCFS with KV on demand.",
     panels=(
         Panel("per output token", Axis.LOAD, LOADS, OPT_13B, SHAREGPT, _CHUNKED, PER_TOKEN, SLO_S),
         Panel("mean JCT", Axis.LOAD, LOADS, OPT_13B, SHAREGPT, _CHUNKED, JCT),

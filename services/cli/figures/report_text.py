@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
-from services.cli.figures.claims import CLAIMS, Claim, Verdict
+from services.cli.figures.claims import CLAIMS
 from services.cli.figures.drawing import GAPS_SUFFIX, caption_of, gaps_owner
 from services.cli.figures.evaluation import Evaluation
-from services.cli.figures.findings import Finding, times
-from services.cli.figures.interpolation import Bound
 from services.cli.figures.lessons import GAIN, VANISHES, WEAKNESSES, told
+from services.cli.figures.reasons import why
 from services.cli.figures.systems import FASTSERVE, FCFS
 from services.cli.figures.values import Figure, PanelKind, Server
 
@@ -50,43 +49,6 @@ def _capacities(evaluation: Evaluation) -> Iterator[tuple[str, ...]]:
         seen[(_server_name(run.server), f"{lengths.kind}{theta}{ratio}")] = measured.capacity_per_s
     for (server, lengths_name), capacity in sorted(seen.items()):
         yield (server, lengths_name, f"{capacity:.3g}")
-
-
-def why(claim: Claim, evaluation: Evaluation, finding: Finding, verdict: Verdict) -> str:
-    """Why ours differs, as far as the results tell."""
-    reasons: list[str] = []
-    if claim.engine:
-        reasons.append(f"{claim.engine} is another engine, which no simulation of policies has; here only its order.")
-    if verdict is Verdict.OPEN:
-        reasons.append("The rates that were run bound the sustained rate from one side only.")
-    if verdict is Verdict.LARGER and finding.loads[1] > 1 and claim.overload is None:
-        reasons.append(f"Ours reaches load {finding.loads[1]:.2f}: above 1 FCFS's queue grows with the trace's length.")
-    if verdict is Verdict.LARGER and claim.overload is not None:
-        slower = claim.overload(evaluation)
-        reasons.append(f"The same jobs take {claim.against} {slower.text} as long as FCFS: they can't keep up.")
-    if verdict is Verdict.SMALLER:
-        bound = claim.bound(evaluation) if claim.bound is not None else None
-        if bound is not None and bound.high.value < claim.high:
-            reasons.append(f"SRPT, which knows lengths, gains up to {times(bound.high)} here.")
-        if finding.worse_load is not None and finding.worse_load.bound is Bound.EXACT:
-            reasons.append(_kept(claim, evaluation, finding.worse_load.value))
-        if claim.note is not None:
-            reasons.append(claim.note(evaluation))
-    if verdict in (Verdict.SMALLER, Verdict.LARGER) and not reasons:
-        reasons.append("Settings may differ: ours are in the figure's caption.")
-    return " ".join(reasons)
-
-
-def _kept(claim: Claim, evaluation: Evaluation, load: float) -> str:
-    """How far the system compared with keeps the limit, and how lax the limit is."""
-    panel = claim.figure.panels[0]
-    token_s = evaluation.points(panel, FCFS, "gap_s.p50")[0].mean
-    times_token = claim.limit_s / token_s
-    lax = f"{claim.limit_s:g} s is {times_token:.1f}x a token's time under FCFS at low load ({panel.server.profile})."
-    kept = f"{claim.against}: within the limit up to load {load:.2f}"
-    if load < 1:
-        return f"{kept}, so that an order that stays below load 1 gains at most {1 / load:.2f}x. {lax}"
-    return f"{kept}, more than it can serve for long. {lax}"
 
 
 def _claim_rows(evaluation: Evaluation) -> Iterator[tuple[str, ...]]:

@@ -57,4 +57,4 @@ COLOURS = {
 """One colour a system in all pictures."""
 
 DASHED = frozenset({SRPT.label})
-"""A bound, not a system that one could run: it knows lengths."""
+"""A yardstick, not a system that one could run: it knows lengths."""
