@@ -9,8 +9,9 @@ A smoke test anywhere:
     python benchmarks/gpu.py --device cpu --sizes tiny --out gpu.json
 
 It runs the code that serves, without services: no gRPC, no stubs, no files of models. Weights are random, made on the
-device. Needs torch, numpy and safetensors; transformers, where it is installed, is a second reference. Exits with 1
-when a check fails; the JSON says which.
+device. Needs torch, numpy and safetensors; transformers, where it is installed, is a second reference. The JSON is
+written after each part, and a part that raises has its error there: it does not keep the others from being run. Exits
+with 1 when a check or a part fails.
 """
 
 import argparse
@@ -19,8 +20,9 @@ import json
 import platform
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +39,20 @@ from benchmarks.device_models import (
     parameter_count,
     pools_of,
 )
-from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
-from services.domain.protocol import Assign, BlockMove, Offload, Upload
-from services.domain.sampling import JobSampling
-from services.domain.work import JobSpec, Plan, PlanWork
-from services.worker.copier import Copier, CpuCopier, Direction, Ticket
-from services.worker.cuda_copier import CudaCopier
-from services.worker.engine import Engine, make_copier
+from benchmarks.swapping import check_swapping
+from services.domain.ids import BlockId
+from services.domain.protocol import BlockMove
+from services.worker.copier import Direction
+from services.worker.engine import make_copier
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
 from services.worker.model.config import parse_config
 from services.worker.model.llama import DecoderModel
 from services.worker.model.loader import prepare
-from services.worker.pools import BlockShape, KvPools, make_pools
+from services.worker.pools import BlockShape, make_pools
 from services.worker.profile import Measurer
 
 FLOAT32_TOLERANCE = 2e-3
 BFLOAT16_TOLERANCE = 0.5
-WAIT_LIMIT_S = 60.0
 
 
 # --- parity ------------------------------------------------------------
@@ -117,128 +116,6 @@ def check_parity(shape: Shape, device: torch.device) -> dict[str, Any]:
         result["transformers_float32_max_difference"] = difference
         result["passed"] = result["passed"] and difference < FLOAT32_TOLERANCE
     return result
-
-
-# --- swapping ------------------------------------------------------------
-
-
-class Careless:
-    """A copier whose `wait` is broken on purpose: uploads are late, and compute does not wait for them."""
-
-    def __init__(self, copier: Copier) -> None:
-        self._copier = copier
-        self.start, self.launched, self.drain = copier.start, copier.launched, copier.drain
-        self.take_stall_s, self.close = copier.take_stall_s, copier.close
-
-    def wait(self, tickets: Iterable[Ticket]) -> None:
-        """Waits for nothing."""
-
-
-class Swapper:
-    """Jobs that decode in one batch; between plans some are offloaded and brought back into other blocks, if
-    `swaps`.
-    """
-
-    def __init__(self, engine: Engine, job_count: int, prompt_tokens: int, output_tokens: int) -> None:
-        self.engine = engine
-        self.jobs = [JobId(f"{number}/0") for number in range(job_count)]
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.blocks_per_job = -(-(prompt_tokens + output_tokens) // BLOCK_SIZE)
-        self._done: set[int] = set()
-        self._commands = 0
-        self._epoch = 0
-
-    def run(self, swaps: bool) -> dict[JobId, list[int]]:
-        """Outputs. A job brought back is planned at once, while its upload still runs."""
-        engine, vocabulary = self.engine, self.engine.model.config.vocabulary_size
-        engine.begin_life(Epoch(engine.epoch + 1), lambda done: self._done.add(done.command))
-        self._done.clear()
-        free = deque(BlockId(block) for block in range(engine.pools.device_block_count))
-        tables = {job: [free.popleft() for _ in range(self.blocks_per_job)] for job in self.jobs}
-        for job, blocks in tables.items():
-            engine.apply(Assign(self._number(), job, tuple(blocks)))
-        outputs: dict[JobId, list[int]] = {job: [] for job in self.jobs}
-        how = JobSampling(max_tokens=self.output_tokens, seed=1, temperature=0.0)
-        spec = JobSpec(self.prompt_tokens, self.prompt_tokens, how)
-        for step in range(self.output_tokens):
-            valid = self.prompt_tokens + step - 1
-            if swaps and step > 0:
-                for number in range(step % 3, len(self.jobs), 3):
-                    self._move(self.jobs[number], number, tables, free, valid)
-            entries = []
-            for number, job in enumerate(self.jobs):
-                prompt = tuple((number * 97 + place * 31) % vocabulary for place in range(self.prompt_tokens))
-                first = PlanWork(job, 0, self.prompt_tokens, prompt, spec, None)
-                entries.append(first if step == 0 else PlanWork(job, valid, valid + 1, (), None, None))
-            result = engine.run(Plan(engine.epoch, PlanNumber(step), tuple(entries)))
-            for job, token_id, _ in result.result.tokens:
-                outputs[job].append(token_id)
-        return outputs
-
-    def _move(
-        self, job: JobId, number: int, tables: dict[JobId, list[BlockId]], free: deque[BlockId], valid: int
-    ) -> None:
-        """Out, and in again elsewhere; the copy out is awaited, as the KV manager would, the copy in is not."""
-        used = -(-valid // BLOCK_SIZE)
-        host = [BlockId(number * self.blocks_per_job + index) for index in range(used)]
-        old, tables[job] = tables[job], [free.popleft() for _ in range(self.blocks_per_job)]
-        out = tuple(BlockMove(index, old[index], host[index]) for index in range(used))
-        command = self._number()
-        self.engine.apply(Offload(command, job, out, valid))
-        until_s = time.monotonic() + WAIT_LIMIT_S
-        while command not in self._done:
-            assert time.monotonic() < until_s, "an offload does not end"
-            time.sleep(0)
-        free.extend(old)
-        back = tuple(BlockMove(index, tables[job][index], host[index]) for index in range(used))
-        self.engine.apply(Upload(self._number(), job, tuple(tables[job]), back, valid))
-
-    def _number(self) -> CommandNumber:
-        self._commands += 1
-        return CommandNumber(self._commands)
-
-
-def check_swapping(shape: Shape, device: torch.device, job_count: int, output_tokens: int) -> dict[str, Any]:
-    """The same plans with and without moves give the same tokens; with the wait for uploads broken they do not."""
-    model = make_model(shape, device, torch.float32)
-    per_job = -(-(40 + output_tokens) // BLOCK_SIZE)
-    pools = pools_of(model, job_count * per_job * 2, job_count * per_job)
-
-    def outputs(copier: Copier, swaps: bool) -> dict[JobId, list[int]]:
-        pools.device.zero_()  # what an earlier run left must not stand in for what this one did not bring
-        engine = Engine(model, pools, copier)
-        try:
-            return Swapper(engine, job_count, 40, output_tokens).run(swaps)
-        finally:
-            engine.close()
-
-    plain, swapped = outputs(make_copier(pools), False), outputs(make_copier(pools), True)
-    broken = outputs(Careless(slow_uploads(pools)), True)
-    result = {
-        "jobs": job_count,
-        "output_tokens": output_tokens,
-        "same_tokens": plain == swapped,
-        "broken_shows": broken != plain,
-    }
-    return {**result, "passed": result["same_tokens"] and result["broken_shows"]}
-
-
-def slow_uploads(pools: KvPools) -> Copier:
-    """A copier whose uploads come a little late, as they may."""
-    if not pools.device.is_cuda:
-        return CpuCopier(pools, lambda direction: time.sleep(0.02 if direction is Direction.UPLOAD else 0))
-    copier = CudaCopier(pools)
-    lane = copier._lanes[Direction.UPLOAD]
-    enqueue = lane._enqueue
-
-    def enqueue_late(ticket: Any) -> None:
-        with torch.cuda.stream(lane._stream):
-            torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
-        enqueue(ticket)
-
-    lane._enqueue = enqueue_late  # type: ignore[method-assign]
-    return copier
 
 
 # --- speed ------------------------------------------------------------
@@ -314,6 +191,7 @@ def measure_speed(
     prepare(model)
     pools = pools_of(model, max(batches) * -(-context // BLOCK_SIZE) + -(-max(prompts) // BLOCK_SIZE), 1)
     measurer = Measurer(model, pools, max(context, *prompts))
+    measurer.warm_up()
     result: dict[str, Any] = {"parameters": parameter_count(shape), "decode": [], "prefill": []}
     for batch in batches:
         seconds = measurer.decode_s(batch, context)
@@ -341,6 +219,30 @@ def hardware(device: torch.device) -> dict[str, Any]:
     return {"name": f"cpu {platform.machine()}", "threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
+class Report:
+    """The JSON, part by part."""
+
+    def __init__(self, out: Path, device: torch.device) -> None:
+        self.parts: dict[str, Any] = {"hardware": hardware(device), "passed": True}
+        self._out = out
+        self._started_s = time.perf_counter()
+
+    def add(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
+        """Does a part of the work and writes all that is known by then."""
+        try:
+            made = work()
+        except Exception as error:  # written down; the other parts may still tell something
+            made = {"passed": False, "error": repr(error), "traceback": traceback.format_exc().splitlines()}
+        self.parts[name] = made
+        self.parts["passed"] = self.parts["passed"] and made.get("passed", True)
+        self.parts["seconds"] = time.perf_counter() - self._started_s
+        self._out.parent.mkdir(parents=True, exist_ok=True)
+        self._out.write_text(self.text())
+
+    def text(self) -> str:
+        return json.dumps(self.parts, indent=1) + "\n"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Checks and measures the engine on a device.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -350,20 +252,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     device, names = torch.device(arguments.device), arguments.sizes.split(",")
     torch.backends.cuda.matmul.allow_tf32 = False
     small = names == ["tiny"]
-    started_s = time.perf_counter()
-    report: dict[str, Any] = {"hardware": hardware(device)}
     checked = SHAPES["tiny" if small else "S"]
-    report["parity"] = check_parity(checked, device)
-    report["swapping"] = check_swapping(checked, device, 6 if small else 24, 12 if small else 48)
-    report["copies"] = measure_copies(SHAPES[names[-1]], device, (1 << 20) if small else (2 << 30))
     limits = ((1, 2), (16, 64), 64) if small else ((1, 16, 64), (512, 2048), 512)
-    report["speed"] = {name: measure_speed(SHAPES[name], device, *limits) for name in names}
-    report["passed"] = report["parity"]["passed"] and report["swapping"]["passed"]
-    report["seconds"] = time.perf_counter() - started_s
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
-    return 0 if report["passed"] else 1
+    report = Report(arguments.out, device)
+    report.add("parity", lambda: check_parity(checked, device))
+    report.add("swapping", lambda: check_swapping(checked, device, 6 if small else 24, 12 if small else 48))
+    report.add("copies", lambda: measure_copies(SHAPES[names[-1]], device, (1 << 20) if small else (2 << 30)))
+    for name in names:
+        report.add(f"speed_{name}", partial(measure_speed, SHAPES[name], device, *limits))
+    print(report.text(), end="")
+    return 0 if report.parts["passed"] else 1
 
 
 if __name__ == "__main__":

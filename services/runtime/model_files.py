@@ -118,7 +118,8 @@ def _indexed_names(index_file: Path) -> set[str]:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of the model, sorted: those of its index, else model.safetensors, else all.
+    """The safetensors files of the model, sorted: those of its index, else model.safetensors. Others may be of another
+    model, or the same one in another layout.
 
     Raises ModelFolderError.
     """
@@ -132,16 +133,16 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         return paths
     if (folder / _WEIGHTS).is_file():
         return (folder / _WEIGHTS,)
-    paths = tuple(sorted(folder.glob("*.safetensors")))
-    if paths:
-        return paths
+    others = sorted(path.name for path in folder.glob("*.safetensors"))
+    if others:
+        raise ModelFolderError(f"{folder} has neither {_WEIGHTS} nor {_WEIGHTS_INDEX}, only {', '.join(others[:3])}")
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLE_SUFFIXES)
     if pickles:
         raise ModelFolderError(
             f"{folder} has its weights only as pickles ({pickles[0]}), which could run code when loaded: "
             "convert them to safetensors"
         )
-    raise ModelFolderError(f"{folder} has no weights: no *.safetensors file")
+    raise ModelFolderError(f"{folder} has no weights: neither {_WEIGHTS} nor {_WEIGHTS_INDEX}")
 
 
 def _end_of_data(header: dict[str, Any], path: Path) -> int:

@@ -20,16 +20,21 @@ On a CPU one thread copies, first come, first served: a copy is bound by the mem
 share. It uses numpy, whose copies release the interpreter's lock and run on one thread; torch's would start a team of
 OpenMP threads that fights the model's own.
 
+A copy that fails ends no thread, since others would then wait for ever: `CopyFailure` keeps why, the copies behind it
+are passed over without a Done, and the next call of the stepping thread or of the one that hands over commands raises.
+The pools are not to be trusted by then, and the worker ends.
+
 On CUDA each direction has a stream and a thread that feeds it; both directions run at once, and compute waits on an
 event on the device only.
 """
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +43,10 @@ import torch
 from services.domain.errors import ProtocolError
 from services.domain.protocol import BlockMove
 from services.worker.pools import KvPools
+
+ItemT = TypeVar("ItemT")
+
+_log = logging.getLogger(__name__)
 
 
 class Direction(Enum):
@@ -53,8 +62,39 @@ class Ticket(Protocol):
     def ended(self) -> bool: ...
 
 
+class CopyFailedError(Exception):
+    """Copies of this worker are no longer made. No FastServeError: dialling again would not help."""
+
+
+class CopyFailure:
+    """The first error of a copier's threads, for all who would wait for them."""
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+
+    def check(self) -> None:
+        """Raises CopyFailedError after a failure."""
+        if self._error is not None:
+            raise CopyFailedError(f"a copy between the pools failed: {self._error!r}") from self._error
+
+    def attempt(self, step: Callable[[ItemT], None], item: ItemT) -> bool:
+        """Does a step with an item, unless one has failed before. Whether it was done."""
+        if self._error is not None:
+            return False
+        try:
+            step(item)
+        except Exception as error:  # raised again by `check`, in a thread that somebody listens to
+            _log.exception("a copy between the pools failed: no more are made")
+            self._error = error
+            return False
+        return True
+
+
 class Copier(Protocol):
-    """Moves blocks beside compute. `start` is called by one thread, `wait` and `launched` by the stepping thread."""
+    """Moves blocks beside compute. `start` is called by one thread, `wait` and `launched` by the stepping thread.
+
+    All but `close` raise CopyFailedError once a copy has failed.
+    """
 
     def start(
         self, direction: Direction, moves: Sequence[BlockMove], after: Ticket | None, on_end: Callable[[], None]
@@ -125,6 +165,10 @@ class _CpuTicket:
         self._event.set()
         self.on_end()
 
+    def pass_over(self) -> None:
+        """Nobody waits any longer, and nobody is told that the blocks arrived."""
+        self._event.set()
+
     def wait(self) -> None:
         self._event.wait()
 
@@ -145,6 +189,7 @@ class CpuCopier:
         self._host = _bytes_of(pools.host)
         self._gate = gate
         self._stall_s = 0.0
+        self._failure = CopyFailure()
         # One copy a job at a time, and a job in a copy holds a block: no honest peer can fill it.
         self._waiting: queue.Queue[_CpuTicket | None] = queue.Queue(
             pools.device_block_count + pools.host_block_count + 1
@@ -155,6 +200,7 @@ class CpuCopier:
     def start(
         self, direction: Direction, moves: Sequence[BlockMove], after: Ticket | None, on_end: Callable[[], None]
     ) -> Ticket:
+        self._failure.check()
         ticket = _CpuTicket(direction, moves, on_end)  # one queue: whatever `after` names is ahead of it
         try:
             self._waiting.put_nowait(ticket)
@@ -170,9 +216,11 @@ class CpuCopier:
             started_s = time.perf_counter()
             ticket.wait()
             self._stall_s += time.perf_counter() - started_s
+        self._failure.check()
 
     def launched(self) -> None:
-        """Nothing to do: compute on a CPU has ended when its call returns."""
+        """Compute on a CPU has ended when its call returns."""
+        self._failure.check()
 
     def take_stall_s(self) -> float:
         stall_s, self._stall_s = self._stall_s, 0.0
@@ -180,6 +228,7 @@ class CpuCopier:
 
     def drain(self) -> None:
         self._waiting.join()
+        self._failure.check()
 
     def close(self) -> None:
         self._waiting.put(None)
@@ -187,15 +236,15 @@ class CpuCopier:
 
     def _run(self) -> None:
         while (ticket := self._waiting.get()) is not None:
-            if self._gate is not None:
-                self._gate(ticket.direction)
-            self._copy(ticket)
-            ticket.end()
+            if not self._failure.attempt(self._copy, ticket):
+                ticket.pass_over()
             self._waiting.task_done()
             del ticket  # no reference to an ended copy's callback while waiting for the next
         self._waiting.task_done()
 
     def _copy(self, ticket: _CpuTicket) -> None:
+        if self._gate is not None:
+            self._gate(ticket.direction)
         device, host = self._device, self._host
         for device_block, host_block, count in runs_of(ticket.moves):
             on_device, on_host = device[device_block : device_block + count], host[host_block : host_block + count]
@@ -203,3 +252,4 @@ class CpuCopier:
                 np.copyto(on_host, on_device)
             else:
                 np.copyto(on_device, on_host)
+        ticket.end()

@@ -20,7 +20,7 @@ import torch
 
 from services.domain.errors import ProtocolError
 from services.domain.protocol import BlockMove
-from services.worker.copier import Direction, Ticket, runs_of
+from services.worker.copier import CopyFailure, Direction, Ticket, runs_of
 from services.worker.pools import KvPools
 
 
@@ -48,6 +48,7 @@ class _CudaTicket:
         return self._ended
 
     def end(self) -> None:
+        """Waits for the copy's last byte."""
         self.event.synchronize()
         self._ended = True
         self.after = None  # a chain of ended copies must not stay alive
@@ -57,8 +58,9 @@ class _CudaTicket:
 class _Lane:
     """One direction: its stream, its thread, its waiting copies."""
 
-    def __init__(self, direction: Direction, pools: KvPools) -> None:
+    def __init__(self, direction: Direction, pools: KvPools, failure: CopyFailure) -> None:
         self._direction = direction
+        self._failure = failure
         self._pools = pools
         self._stream = torch.cuda.Stream(device=pools.device.device)  # type: ignore[no-untyped-call]
         self.waiting: queue.Queue[_CudaTicket | None] = queue.Queue(
@@ -72,7 +74,7 @@ class _Lane:
         self._thread.join()
 
     def _run(self) -> None:
-        torch.cuda.set_device(self._pools.device.device)
+        self._failure.attempt(torch.cuda.set_device, self._pools.device.device)
         enqueued: deque[_CudaTicket] = deque()
         closing = False
         while enqueued or not closing:
@@ -81,10 +83,11 @@ class _Lane:
                 if ticket is None:
                     closing = True
                 else:
-                    self._enqueue(ticket)
+                    self._failure.attempt(self._enqueue, ticket)
+                    ticket.enqueued.set()  # also after a failure: nobody may wait for ever
                     enqueued.append(ticket)
             if enqueued:
-                enqueued.popleft().end()
+                self._failure.attempt(_CudaTicket.end, enqueued.popleft())
                 self.waiting.task_done()
         self.waiting.task_done()
 
@@ -103,7 +106,6 @@ class _Lane:
                 else:
                     on_device.copy_(on_host, non_blocking=True)
             ticket.event.record(self._stream)
-        ticket.enqueued.set()
 
 
 class CudaCopier:
@@ -113,11 +115,13 @@ class CudaCopier:
         self._compute_stream = torch.cuda.current_stream(pools.device.device)
         self._last_compute: torch.cuda.Event | None = None
         self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._lanes = {direction: _Lane(direction, pools) for direction in Direction}
+        self._failure = CopyFailure()
+        self._lanes = {direction: _Lane(direction, pools, self._failure) for direction in Direction}
 
     def start(
         self, direction: Direction, moves: Sequence[BlockMove], after: Ticket | None, on_end: Callable[[], None]
     ) -> Ticket:
+        self._failure.check()
         assert after is None or isinstance(after, _CudaTicket)
         earlier = None if after is None or after.ended() else after
         ticket = _CudaTicket(direction, moves, earlier, self._last_compute, on_end)
@@ -139,9 +143,11 @@ class CudaCopier:
             ticket.enqueued.wait()
             self._compute_stream.wait_event(ticket.event)
         after.record(self._compute_stream)
+        self._failure.check()
         self._stalls.append((before, after))
 
     def launched(self) -> None:
+        self._failure.check()
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._compute_stream)
         self._last_compute = event
@@ -155,6 +161,7 @@ class CudaCopier:
     def drain(self) -> None:
         for lane in self._lanes.values():
             lane.waiting.join()
+        self._failure.check()
 
     def close(self) -> None:
         for lane in self._lanes.values():

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 
 CHUNK = 64
+GREATEST = 1.0 - 2.0**-53
+"""The greatest number below 1."""
 
 _WEYL = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -60,9 +62,11 @@ def keys_of(streams_R: Tensor, numbers_R: Tensor) -> Tensor:
 
 
 def uniforms(keys_R: Tensor, indices_RC: Tensor) -> Tensor:
-    """One number in (0, 1) for each index, float64: 53 bits and a half, so that neither end is met."""
+    """One number in (0, 1) for each index, float64: 53 bits and a half, so that neither end is met. Of the largest
+    the half would round up to 1, whose logarithm divides by 0.
+    """
     bits = _mix(keys_R[:, None] + (indices_RC + 1) * _signed(_WEYL))
-    return ((bits >> 11 & (1 << 53) - 1).double() + 0.5) * 2.0**-53
+    return (((bits >> 11 & (1 << 53) - 1).double() + 0.5) * 2.0**-53).clamp_(max=GREATEST)
 
 
 def race(weights_RV: Tensor, keys_R: Tensor) -> Tensor:

@@ -16,13 +16,21 @@ results of earlier ones are known, so an entry may name a job whose last token e
 nothing is computed, no token reported. Nor is anything written then, so the blocks that a Release frees hold nothing
 of a later plan. A job whose prefill may be given up is in no plan that is made before that plan's result.
 
+An iteration's time is that of its compute: what copies held up counts as stall, not as both. On CUDA that wait is the
+device's and falls within the iteration as the host sees it, since launching is not ending; for the same reason a
+prefill with a limit is launched one layer ahead of the device at most, else its clock would be that of launching.
+
+In float16 a job can leave the range of numbers; its logits then mean nothing. No message fails a single job, so its
+tokens are sent, and the log says once which job it is. It reaches no other job (model/attention.py).
+
 What a job has sampled, and its KV, are forgotten by a ReleaseBlocks, or when a new life begins: then the scheduler
 sends it again from position 0, its earlier output among the tokens.
 """
 
+import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -40,6 +48,37 @@ from services.worker.model.llama import DecoderModel
 from services.worker.pools import KvPools
 from services.worker.sampler import sample
 from services.worker.tables import KvTables, Place
+
+_log = logging.getLogger(__name__)
+
+
+class Mark(Protocol):
+    """A place in what the device has been given to do."""
+
+    def synchronize(self) -> None:
+        """Returns when the device has come there."""
+        ...
+
+
+class PrefillClock:
+    """Asked before each layer whether `limit_s` seconds are not over yet. With `mark`, which marks the end of all that
+    was launched so far, the seconds begin when the device has done what came before, and each time the device is first
+    let come within a layer of the host.
+    """
+
+    def __init__(self, limit_s: float, mark: Callable[[], Mark] | None) -> None:
+        self._mark = mark
+        self._before: Mark | None = None
+        if mark is not None:
+            mark().synchronize()
+        self._until_s = time.perf_counter() + limit_s
+
+    def __call__(self) -> bool:
+        if self._mark is not None:
+            before, self._before = self._before, self._mark()
+            if before is not None:
+                before.synchronize()
+        return time.perf_counter() < self._until_s
 
 
 class Part(NamedTuple):
@@ -144,6 +183,7 @@ class Engine:
         self._last_plan = plan.plan
         parts = self._parts(plan.entries)
         uploads = [part.place.upload for part in parts if part.place.upload is not None]
+        asked_s = time.perf_counter()
         self._copier.wait(uploads)  # [wait-own-upload]
 
         started_s = time.perf_counter()
@@ -161,10 +201,12 @@ class Engine:
             else:
                 computed.append(([part], logits))
         tokens, logprobs = self._sample(computed)
-        duration_s = time.perf_counter() - started_s
+        passed_s, stall_s = time.perf_counter() - started_s, self._copier.take_stall_s()
+        # A stall begins with the wait: what did not pass before the start is, on CUDA, within the time since.
+        duration_s = max(passed_s - max(stall_s - (started_s - asked_s), 0.0), 0.0)
 
         self._busy_s += duration_s
-        self._stall_s += self._copier.take_stall_s()
+        self._stall_s += stall_s
         result = IterationResult(plan.epoch, plan.plan, tokens, tuple(cut), duration_s)
         return WorkerResult(result, logprobs, self.counters().since(self._before_this_life))
 
@@ -260,11 +302,18 @@ class Engine:
 
     def _forward_until(self, part: Part, limit_s: float) -> Tensor | None:
         """A pass by itself, or None when it was given up after `limit_s` seconds."""
-        until_s = time.perf_counter() + limit_s
+        in_time = PrefillClock(limit_s, self._mark if self._device.type == "cuda" else None)
         try:
-            return self._forward([part], lambda: time.perf_counter() < until_s)
+            return self._forward([part], lambda: self._goes_on() and in_time())
         except PrefillCut:
+            if self._given_up:
+                raise
             return None
+
+    def _mark(self) -> Mark:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
 
     def _sample(
         self, computed: Sequence[tuple[Sequence[Part], Tensor]]
@@ -274,8 +323,12 @@ class Engine:
             self._await_device()
             return (), {}
         logits_SV = computed[0][1] if len(computed) == 1 else torch.cat([logits for _, logits in computed])
+        may_overflow = self.model.dtype == torch.float16
         with torch.inference_mode():
+            finite_S = logits_SV.isfinite().all(-1) if may_overflow else None
             samples = sample(logits_SV, [part.state.row() for part in sampled])
+        if finite_S is not None:
+            _tell_overflows(part for part, finite in zip(sampled, finite_S.tolist(), strict=True) if not finite)
         tokens = tuple(
             SampledToken(part.entry.job, token_id, part.state.add_output(token_id))
             for part, token_id in zip(sampled, samples.token_ids, strict=True)
@@ -286,3 +339,16 @@ class Engine:
         """An iteration's time is that of its compute, also where no token brings it to the host."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+def _tell_overflows(parts: Iterable[Part]) -> None:
+    """Logs the jobs whose logits are not finite, each once."""
+    for part in parts:
+        if not part.state.overflowed:
+            part.state.overflowed = True
+            _log.warning(
+                "job %s, tokens to %d: its numbers are beyond the range of float16, what it says from here on means "
+                "nothing; other jobs are not touched; bfloat16 has the range",
+                part.entry.job,
+                part.entry.to_token,
+            )

@@ -14,7 +14,9 @@ from services.worker.token_counts import TokenCounts
 
 
 class JobState:
-    """One job's progress. `counts` is None unless the job's penalties need it."""
+    """One job's progress. `counts` is None unless the job's penalties need it. `overflowed`: its logits once were no
+    numbers.
+    """
 
     __slots__ = (
         "counts",
@@ -23,6 +25,7 @@ class JobState:
         "last_token",
         "learned_tokens",
         "most_tokens",
+        "overflowed",
         "prompt_tokens",
         "sampler",
     )
@@ -36,6 +39,7 @@ class JobState:
         self.learned_tokens = 0
         self.last_token = -1
         self.ended = False
+        self.overflowed = False
 
     def learn(self, from_token: int, token_ids: Sequence[int]) -> None:
         """Tokens of a prefill: prompt, then output made earlier. Those of one that was given up come again."""

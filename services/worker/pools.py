@@ -8,8 +8,9 @@ same index means the same block on either side of the protocol: the KV manager h
 looks up the memory.
 
 Both pools are zeroed. Attention reads padded places of a block table and masks what it read; zeros, unlike whatever
-the memory held before, can't turn a masked product into NaN. On CUDA the host pool is pinned, so that copies run
-beside compute.
+the memory held before, can't turn a masked product into NaN. Nor can what jobs leave in their blocks, which is finite
+(model/attention.py). On CUDA the host pool is pinned, so that copies run beside compute: as memory of its own that CUDA
+is told of, since torch's allocator of pinned memory rounds up to a power of two, beyond what was found to be free.
 
 How many blocks: what the settings ask for, bounded by memory. A size asked for that does not fit is an error; a
 default is made to fit.
@@ -19,8 +20,11 @@ import contextlib
 import math
 import mmap
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,19 +80,50 @@ def make_pools(shape: BlockShape, device_blocks: int, host_blocks: int, device: 
     if device.type == "cpu":
         return KvPools(shape, _host_memory(device_shape, shape.dtype), _host_memory(host_shape, shape.dtype))
     device_pool = torch.zeros(device_shape, dtype=shape.dtype, device=device)
-    return KvPools(shape, device_pool, torch.zeros(host_shape, dtype=shape.dtype, pin_memory=True))
+    with torch.cuda.device(device):
+        return KvPools(shape, device_pool, pinned_memory(host_shape, shape.dtype))
+
+
+class _Mapping(mmap.mmap):
+    """Anonymous memory, which may be pinned as long as it lasts."""
+
+    unpin: Callable[[], object] | None = None
+
+    def __del__(self) -> None:  # comes before the memory is unmapped
+        if self.unpin is not None:
+            self.unpin()
+
+
+def pinned_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeroed memory that the current GPU copies from and to by itself.
+
+    Raises InvalidFieldError where CUDA or the system refuses to pin so much.
+    """
+    memory = _map(shape, dtype)
+    tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
+    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = tensor.data_ptr()
+    error = int(cudart.cudaHostRegister(address, len(memory), 0))
+    if error != 0:
+        raise InvalidFieldError("kv-host-tokens", f"CUDA can't pin {len(memory) >> 20} MiB of memory: error {error}")
+    memory.unpin = partial(cudart.cudaHostUnregister, address)
+    return tensor
 
 
 def _host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeroed memory that takes no room before it is used, in huge pages where the system has them: a job's KV is
     scattered over the pool, and reading it would miss the page table's cache all the time.
     """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
+    return torch.frombuffer(_map(shape, dtype), dtype=dtype).view(shape)
+
+
+def _map(shape: tuple[int, ...], dtype: torch.dtype) -> _Mapping:
+    """Zeroed memory, in huge pages where the system has them."""
+    memory = _Mapping(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel built without them
             memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return memory
 
 
 def available_host_bytes() -> int:

@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 PREFILL_BUDGET_S = 4.0
 DECODE_BUDGET_S = 4.0
+WARM_UP_TOKENS = 16
 SHORT_S = 0.2
 SHORT_RUNS, LONG_RUNS = 5, 1
 CONTEXTS = (64, 256, 1024)
@@ -64,6 +65,14 @@ class Measurer:
         self._block_count = pools.device_block_count
         self._device = pools.device.device
         self._sampler = JobSampler(JobSampling(max_tokens=1, seed=0, temperature=0.0))
+
+    def warm_up(self) -> None:
+        """Runs one prefill and one decode: the first of a process also load libraries, on a GPU for seconds, which
+        would be taken for the time of the first point, and eat the time that is meant for the others.
+        """
+        tokens = min(self._longest, WARM_UP_TOKENS)
+        self._run_s([SequenceRows(0, tokens, self._blocks(0, tokens))])
+        self._run_s([SequenceRows(tokens - 1, tokens, self._blocks(0, tokens))])
 
     def prefill_s(self, tokens: int) -> float:
         """Seconds of an iteration that prefills one prompt. No two runs have the same number of rows: the kernels are
@@ -104,6 +113,7 @@ def measure(model: DecoderModel, pools: KvPools, limits: Limits) -> CostProfile:
     """Measures. The pools' contents are overwritten and zeroed again."""
     longest = _longest(pools, limits)
     measurer = Measurer(model, pools, longest)
+    measurer.warm_up()
     prefill, least_s, until_s = [], 0.0, time.perf_counter() + PREFILL_BUDGET_S
     for tokens in _doubling(min(16, longest), longest):
         least_s = max(least_s, measurer.prefill_s(tokens))

@@ -138,6 +138,12 @@ def test_pickled_weights_are_refused_and_never_opened(folder: Path) -> None:
         fingerprint(folder)
 
 
+def test_weights_under_a_name_of_their_own_are_refused_as_no_index_says_what_they_are(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
+    with pytest.raises(ModelFolderError, match=r"neither model\.safetensors nor .*, only consolidated\.safetensors$"):
+        fingerprint(folder)
+
+
 def test_a_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelFolderError, match="has no weights"):

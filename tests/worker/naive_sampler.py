@@ -17,7 +17,7 @@ def mix(value: int) -> int:
 
 
 def uniform(key: int, index: int) -> float:
-    return ((mix(key + (index + 1) * GOLDEN) >> 11) + 0.5) / 2**53
+    return min(((mix(key + (index + 1) * GOLDEN) >> 11) + 0.5) / 2**53, math.nextafter(1.0, 0.0))
 
 
 def key_of(seed: int, choice: int, number: int) -> int:

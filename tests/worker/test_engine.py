@@ -1,9 +1,12 @@
 """The engine runs what plans say, and a job's tokens do not depend on how it is run."""
 
+import math
 import random
 from collections.abc import Iterator
 
 import pytest
+import torch
+from torch import Tensor
 
 from services.domain.errors import ProtocolError
 from services.domain.ids import Epoch, JobId, PlanNumber
@@ -26,6 +29,12 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture
 def runner(engine: Engine) -> Runner:
     return Runner(KvHand(engine))
+
+
+def spoil_first_row(_: object, __: object, logits: Tensor) -> Tensor:
+    spoilt = logits.clone()
+    spoilt[0] = math.inf
+    return spoilt
 
 
 def varied(number: int) -> JobSampling:
@@ -134,6 +143,33 @@ def test_an_engine_that_gives_up_abandons_its_iteration_between_two_layers(runne
     with pytest.raises(PrefillCut):
         runner.run(runner.entry(job))
     assert asked == []
+
+
+def test_an_engine_that_gives_up_abandons_a_prefill_with_a_limit_too(runner: Runner, engine: Engine) -> None:
+    job = runner.add("a/0", prompt_of(1, 40), sampling())
+    hook = engine.model.layers[0].register_forward_hook(lambda *_: engine.give_up())
+    try:
+        with pytest.raises(PrefillCut):
+            runner.run(runner.entry(job, cut_after_s=60.0))
+    finally:
+        hook.remove()
+
+
+def test_a_job_beyond_the_range_of_float16_is_named_once_and_the_others_go_on(
+    runner: Runner, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loud = runner.add("loud/0", prompt_of(1, 9), sampling())
+    quiet = runner.add("quiet/0", prompt_of(2, 9), sampling())
+    monkeypatch.setattr(engine.model, "dtype", torch.float16)
+    hook = engine.model.register_forward_hook(spoil_first_row)
+    try:
+        for _ in range(3):
+            runner.run(runner.entry(loud), runner.entry(quiet))
+    finally:
+        hook.remove()
+    (record,) = caplog.records
+    assert "job loud/0, tokens to 9: its numbers are beyond the range of float16" in record.getMessage()
+    assert runner.outputs[quiet] == alone(prompt_of(2, 9), sampling())[:3]
 
 
 def swap_at_random(runner: Runner, jobs: list[JobId], dice: random.Random) -> int:

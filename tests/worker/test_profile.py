@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from services.worker.model.batch import SequenceRows
-from services.worker.profile import Measurer, spread_contexts
+from services.worker.profile import Limits, Measurer, measure, spread_contexts
 from tests.worker.tiny import tiny_model, tiny_pools
 
 LONGEST = 256
@@ -46,6 +46,22 @@ def test_a_point_is_the_median_of_its_runs_without_the_first() -> None:
     assert measurer.decode_s(2, 16) == 0.0
     measurer = Watched([0.1, 0.03, 0.02, 9.0, 0.01, 0.04])
     assert measurer.decode_s(2, 16) == 0.03
+
+
+def test_one_prefill_and_one_decode_are_run_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[int, int]] = []
+    real = Measurer._run_s
+
+    def watched(self: Measurer, sequences: Sequence[SequenceRows]) -> float:
+        ran.extend((sequence.from_token, sequence.to_token) for sequence in sequences)
+        slow_s = 60.0 if len(ran) <= 2 else 0.0
+        return real(self, sequences) + slow_s
+
+    monkeypatch.setattr(Measurer, "_run_s", watched)
+    profile = measure(tiny_model(), tiny_pools(), Limits(max_model_len=64, max_batch=1))
+    assert ran[:2] == [(0, 16), (15, 16)]
+    assert max(point.seconds for point in profile.prefill) < 60.0
+    assert max(point.seconds for point in profile.decode) < 60.0
 
 
 def test_no_two_runs_of_a_measured_prefill_have_the_same_number_of_rows() -> None:

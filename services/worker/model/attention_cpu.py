@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from services.worker.model.attention import PAGES_PER_LAYER, PoolRows, visible
+from services.worker.model.attention import PAGES_PER_LAYER, PoolRows, group_cuts, visible
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
 from services.worker.model.config import ModelConfig
 from services.worker.model.exact import is_exact, row_padding
@@ -127,7 +127,7 @@ class CpuPass:
         """The groups, and the order of their rows and its inverse (None: as they are)."""
         lengths = [sequence.to_token for sequence in batch.sequences[: self.decode_count]]
         order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
-        cuts = group_cuts([lengths[number] for number in order])
+        cuts = group_cuts([lengths[number] for number in order], GROUP_COST_POSITIONS)
         if len(cuts) < 2:
             order = list(range(len(lengths)))
         order_tensor = torch.tensor(order, dtype=torch.int64)
@@ -241,20 +241,6 @@ class CpuPass:
             chunk = slice(start, start + CHUNK_POSITIONS)
             total.baddbmm_(weights_KXC[:, :, chunk], values_KCE[:, chunk])
         return total
-
-
-def group_cuts(lengths: list[int]) -> list[int]:
-    """Ends of the groups that a falling list of lengths is cut into: where the padding saved is worth another group."""
-    cuts: list[int] = []
-    open_ranges = [(0, len(lengths))] if lengths else []
-    while open_ranges:
-        first, stop = open_ranges.pop()
-        saved, cut = max(((lengths[first] - lengths[at]) * (stop - at), at) for at in range(first, stop))
-        if saved > GROUP_COST_POSITIONS:
-            open_ranges += [(first, cut), (cut, stop)]
-        else:
-            cuts.append(stop)
-    return sorted(cuts)
 
 
 def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:

@@ -100,6 +100,8 @@ _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+_KV_HEAD_COUNTS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
+"""Where the field is missing. Where it is null, and for Llama, there are as many as query heads."""
 _MAX_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
 _ACTIVATIONS = frozenset({"silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"})
 _SCALED_BY_ORIGINAL_LENGTH = frozenset({RopeType.LLAMA3, RopeType.YARN, RopeType.LONGROPE})
@@ -123,7 +125,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     layer_count = fields.whole("num_hidden_layers", most=4096)
     hidden_size = fields.whole("hidden_size", most=GREATEST_SIZE)
     head_count = fields.whole("num_attention_heads", most=GREATEST_SIZE)
-    kv_head_count = fields.whole("num_key_value_heads", head_count, most=GREATEST_SIZE)
+    kv_heads = head_count if "num_key_value_heads" in raw else _KV_HEAD_COUNTS.get(family, head_count)
+    kv_head_count = fields.whole("num_key_value_heads", kv_heads, most=GREATEST_SIZE)
     if fields.raw.get("head_dim") is None and family != "qwen3" and hidden_size % head_count:
         raise ModelFolderError(
             f"config.json: hidden_size {hidden_size} is no multiple of num_attention_heads {head_count}"

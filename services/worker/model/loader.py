@@ -5,7 +5,6 @@ the model's size and one tensor more. Every tensor that the model needs must be 
 tensor may be there that the model would not use.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,12 +14,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from services.domain.errors import InvalidFieldError, ModelFolderError
+from services.runtime import model_files
 from services.worker.model.config import ModelConfig, read_config
 from services.worker.model.linear import Linear, packing_helps
 from services.worker.model.llama import DecoderModel
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 _UNUSED = re.compile(r"(.*\.rotary_emb\.inv_freq|.*\.masked_bias|.*\.attn\.bias)$")
 
 
@@ -39,7 +37,7 @@ def load_model(
             "max_model_len",
             f"must be from 1 to the model's context of {config.max_position} tokens, not {max_model_len}",
         )
-    files = weight_files(folder)
+    files = model_files.weight_files(folder)
     model = empty_model(config, max_model_len or config.max_position, device, dtype)
     _fill(model, files)
     prepare(model)
@@ -68,30 +66,6 @@ def prepare(model: DecoderModel) -> None:
     for module in model.modules():
         if isinstance(module, Linear) and module.weight is not model.embedding and packing_helps(module.weight):
             module.pack()
-
-
-def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a folder.
-
-    Raises ModelFolderError if there are none, or one that the index names is missing.
-    """
-    index = folder / INDEX_FILE
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ModelFolderError(f"{index} is no index of safetensors files: {error!r}") from error
-        files = tuple(folder / Path(str(name)).name for name in names)
-    elif (folder / SINGLE_FILE).is_file():
-        files = (folder / SINGLE_FILE,)
-    else:
-        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-        because = f", only pickles ({', '.join(pickles[:4])}), which are not read: they can run code" if pickles else ""
-        raise ModelFolderError(f"{folder} holds no {SINGLE_FILE} and no {INDEX_FILE}{because}")
-    missing = [path.name for path in files if not path.is_file()]
-    if missing or not files:
-        raise ModelFolderError(f"{index} names files that {folder} does not hold: {', '.join(missing[:4])}")
-    return files
 
 
 def _fill(model: DecoderModel, files: tuple[Path, ...]) -> None:

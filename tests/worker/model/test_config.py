@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from services.domain.errors import ModelFolderError
 from services.worker.model.config import ModelConfig, RopeConfig, RopeType, parse_config, read_config
@@ -30,9 +31,17 @@ def test_missing_fields_have_the_families_defaults() -> None:
     assert llama.rope == RopeConfig(original_max_position=2048)
     assert llama.windows == (None, None, None)
     assert (llama.dtype, llama.eos_token_ids) == (None, ())
-    assert parsed(model_type="qwen3").head_dim == 128
+    assert parsed(model_type="qwen3", num_attention_heads=32).head_dim == 128
     assert parsed(model_type="mistral").max_position == 131072
-    assert parsed(model_type="qwen2").max_position == 32768
+    assert parsed(model_type="qwen2", num_attention_heads=32).max_position == 32768
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_missing_count_of_kv_heads_is_the_families_and_null_is_that_of_the_query_heads(family: str) -> None:
+    reference = transformers.AutoConfig.for_model(family, num_attention_heads=64)
+    changes = {"model_type": family, "num_attention_heads": 64, "head_dim": 8}
+    assert parsed(**changes).kv_head_count == reference.num_key_value_heads
+    assert parsed(**changes, num_key_value_heads=None).kv_head_count == 64
 
 
 def test_null_means_missing() -> None:
@@ -49,7 +58,7 @@ def test_null_means_missing() -> None:
     ],
 )
 def test_each_family_has_its_biases_and_norms(family: str, switches: tuple[bool, ...]) -> None:
-    config = parsed(model_type=family)
+    config = parsed(model_type=family, num_key_value_heads=8)
     assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm) == switches
 
 
@@ -106,8 +115,8 @@ def test_windows_follow_each_familys_rule() -> None:
     assert parsed(sliding_window=16).windows == (None, None, None)
     assert parsed(model_type="mistral").windows == (4096, 4096, 4096)
     assert parsed(model_type="mistral", sliding_window=None).windows == (None, None, None)
-    assert parsed(model_type="qwen2", sliding_window=16).windows == (None, None, None)
-    sliding = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 16}
+    assert parsed(model_type="qwen2", num_attention_heads=32, sliding_window=16).windows == (None, None, None)
+    sliding = {"model_type": "qwen2", "num_attention_heads": 32, "use_sliding_window": True, "sliding_window": 16}
     assert parsed(**sliding).windows == (None, None, None)
     assert parsed(**sliding, max_window_layers=1).windows == (None, 16, 16)
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -157,7 +166,12 @@ LINEAR: dict[str, Any] = {"rope_type": "linear"}
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported with rope type default"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be a token id or a list"),
         (
-            {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention"]},
+            {
+                "model_type": "qwen2",
+                "num_attention_heads": 32,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention"],
+            },
             "layer_types must name 3 layers",
         ),
     ],

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from services.worker.model.attention_cpu import GROUP_COST_POSITIONS, group_cuts
+from services.worker.model.attention import bounded_cuts, group_cuts
+from services.worker.model.attention_cpu import GROUP_COST_POSITIONS
 from services.worker.model.batch import BatchLayout, SequenceRows
 from services.worker.model.cut import PrefillCut
 from tests.worker.model.reference import Pool, ours_of, plain_pair, reference_model, tokens
@@ -55,17 +56,25 @@ def test_sequences_of_one_row_must_come_first() -> None:
 
 
 def test_decodes_of_like_length_are_one_group() -> None:
-    assert group_cuts([100, 99, 90, 80]) == [4]
-    assert group_cuts([7]) == [1]
-    assert group_cuts([]) == []
+    assert group_cuts([100, 99, 90, 80], GROUP_COST_POSITIONS) == [4]
+    assert group_cuts([7], GROUP_COST_POSITIONS) == [1]
+    assert group_cuts([], GROUP_COST_POSITIONS) == []
 
 
 def test_a_long_decode_among_many_short_ones_gets_a_group_of_its_own() -> None:
-    assert group_cuts([2000] + [20] * 15) == [1, 16]
+    assert group_cuts([2000] + [20] * 15, GROUP_COST_POSITIONS) == [1, 16]
 
 
 def test_lengths_fall_into_groups_only_where_that_saves_more_than_a_group_costs() -> None:
     lengths = [3000, 3000, 1500, 1500, 100, 100]
-    assert group_cuts(lengths) == [2, 4, 6]
+    assert group_cuts(lengths, GROUP_COST_POSITIONS) == [2, 4, 6]
     barely = [100 + GROUP_COST_POSITIONS // 2, 100, 100]
-    assert group_cuts(barely) == [3]
+    assert group_cuts(barely, GROUP_COST_POSITIONS) == [3]
+
+
+def test_a_group_holds_no_more_positions_than_it_may_and_one_too_long_is_alone() -> None:
+    assert bounded_cuts([100, 99, 90, 80], 1000, 400) == [4]
+    assert bounded_cuts([100, 99, 90, 80], 1000, 399) == [3, 4]
+    assert bounded_cuts([100, 99, 60, 60, 60, 60], 1000, 200) == [2, 5, 6]
+    assert bounded_cuts([500, 20, 20], 10_000, 100) == [1, 3]
+    assert bounded_cuts([], 10, 10) == []

@@ -50,7 +50,7 @@ def test_weights_in_several_files_are_the_same_model(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     assert torch.equal(load(folder), expected)
     (folder / parts[1]).unlink()
-    with pytest.raises(ModelFolderError, match=r"names files that .* does not hold: model-2.safetensors"):
+    with pytest.raises(ModelFolderError, match=r"lacks model-2.safetensors, named by model.safetensors.index.json"):
         load(folder)
 
 
@@ -119,13 +119,13 @@ def test_a_truncated_file_is_an_error(folder: Path, kept_bytes: int) -> None:
 
 def test_a_folder_without_weights_is_an_error(folder: Path) -> None:
     (folder / FILE).unlink()
-    with pytest.raises(ModelFolderError, match=r"holds no model.safetensors and no model.safetensors.index.json$"):
+    with pytest.raises(ModelFolderError, match=r"neither model.safetensors nor model.safetensors.index.json$"):
         load(folder)
 
 
 def test_pickles_are_not_read(folder: Path) -> None:
     (folder / FILE).rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelFolderError, match=r"only pickles \(pytorch_model.bin\), which are not read"):
+    with pytest.raises(ModelFolderError, match=r"only as pickles \(pytorch_model.bin\), which could run code"):
         load(folder)
 
 

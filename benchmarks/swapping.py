@@ -1,0 +1,159 @@
+"""Checks that moving KV beside compute changes no token, and that it would show if compute did not wait for uploads.
+
+Jobs decode in one batch; between plans a third of them is offloaded and brought back into other blocks, and planned at
+once, while the upload still runs. The tokens must be those of a run without moves. Then the same with the wait for
+uploads left out, and uploads made late: the tokens must differ, or the first comparison would tell nothing.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from benchmarks.device_models import BLOCK_SIZE, Shape, make_model, pools_of
+from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
+from services.domain.protocol import Assign, BlockMove, Offload, Upload
+from services.domain.sampling import JobSampling
+from services.domain.work import JobSpec, Plan, PlanWork
+from services.worker.copier import Copier, CpuCopier, Direction, Ticket
+from services.worker.cuda_copier import CudaCopier
+from services.worker.engine import Engine, make_copier
+from services.worker.pools import KvPools
+
+WAIT_LIMIT_S = 60.0
+
+
+class Careless:
+    """A copier whose `wait` is broken on purpose: uploads are late, and compute does not wait for them."""
+
+    def __init__(self, copier: Copier) -> None:
+        self._copier = copier
+        self.start, self.launched, self.drain = copier.start, copier.launched, copier.drain
+        self.take_stall_s, self.close = copier.take_stall_s, copier.close
+
+    def wait(self, tickets: Iterable[Ticket]) -> None:
+        """Waits for nothing."""
+
+
+class Swapper:
+    """Jobs that decode in one batch; between plans some are offloaded and brought back into other blocks, if
+    `swaps`.
+    """
+
+    def __init__(self, engine: Engine, job_count: int, prompt_tokens: int, output_tokens: int) -> None:
+        self.engine = engine
+        self.jobs = [JobId(f"{number}/0") for number in range(job_count)]
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.blocks_per_job = -(-(prompt_tokens + output_tokens) // BLOCK_SIZE)
+        self.uploads: dict[JobId, CommandNumber] = {}
+        """Each job's last one, until it was awaited."""
+        self._done: set[int] = set()
+        self._commands = 0
+        self._epoch = 0
+
+    def run(self, swaps: bool) -> dict[JobId, list[int]]:
+        """Outputs. A job brought back is planned at once, while its upload still runs."""
+        engine, vocabulary = self.engine, self.engine.model.config.vocabulary_size
+        engine.begin_life(Epoch(engine.epoch + 1), lambda done: self._done.add(done.command))
+        self._done.clear()
+        self.uploads.clear()
+        free = deque(BlockId(block) for block in range(engine.pools.device_block_count))
+        tables = {job: [free.popleft() for _ in range(self.blocks_per_job)] for job in self.jobs}
+        for job, blocks in tables.items():
+            engine.apply(Assign(self._number(), job, tuple(blocks)))
+        outputs: dict[JobId, list[int]] = {job: [] for job in self.jobs}
+        how = JobSampling(max_tokens=self.output_tokens, seed=1, temperature=0.0)
+        spec = JobSpec(self.prompt_tokens, self.prompt_tokens, how)
+        for step in range(self.output_tokens):
+            valid = self.prompt_tokens + step - 1
+            if swaps and step > 0:
+                for number in range(step % 3, len(self.jobs), 3):
+                    self._move(self.jobs[number], number, tables, free, valid)
+            entries = []
+            for number, job in enumerate(self.jobs):
+                prompt = tuple((number * 97 + place * 31) % vocabulary for place in range(self.prompt_tokens))
+                first = PlanWork(job, 0, self.prompt_tokens, prompt, spec, None)
+                entries.append(first if step == 0 else PlanWork(job, valid, valid + 1, (), None, None))
+            result = engine.run(Plan(engine.epoch, PlanNumber(step), tuple(entries)))
+            for job, token_id, _ in result.result.tokens:
+                outputs[job].append(token_id)
+        return outputs
+
+    def _move(
+        self, job: JobId, number: int, tables: dict[JobId, list[BlockId]], free: deque[BlockId], valid: int
+    ) -> None:
+        """Out, and in again elsewhere. As the KV manager would, it awaits the copy in of the last time, since a job has
+        one copy at a time, and the copy out; the copy in is left to the worker.
+        """
+        self.await_upload(job)
+        used = -(-valid // BLOCK_SIZE)
+        host = [BlockId(number * self.blocks_per_job + index) for index in range(used)]
+        old, tables[job] = tables[job], [free.popleft() for _ in range(self.blocks_per_job)]
+        out = tuple(BlockMove(index, old[index], host[index]) for index in range(used))
+        command = self._number()
+        self.engine.apply(Offload(command, job, out, valid))
+        self._await(command)
+        free.extend(old)
+        back = tuple(BlockMove(index, tables[job][index], host[index]) for index in range(used))
+        self.uploads[job] = self._number()
+        self.engine.apply(Upload(self.uploads[job], job, tuple(tables[job]), back, valid))
+
+    def await_upload(self, job: JobId) -> None:
+        """Waits for the job's last upload, if any, whether or not compute does."""
+        if job in self.uploads:
+            self._await(self.uploads.pop(job))
+
+    def _await(self, command: CommandNumber) -> None:
+        until_s = time.monotonic() + WAIT_LIMIT_S
+        while command not in self._done:
+            assert time.monotonic() < until_s, f"copy {command} does not end"
+            time.sleep(0)
+
+    def _number(self) -> CommandNumber:
+        self._commands += 1
+        return CommandNumber(self._commands)
+
+
+def check_swapping(shape: Shape, device: torch.device, job_count: int, output_tokens: int) -> dict[str, Any]:
+    """The same plans with and without moves give the same tokens; with the wait for uploads broken they do not."""
+    model = make_model(shape, device, torch.float32)
+    per_job = -(-(40 + output_tokens) // BLOCK_SIZE)
+    pools = pools_of(model, job_count * per_job * 2, job_count * per_job)
+
+    def outputs(copier: Copier, swaps: bool) -> dict[JobId, list[int]]:
+        pools.device.zero_()  # what an earlier run left must not stand in for what this one did not bring
+        engine = Engine(model, pools, copier)
+        try:
+            return Swapper(engine, job_count, 40, output_tokens).run(swaps)
+        finally:
+            engine.close()
+
+    plain, swapped = outputs(make_copier(pools), False), outputs(make_copier(pools), True)
+    broken = outputs(Careless(slow_uploads(pools)), True)
+    result = {
+        "jobs": job_count,
+        "output_tokens": output_tokens,
+        "same_tokens": plain == swapped,
+        "broken_shows": broken != plain,
+    }
+    return {**result, "passed": result["same_tokens"] and result["broken_shows"]}
+
+
+def slow_uploads(pools: KvPools) -> Copier:
+    """A copier whose uploads come a little late, as they may."""
+    if not pools.device.is_cuda:
+        return CpuCopier(pools, lambda direction: time.sleep(0.02 if direction is Direction.UPLOAD else 0))
+    copier = CudaCopier(pools)
+    lane = copier._lanes[Direction.UPLOAD]
+    enqueue = lane._enqueue
+
+    def enqueue_late(ticket: Any) -> None:
+        with torch.cuda.stream(lane._stream):
+            torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
+        enqueue(ticket)
+
+    lane._enqueue = enqueue_late  # type: ignore[method-assign]
+    return copier
