@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,9 @@ def test_a_recording_that_was_cut_off_anywhere_reads_up_to_there(
     turns = turns_of(cut)
     counts = []
     last_line_bytes = len(gzip.compress(ending_line(Ending.CLOSED)))
-    for length in range(0, len(whole) - last_line_bytes, 97):
+    into_members = [found.start() + cut_at for found in re.finditer(b"\x1f\x8b\x08", whole) for cut_at in (1, 2, 3)]
+    lengths = {*range(0, len(whole) - last_line_bytes, 97), *into_members}
+    for length in sorted(length for length in lengths if length < len(whole) - last_line_bytes):
         cut.write_bytes(whole[:length])
         try:
             recording = Recording(cut, FORMATS)

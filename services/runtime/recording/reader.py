@@ -14,6 +14,8 @@ from services.runtime.recording.lines import Ending, Head, MachineFormat, TurnRe
 
 MOST_LINE_BYTES = 1 << 28
 _GZIP_MAGIC = b"\x1f\x8b"
+_HALF_A_MAGIC = f"Not a gzipped file ({_GZIP_MAGIC[:1]!r})"
+"""What gzip says of a member of which nothing but the first byte is there."""
 
 
 def _open(path: Path) -> BinaryIO:
@@ -34,6 +36,8 @@ def _lines(path: Path) -> Iterator[bytes]:
         # Cut off inside what was compressed at once.
         return
     except (gzip.BadGzipFile, zlib.error) as error:
+        if str(error) == _HALF_A_MAGIC:
+            return
         raise RecordingError(f"{path}: is damaged: {error}") from None
     except OSError as error:
         raise RecordingError(f"{path}: can't be read: {error.strerror}") from None
