@@ -22,9 +22,10 @@ from services.cli.arguments import (
 from services.cli.clients import GatewayClient
 from services.cli.progress import with_progress
 from services.cli.replay import Replay, Replayer, ReplayOptions
-from services.cli.report import make_writable, result, write_lines, write_report
+from services.cli.report import result, write_lines, write_report
 from services.cli.workload import TraceJob
 from services.cli.workload_flags import add_workload, chosen_workload, told, trace_of
+from services.runtime.files import make_writable
 
 
 def config_of(replay: Replay, options: ReplayOptions, workload: dict[str, object], server: str) -> dict[str, object]:

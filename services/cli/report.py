@@ -1,5 +1,4 @@
-"""What a replay measured: `result.json` and `jobs.jsonl`. Pure; the live bench and simulations write the same
-files.
+"""What a replay measured: `result.json` and `jobs.jsonl`. The live bench and simulations write the same files.
 
 All times of a job count from the replay's start. JCT and TTFT count from the scheduled arrival, so that a late client
 cannot flatter the server. Failed jobs are counted and left out of the rest. A distribution of nothing is null in
@@ -12,7 +11,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from services.cli.snapshot import Counters
 
@@ -139,13 +137,6 @@ def result(config: Mapping[str, object], records: Sequence[JobRecord], counters:
             "stall_s": round(counters.stall_s, 6),
         },
     }
-
-
-def make_writable(folder: Path) -> None:
-    """Make the folder and try a file in it, so that hours of work don't end at its door. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=folder):
-        pass
 
 
 def write_lines(path: Path, lines: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from services.cli.arguments import CommandError, ExitCode, not_negative_float, parser, positive_int
 from services.cli.profiles.find import find_profile, profile_names
-from services.cli.report import make_writable, write_lines
+from services.cli.report import write_lines
 from services.cli.simulations.cases import (
     AXES,
     CapacityOf,
@@ -32,6 +32,7 @@ from services.cli.simulations.settings import FLAGS, OwnSettings, SimulateSettin
 from services.cli.simulations.tables import WIDE_COLUMNS, Run, summary_csv, table
 from services.cli.workload_flags import TraceFile, add_workload, chosen_workload
 from services.domain.errors import InvalidFieldError
+from services.runtime.files import make_writable
 from services.runtime.settings import add_flags, resolve
 from services.simulator.simulation import StuckError
 

@@ -13,25 +13,20 @@ from services.domain.errors import FastServeError, NotReadyError
 from services.domain.ids import Epoch
 from services.domain.protocol import KvToWorker
 from services.domain.work import KvLinkItem
+from services.runtime.streams import Closable
 
 MOST_BATCHES = 10_000
 
 ItemT = TypeVar("ItemT")
 
 
-class Peer(Generic[ItemT]):
-    """A stream's outgoing side."""
+class Peer(Closable, Generic[ItemT]):
+    """The batches that wait."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._batches: deque[tuple[Epoch, Sequence[ItemT]]] = deque()
         self._something = asyncio.Event()
-        self._closed = asyncio.Event()
-        self._error: FastServeError | None = None
-
-    @property
-    def is_closed(self) -> bool:
-        """The stream is to end."""
-        return self._error is not None
 
     def send(self, epoch: Epoch, items: Sequence[ItemT]) -> None:
         """One turn's messages."""
@@ -43,17 +38,8 @@ class Peer(Generic[ItemT]):
             self.close(NotReadyError("the peer does not read what it is told"))
 
     def close(self, error: FastServeError) -> None:
-        """End the stream with this error."""
-        if self._error is None:
-            self._error = error
-            self._batches.clear()
-            self._closed.set()
-
-    async def until_closed(self) -> None:
-        """Raises the error that the stream is to end with, once there is one."""
-        await self._closed.wait()
-        assert self._error is not None
-        raise self._error
+        super().close(error)
+        self._batches.clear()
 
     async def take(self) -> list[tuple[Epoch, Sequence[ItemT]]]:
         """Batches to be written; waits for one."""

@@ -20,11 +20,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
+from services.runtime.files import make_writable
 
 Source = Mapping[str, object]
 """Where the numbers come from: names with values that JSON can hold."""
@@ -114,10 +114,9 @@ def _rows(document: Mapping[str, object]) -> str:
 def check_writable(file: Path) -> None:
     """To be asked before a long measurement: whether the file could be written. Raises InvalidFieldError."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=file.parent):
-            if file.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        make_writable(file.parent)
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     except OSError as error:
         raise InvalidFieldError("--out", f"can't write {file}: {error.strerror}") from None
 

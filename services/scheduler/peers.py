@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from services.domain.errors import FastServeError, NotReadyError
 from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.work import JobUpdate, PlanWork, ServingLimits
+from services.runtime.streams import Closable
 from services.scheduler.book import JobBook
 
 MOST_LAST_WORDS = 50_000
@@ -21,34 +22,17 @@ TOKEN_OF_UPDATE = 8
 """An update without tokens counts as so many."""
 
 
-class Peer:
-    """A stream's outgoing side. `wait` returns when there is something to write, `until_closed` raises what ends the
-    stream.
-    """
+class Peer(Closable):
+    """`wait` returns when there is something to write."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._something = asyncio.Event()
         self._is_idle = asyncio.Event()
-        self._closed = asyncio.Event()
-        self._error: FastServeError | None = None
-
-    @property
-    def is_closed(self) -> bool:
-        """The stream is to end."""
-        return self._error is not None
 
     def close(self, error: FastServeError) -> None:
-        """End the stream with this error."""
-        if self._error is None:
-            self._error = error
-            self._closed.set()
-            self._is_idle.set()
-
-    async def until_closed(self) -> None:
-        """Raises the error that the stream is to end with, once there is one."""
-        await self._closed.wait()
-        assert self._error is not None
-        raise self._error
+        super().close(error)
+        self._is_idle.set()
 
     async def flushed(self) -> None:
         """Until everything is written, or nothing more will be."""

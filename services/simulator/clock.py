@@ -20,6 +20,11 @@ class StuckError(Exception):
     what.
     """
 
+    @property
+    def reason(self) -> str:
+        """Its first line; the others tell who waits."""
+        return str(self).partition("\n")[0]
+
 
 class Clock:
     """Time, and what happens next. `most_idle_turns`: between two steps of progress."""

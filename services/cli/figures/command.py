@@ -16,9 +16,10 @@ from services.cli.figures.finished import Finished, code_digest
 from services.cli.figures.report_text import report
 from services.cli.figures.tables import table
 from services.cli.figures.values import FULL, MAIN, QUICK, Figure, Scale
-from services.cli.report import make_writable, write_lines
+from services.cli.report import write_lines
 from services.cli.simulations.processes import over_processes
 from services.domain.errors import InvalidFieldError
+from services.runtime.files import make_writable
 
 DEFAULT_OUT = Path("docs/evaluation")
 DEFAULT_OUT_OF_SOME = Path("out/evaluation")

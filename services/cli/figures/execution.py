@@ -51,9 +51,9 @@ def _run_task(task: RunTask, told: OnProgress) -> Measured:
     try:
         measured = simulate_run(run, capacity, told)
     except StuckError as error:
-        reason, story = str(error).partition("\n")[0], kept.write_story(str(error))
+        story = kept.write_story(str(error))
         raise CommandError(
-            f"{run.system.label} on {run.server.profile} got stuck; {story} tells who waits for what: {reason}"
+            f"{run.system.label} on {run.server.profile} got stuck; {story} tells who waits for what: {error.reason}"
         ) from error
     kept.write(measured)
     return measured

@@ -111,11 +111,10 @@ def run_case(
 
 
 def write_stuck(error: StuckError, folder: Path) -> Stuck:
-    """Write its story into `folder`; the reason is its first line."""
-    reason, _, _ = str(error).partition("\n")
+    """Write its story into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_lines(folder / _STUCK_FILE, [_STORY_JOBS, *str(error).splitlines()])
-    return Stuck(reason, folder / _STUCK_FILE)
+    return Stuck(error.reason, folder / _STUCK_FILE)
 
 
 def measure_capacity(of: CapacityOf, on_progress: Callable[[int], None] | None = None) -> float:
