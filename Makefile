@@ -26,7 +26,7 @@ help: ## list the targets
 install: $(INSTALLED) ## make .venv with the exact versions of requirements.lock
 
 demo: $(INSTALLED) ## serve the bundled model, stream a completion, replay a burst under FCFS and FastServe, draw pictures
-	$(BIN)/python -m services.cli.demo
+	$(BIN)/python -m services.cli.bench.demo
 
 test: $(INSTALLED) ## run the whole test suite
 	$(BIN)/pytest

@@ -10,7 +10,7 @@ import torch
 
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId
 from services.domain.protocol import Assign, BlockMove, Done, KvToWorker, Offload, ReleaseBlocks, Upload
-from services.worker.engine import Engine
+from services.worker.engine.engine import Engine
 
 JOB_BLOCKS = 32
 """Blocks of a job that is moved: 512 tokens at 16 a block."""
@@ -22,7 +22,7 @@ class _Moved:
     """A job and where its blocks are in both pools."""
 
     def __init__(self, number: int, device_blocks: list[int], host_blocks: list[int]) -> None:
-        self.job = JobId(f"copy-{number}/0")
+        self.job_id = JobId(f"copy-{number}/0")
         self.device_blocks = tuple(BlockId(block) for block in device_blocks)
         pairs = zip(device_blocks, host_blocks, strict=True)
         self.moves = tuple(
@@ -50,11 +50,11 @@ class EngineCopies:
         moved = self._jobs(jobs, scattered)
         self._engine.begin_life(Epoch(self._engine.epoch + 1), self._on_done)
         for one in moved:
-            self._engine.apply(Assign(self._number(), one.job, one.device_blocks))
-        offload_s = self._seconds([Offload(self._number(), one.job, one.moves, 0) for one in moved])
-        upload_s = self._seconds([Upload(self._number(), one.job, one.device_blocks, one.moves, 0) for one in moved])
+            self._engine.apply(Assign(self._number(), one.job_id, one.device_blocks))
+        offload_s = self._seconds([Offload(self._number(), one.job_id, one.moves, 0) for one in moved])
+        upload_s = self._seconds([Upload(self._number(), one.job_id, one.device_blocks, one.moves, 0) for one in moved])
         for one in moved:
-            self._engine.apply(ReleaseBlocks(self._number(), one.job))
+            self._engine.apply(ReleaseBlocks(self._number(), one.job_id))
         return offload_s, upload_s
 
     def plain_seconds(self, jobs: int) -> tuple[float, float]:

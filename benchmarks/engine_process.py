@@ -14,7 +14,7 @@ import sys
 
 from services.runtime.process import die_with_parent
 from services.runtime.settings import load
-from services.worker.environment import set_compute_environment
+from services.worker.engine.compute_environment import set_compute_environment
 from services.worker.settings import KeptEngineSettings
 
 

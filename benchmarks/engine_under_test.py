@@ -10,8 +10,8 @@ import torch
 from benchmarks.engine_copies import EngineCopies
 from services.domain.ids import JobId
 from services.domain.sampling import JobSampling
-from services.worker.build import build
-from services.worker.offline import OfflineEngine, OfflineJob, read_trace
+from services.worker.engine.build import build
+from services.worker.engine.offline import OfflineEngine, OfflineJob, read_trace
 from services.worker.settings import KeptEngineSettings
 
 Figures = dict[str, Any]

@@ -42,14 +42,14 @@ from benchmarks.device_models import (
 from benchmarks.swapping import check_swapping
 from services.domain.ids import BlockId
 from services.domain.protocol import BlockMove
-from services.worker.copier import Direction
-from services.worker.engine import make_copier
+from services.worker.engine.engine import make_copier
+from services.worker.kv.copier import Direction
+from services.worker.kv.pools import BlockShape, make_pools
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
-from services.worker.model.config import parse_config
 from services.worker.model.llama import DecoderModel
 from services.worker.model.loader import prepare
-from services.worker.pools import BlockShape, make_pools
-from services.worker.profile import Measurer
+from services.worker.model.model_config import parse_config
+from services.worker.profiling.cost_measurement import Measurer
 
 FLOAT32_TOLERANCE = 2e-3
 BFLOAT16_TOLERANCE = 0.5

@@ -33,10 +33,17 @@ from services.domain.protocol import (
     Upload,
     WorkerPools,
 )
-from services.kvmanager.policy.job import JobState
-from services.kvmanager.policy.machine import KvManager
-from services.kvmanager.policy.messages import Command, Event, FromScheduler, FromWorker, ToScheduler, ToWorker
-from services.kvmanager.policy.policies import POLICY_NAMES, KvKnobs, policy_named
+from services.kvmanager.machine.kv_job import KvState
+from services.kvmanager.machine.kv_manager import KvManager
+from services.kvmanager.machine.kv_manager_events import (
+    Command,
+    Event,
+    FromScheduler,
+    FromWorker,
+    ToScheduler,
+    ToWorker,
+)
+from services.kvmanager.policies.kv_policy import POLICY_NAMES, KvConfig, policy_named
 
 EPOCH = Epoch(1)
 BATCH = 16
@@ -52,14 +59,14 @@ class Bench:
     """A KV manager between a scheduler that runs the best jobs and a worker that does everything at once."""
 
     def __init__(self, queued: int, policy: str) -> None:
-        self.manager = KvManager(KvKnobs(policy_named(policy)))
+        self.manager = KvManager(KvConfig(policy_named(policy)))
         self.positions = {JobId(f"job-{number}/0"): 0 for number in range(queued)}
         self.now_s = 0.0
         self.plan = 0
-        jobs = tuple(ArrivedJob(job, PROMPT_TOKENS, 576) for job in self.positions)
+        jobs = tuple(ArrivedJob(job_id, PROMPT_TOKENS, 576) for job_id in self.positions)
         order = tuple(
-            OrderChange(job, Rank(number * LEVELS // queued, float(number), number))
-            for number, job in enumerate(self.positions)
+            OrderChange(job_id, Rank(number * LEVELS // queued, float(number), number))
+            for number, job_id in enumerate(self.positions)
         )
         quanta_s = tuple(0.01 * 2**level for level in range(LEVELS))
         self.pump([FromScheduler(EPOCH, Jobs(EPOCH, jobs, order, BATCH, quanta_s, 10.0))])
@@ -76,26 +83,26 @@ class Bench:
             if isinstance(command, ToWorker):
                 yield from self.acknowledged(command.message)
             elif isinstance(command, ToScheduler) and isinstance(command.message, ReclaimRequest):
-                yield FromScheduler(EPOCH, Ack(command.message.job))
+                yield FromScheduler(EPOCH, Ack(command.message.job_id))
 
     @staticmethod
     def acknowledged(message: KvToWorker) -> Iterator[Event]:
         """Applied and Done at once."""
-        yield FromWorker(EPOCH, Applied(CommandNumber(message.command), 0))
+        yield FromWorker(EPOCH, Applied(CommandNumber(message.command_number), 0))
         if isinstance(message, Offload | Upload):
-            yield FromWorker(EPOCH, Done(message.command, 0))
+            yield FromWorker(EPOCH, Done(message.command_number, 0))
 
     def plan_next(self) -> list[Event]:
         """The next plan: the best residents decode a token, fresh ones are prefilled."""
         entries: list[PlanEntry] = []
-        for job in self.positions:
+        for job_id in self.positions:
             if len(entries) == BATCH:
                 break
-            if self.manager.state_of(job) is JobState.DEVICE:
-                at = self.positions[job]
+            if self.manager.state_of(job_id) is KvState.DEVICE:
+                at = self.positions[job_id]
                 to = at + 1 if at else PROMPT_TOKENS
-                entries.append(PlanEntry(job, at, to))
-                self.positions[job] = to
+                entries.append(PlanEntry(job_id, at, to))
+                self.positions[job_id] = to
         self.plan += 1
         return [FromScheduler(EPOCH, Planned(PlanNumber(self.plan), tuple(entries)))]
 

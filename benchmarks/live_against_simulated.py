@@ -54,10 +54,10 @@ from benchmarks.simulated_runs import (
     trace_for,
     trace_of,
 )
-from services.cli.calibration import Need
-from services.cli.workload import TraceJob, Workload, make_trace
 from services.domain.cost import CostProfile
 from services.runtime.profile_file import Profile, profile_of, profile_text, read_profile, write_profile
+from services.workloads.calibration import Need
+from services.workloads.workload import TraceJob, Workload, make_trace
 
 PRESET = "M"
 """Its iterations take tens of milliseconds; next to a few, what services and load generator need of two cores is no

@@ -17,11 +17,11 @@ from benchmarks.model_folders import random_model
 from benchmarks.report import Goal, Table, at_most
 from benchmarks.servers import maps_library, resident_bytes, server, service_processes
 from benchmarks.settings import BenchError, BenchSettings
-from services.cli.arguments import CommandError
-from services.cli.clients import GatewayClient, encode
-from services.cli.completion import CompletionRequest
-from services.cli.workload import random_token_ids
+from services.domain.generation import GenerateRequest, SamplingRequest
+from services.loadgen.gateway_client import GatewayClient, encode
 from services.runtime.channel import open_channel
+from services.runtime.command_line import CommandError
+from services.workloads.workload import random_token_ids
 
 JOBS = 10_000
 QUICK_JOBS = 480
@@ -76,9 +76,9 @@ def _figures() -> dict[str, dict[str, Any]]:
 
 
 def _requests(streams: int, jobs_a_stream: int, vocabulary_size: int) -> list[bytes]:
-    sampling = {"max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "n": jobs_a_stream}
+    sampling = SamplingRequest(max_tokens=OUTPUT_TOKENS, ignore_eos=True, n=jobs_a_stream)
     prompts = (random_token_ids(PROMPT_TOKENS, vocabulary_size, f"memory/{number}") for number in range(streams))
-    return [encode(CompletionRequest(prompt, sampling)) for prompt in prompts]
+    return [encode(GenerateRequest(token_ids=prompt, sampling=sampling)) for prompt in prompts]
 
 
 @asynccontextmanager

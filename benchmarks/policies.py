@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.report import Table, seconds
 from benchmarks.servers import Result, bench, demand_no_failures, records, server, trace_server, write_trace
 from benchmarks.settings import BenchSettings
-from services.cli.calibration import LoadedTrace, Need, loaded_trace, sustained_rate
-from services.cli.report import JobRecord
-from services.cli.workload import Workload, make_trace
+from services.workloads.calibration import LoadedTrace, Need, loaded_trace, sustained_rate
+from services.workloads.job_records import JobRecord
+from services.workloads.workload import Workload, make_trace
 
 POLICIES = ("skip-join-mlfq", "fcfs", "static", "mlfq", "mlfq-kill", "fixed-priority", "srpt")
 KV_POLICIES = ("reactive", "recompute", "defer")

@@ -25,9 +25,9 @@ from benchmarks.parts import ALL_PARTS, PARTS, SEPARATE, Part
 from benchmarks.report import tell
 from benchmarks.settings import DEFAULT_MAX_BATCH, BenchError, BenchSettings
 from benchmarks.summary import write_summary
-from services.cli.arguments import CommandError
-from services.cli.report import write_lines
 from services.domain.errors import FastServeError
+from services.runtime.command_line import CommandError
+from services.workloads.job_records import write_lines
 
 BUSY_LOAD = 0.5
 

@@ -14,9 +14,18 @@ import time
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.ids import Epoch, JobId
 from services.domain.protocol import IterationResult, Resident, SampledToken
-from services.scheduler.policy.config import Charge, PolicyName, SchedulerConfig
-from services.scheduler.policy.machine import Scheduler
-from services.scheduler.policy.messages import Command, End, Event, FromKv, KvConnected, SendPlan, Submit, WorkerJoined
+from services.scheduler.machine.scheduler import Scheduler
+from services.scheduler.machine.scheduler_events import (
+    Command,
+    End,
+    Event,
+    FromKv,
+    KvConnected,
+    SendPlan,
+    Submit,
+    WorkerJoined,
+)
+from services.scheduler.scheduler_config import Charge, PolicyName, SchedulerConfig
 
 EPOCH = Epoch(1)
 PROMPT_TOKENS = 64
@@ -30,10 +39,10 @@ PROFILE = CostProfile(
 
 def arrive(number: int) -> list[Event]:
     """A job that is resident at once."""
-    job = JobId(f"request-{number}/0")
+    job_id = JobId(f"request-{number}/0")
     return [
-        Submit(job, PROMPT_TOKENS, OUTPUT_TOKENS),
-        FromKv(EPOCH, Resident(job, PROMPT_TOKENS + OUTPUT_TOKENS, 0)),
+        Submit(job_id, PROMPT_TOKENS, OUTPUT_TOKENS),
+        FromKv(EPOCH, Resident(job_id, PROMPT_TOKENS + OUTPUT_TOKENS, 0)),
     ]
 
 
@@ -58,10 +67,10 @@ def decisions_us(config: SchedulerConfig, queued: int, count: int) -> list[float
         plan = plans.pop(0)
         tokens = []
         for entry in plan.entries:
-            if entry.to_token == known.get(entry.job, PROMPT_TOKENS):
-                known[entry.job] = entry.to_token + 1
-                tokens.append(SampledToken(entry.job, 7, False))
-        result = IterationResult(EPOCH, plan.plan, tuple(tokens), (), ITERATION_S)
+            if entry.to_token == known.get(entry.job_id, PROMPT_TOKENS):
+                known[entry.job_id] = entry.to_token + 1
+                tokens.append(SampledToken(entry.job_id, 7, False))
+        result = IterationResult(EPOCH, plan.plan_number, tuple(tokens), (), ITERATION_S)
         begin = time.thread_time()
         commands = scheduler.handle([result], now_s)
         times_us.append((time.thread_time() - begin) * 1e6)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.settings import BenchError, BenchSettings
-from services.cli.server_process import running_server
-from services.cli.workload import TraceJob, trace_line
+from services.loadgen.server_process import running_server
+from services.workloads.workload import TraceJob, trace_line
 
 PROCESSES = Path("/proc")
 REPLAY_LIMIT_S = 1800.0

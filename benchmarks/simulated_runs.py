@@ -9,17 +9,17 @@ from typing import Any
 
 from benchmarks.servers import Result
 from benchmarks.settings import BenchError
-from services.cli.calibration import LoadedTrace, Need, loaded_trace
-from services.cli.report import result
-from services.cli.simulations.cases import CAPACITY_BATCHES, CAPACITY_JOBS, simulated_jobs
-from services.cli.simulations.runs import counters_of, record_of
-from services.cli.simulations.settings import SimulateSettings, server_setup
-from services.cli.workload import TraceJob, Workload, make_trace, read_trace, scale_arrivals, trace_line
+from services.experiments.cases import CAPACITY_BATCHES, CAPACITY_JOBS, simulated_jobs
+from services.experiments.runs import record_of
+from services.experiments.simulated_server import SimulateSettings, server_setup
 from services.runtime.profile_file import Profile
 from services.runtime.settings import resolve
-from services.simulator.capacity import fcfs_capacity_per_s
-from services.simulator.setup import ServerSetup
+from services.simulator.fcfs_capacity import fcfs_capacity_per_s
+from services.simulator.server_setup import ServerSetup
 from services.simulator.simulation import simulate
+from services.workloads.calibration import LoadedTrace, Need, loaded_trace
+from services.workloads.job_records import result
+from services.workloads.workload import TraceJob, Workload, make_trace, read_trace, scale_arrivals, trace_line
 
 Figures = dict[str, float]
 
@@ -89,7 +89,7 @@ def simulated_figures(by: ServedBy, profile: Profile, pair: tuple[str, str], tra
     """The figures of a simulated replay of the trace."""
     simulation = simulate(by.setup(profile, *pair), simulated_jobs(trace))
     records = [record_of(outcome) for outcome in simulation.outcomes]
-    content: dict[str, Any] = result({}, records, counters_of(simulation))
+    content: dict[str, Any] = result({}, records, simulation.counters)
     return figures_of(content)
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from benchmarks.report import Goal, Table, at_most
 from benchmarks.settings import BenchSettings
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
-from services.kvmanager.policy.policies import KvKnobs, policy_named
-from services.scheduler.policy.config import PolicyName, SchedulerConfig
-from services.simulator.setup import Link, ServerSetup, SimulatedJob
+from services.kvmanager.policies.kv_policy import KvConfig, policy_named
+from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
+from services.simulator.server_setup import Link, ServerSetup, SimulatedJob
 from services.simulator.simulation import simulate
 
 MAX_BATCH = 16
@@ -39,7 +39,7 @@ def server(policy: PolicyName, kv_policy: str) -> ServerSetup:
     """A host pool that holds all jobs' KV."""
     return ServerSetup(
         scheduler=SchedulerConfig(policy=policy, max_batch=MAX_BATCH),
-        kv=KvKnobs(policy_named(kv_policy)),
+        kv=KvConfig(policy_named(kv_policy)),
         cost=PROFILE,
         kv_bytes_per_token=131_072,
         device_tokens=DEVICE_TOKENS,
@@ -55,7 +55,7 @@ def timed(policy: PolicyName, kv_policy: str, output_tokens: int) -> dict[str, A
     began_s = time.process_time()
     simulation = simulate(server(policy, kv_policy), jobs)
     seconds = time.process_time() - began_s
-    iterations = simulation.scheduler.iterations
+    iterations = simulation.counters.iterations
     return {
         "policy": policy.value,
         "kv_policy": kv_policy,
@@ -63,8 +63,8 @@ def timed(policy: PolicyName, kv_policy: str, output_tokens: int) -> dict[str, A
         "seconds": round(seconds, 2),
         "iteration_us": round(seconds / iterations * 1e6, 1),
         "simulated_s": round(simulation.duration_s, 1),
-        "preemptions": simulation.scheduler.preemptions,
-        "moved_gb": round((simulation.kv.offloaded_bytes + simulation.kv.uploaded_bytes) / 1e9, 1),
+        "preemptions": simulation.counters.preemptions,
+        "moved_gb": round((simulation.counters.offloaded_bytes + simulation.counters.uploaded_bytes) / 1e9, 1),
     }
 
 

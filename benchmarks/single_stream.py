@@ -12,9 +12,9 @@ from benchmarks.model_folders import random_model
 from benchmarks.report import Table
 from benchmarks.servers import server
 from benchmarks.settings import BenchError, BenchSettings
-from services.cli.clients import GatewayClient, encode
-from services.cli.completion import CompletionRequest
-from services.cli.workload import random_token_ids
+from services.domain.generation import GenerateRequest, SamplingRequest
+from services.loadgen.gateway_client import GatewayClient, encode
+from services.workloads.workload import random_token_ids
 
 PREFILL_TOKENS = 512
 DECODE_PROMPT_TOKENS = 16
@@ -28,8 +28,8 @@ async def _token_times_s(
 ) -> list[float]:
     """Seconds from the request to each of its output tokens."""
     prompt = random_token_ids(prompt_tokens, vocabulary_size, f"{prompt_tokens}/single")
-    sampling = {"max_tokens": output_tokens, "ignore_eos": True, "temperature": 0.0}
-    request = encode(CompletionRequest(prompt, sampling))
+    sampling = SamplingRequest(max_tokens=output_tokens, ignore_eos=True, temperature=0.0)
+    request = encode(GenerateRequest(token_ids=prompt, sampling=sampling))
     times_s: list[float] = []
     began_s = time.perf_counter()
     async for progress in client.progress(request, STREAM_LIMIT_S):

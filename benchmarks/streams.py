@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.report import Goal, Table, at_most, seconds
 from benchmarks.servers import bench, records, resident_bytes, server, service_processes, write_trace
 from benchmarks.settings import BenchSettings
-from services.cli.workload import TraceJob
+from services.workloads.workload import TraceJob
 
 STREAMS = 1000
 QUICK_STREAMS = 200

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.parts import ALL_PARTS, SEPARATE
 from benchmarks.report import Goal, goals_table, section
-from services.cli.report import write_lines
+from services.workloads.job_records import write_lines
 
 
 def _machine_line(machine: dict[str, Any]) -> str:

@@ -14,13 +14,13 @@ import torch
 
 from benchmarks.device_models import BLOCK_SIZE, Shape, make_model, pools_of
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
+from services.domain.iteration import JobSpec, Plan, PlanWork
 from services.domain.protocol import Assign, BlockMove, Offload, Upload
 from services.domain.sampling import JobSampling
-from services.domain.work import JobSpec, Plan, PlanWork
-from services.worker.copier import Copier, CpuCopier, Direction, Ticket
-from services.worker.cuda_copier import CudaCopier
-from services.worker.engine import Engine, make_copier
-from services.worker.pools import KvPools
+from services.worker.engine.engine import Engine, make_copier
+from services.worker.kv.copier import Copier, CpuCopier, Direction, Ticket
+from services.worker.kv.cuda_copier import CudaCopier
+from services.worker.kv.pools import KvPools
 
 WAIT_LIMIT_S = 60.0
 
@@ -57,14 +57,14 @@ class Swapper:
     def run(self, swaps: bool) -> dict[JobId, list[int]]:
         """Outputs. A job brought back is planned at once, while its upload still runs."""
         engine, vocabulary = self.engine, self.engine.model.config.vocabulary_size
-        engine.begin_life(Epoch(engine.epoch + 1), lambda done: self._done.add(done.command))
+        engine.begin_life(Epoch(engine.epoch + 1), lambda done: self._done.add(done.command_number))
         self._done.clear()
         self.uploads.clear()
         free = deque(BlockId(block) for block in range(engine.pools.device_block_count))
-        tables = {job: [free.popleft() for _ in range(self.blocks_per_job)] for job in self.jobs}
-        for job, blocks in tables.items():
-            engine.apply(Assign(self._number(), job, tuple(blocks)))
-        outputs: dict[JobId, list[int]] = {job: [] for job in self.jobs}
+        tables = {job_id: [free.popleft() for _ in range(self.blocks_per_job)] for job_id in self.jobs}
+        for job_id, blocks in tables.items():
+            engine.apply(Assign(self._number(), job_id, tuple(blocks)))
+        outputs: dict[JobId, list[int]] = {job_id: [] for job_id in self.jobs}
         how = JobSampling(max_tokens=self.output_tokens, seed=1, temperature=0.0)
         spec = JobSpec(self.prompt_tokens, self.prompt_tokens, how)
         for step in range(self.output_tokens):
@@ -73,43 +73,43 @@ class Swapper:
                 for number in range(step % 3, len(self.jobs), 3):
                     self._move(self.jobs[number], number, tables, free, valid)
             entries = []
-            for number, job in enumerate(self.jobs):
+            for number, job_id in enumerate(self.jobs):
                 prompt = tuple((number * 97 + place * 31) % vocabulary for place in range(self.prompt_tokens))
-                first = PlanWork(job, 0, self.prompt_tokens, prompt, spec, None)
-                entries.append(first if step == 0 else PlanWork(job, valid, valid + 1, (), None, None))
+                first = PlanWork(job_id, 0, self.prompt_tokens, prompt, spec, None)
+                entries.append(first if step == 0 else PlanWork(job_id, valid, valid + 1, (), None, None))
             result = engine.run(Plan(engine.epoch, PlanNumber(step), tuple(entries)))
-            for job, token_id, _ in result.result.tokens:
-                outputs[job].append(token_id)
+            for job_id, token_id, _ in result.result.tokens:
+                outputs[job_id].append(token_id)
         return outputs
 
     def _move(
-        self, job: JobId, number: int, tables: dict[JobId, list[BlockId]], free: deque[BlockId], valid: int
+        self, job_id: JobId, number: int, tables: dict[JobId, list[BlockId]], free: deque[BlockId], valid: int
     ) -> None:
         """Out, and in again elsewhere. As the KV manager would, it awaits the copy in of the last time, since a job has
         one copy at a time, and the copy out; the copy in is left to the worker.
         """
-        self.await_upload(job)
+        self.await_upload(job_id)
         used = -(-valid // BLOCK_SIZE)
         host = [BlockId(number * self.blocks_per_job + index) for index in range(used)]
-        old, tables[job] = tables[job], [free.popleft() for _ in range(self.blocks_per_job)]
+        old, tables[job_id] = tables[job_id], [free.popleft() for _ in range(self.blocks_per_job)]
         out = tuple(BlockMove(index, old[index], host[index]) for index in range(used))
-        command = self._number()
-        self.engine.apply(Offload(command, job, out, valid))
-        self._await(command)
+        command_number = self._number()
+        self.engine.apply(Offload(command_number, job_id, out, valid))
+        self._await(command_number)
         free.extend(old)
-        back = tuple(BlockMove(index, tables[job][index], host[index]) for index in range(used))
-        self.uploads[job] = self._number()
-        self.engine.apply(Upload(self.uploads[job], job, tuple(tables[job]), back, valid))
+        back = tuple(BlockMove(index, tables[job_id][index], host[index]) for index in range(used))
+        self.uploads[job_id] = self._number()
+        self.engine.apply(Upload(self.uploads[job_id], job_id, tuple(tables[job_id]), back, valid))
 
-    def await_upload(self, job: JobId) -> None:
+    def await_upload(self, job_id: JobId) -> None:
         """Waits for the job's last upload, if any, whether or not compute does."""
-        if job in self.uploads:
-            self._await(self.uploads.pop(job))
+        if job_id in self.uploads:
+            self._await(self.uploads.pop(job_id))
 
-    def _await(self, command: CommandNumber) -> None:
+    def _await(self, command_number: CommandNumber) -> None:
         until_s = time.monotonic() + WAIT_LIMIT_S
-        while command not in self._done:
-            assert time.monotonic() < until_s, f"copy {command} does not end"
+        while command_number not in self._done:
+            assert time.monotonic() < until_s, f"copy {command_number} does not end"
             time.sleep(0)
 
     def _number(self) -> CommandNumber:

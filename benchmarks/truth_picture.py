@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from benchmarks.truth_comparison import MOST_JCT_OFF, PICTURE, Compared, Measured, compared
-from services.cli.pages import STYLE, name_log_ticks, write_page
+from services.experiments.figure_pages import STYLE, name_log_ticks, write_page
 
 _COLOURS = ("#d1495b", "#30638e", "#3d9970", "#edae49", "#8e5aa8", "#4a4e57")
 _MARKERS = ("o", "^", "s", "D", "v", "P")

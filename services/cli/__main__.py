@@ -5,26 +5,32 @@ generate` starts at once.
 import importlib
 import sys
 
-from services.cli.arguments import CommandError, ExitCode, tell
+from services.runtime.command_line import CommandError, ExitCode, tell
 
 # command -> (module with main(argv), one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "up": ("services.cli.up", "run every service on this machine, each as its own process"),
+    "up": ("services.cli.up.up_command", "run every service on this machine, each as its own process"),
     "gateway": ("services.gateway.__main__", "run one gateway"),
     "scheduler": ("services.scheduler.__main__", "run one scheduler"),
     "kvmanager": ("services.kvmanager.__main__", "run one KV manager"),
     "worker": ("services.worker.__main__", "run one worker"),
-    "generate": ("services.cli.generate", "stream one completion to stdout"),
-    "bench": ("services.cli.bench", "replay a trace or a generated workload, open loop"),
+    "generate": ("services.cli.client.generate_command", "stream one completion to stdout"),
+    "bench": ("services.cli.bench.bench_command", "replay a trace or a generated workload, open loop"),
     "simulate": (
-        "services.cli.simulate",
+        "services.cli.simulate.simulate_command",
         "run the policies on a virtual clock: which one, how many groups, how much memory",
     ),
-    "figures": ("services.cli.figures.command", "simulate the papers' evaluation anew: pictures, tables, a report"),
-    "trace": ("services.cli.trace_command", "convert a public trace into one that bench and simulate take"),
-    "profile": ("services.worker.profile_command", "measure the cost model of a model on this machine"),
-    "top": ("services.cli.top", "watch queues, jobs and KV residency live"),
-    "replay": ("services.cli.replay_recording", "decide a recorded run again, and compare (see up --record)"),
+    "figures": ("evaluation.command", "simulate the papers' evaluation anew: pictures, tables, a report"),
+    "trace": (
+        "services.cli.bench.trace_command",
+        "convert a public trace into one that bench and simulate take",
+    ),
+    "profile": ("services.worker.profiling.profile_command", "measure the cost model of a model on this machine"),
+    "top": ("services.cli.client.top_command", "watch queues, jobs and KV residency live"),
+    "replay": (
+        "services.cli.simulate.replay_command",
+        "decide a recorded run again, and compare (see up --record)",
+    ),
 }
 
 

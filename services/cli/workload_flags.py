@@ -2,22 +2,20 @@
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from services.cli.arguments import CommandError, ExitCode, at_most, not_negative_float, positive_int
-from services.cli.lengths import DATASET_LARGEST
-from services.cli.workload import (
+from services.domain.errors import InvalidFieldError
+from services.runtime.command_line import CommandError, ExitCode, at_most, not_negative_float, positive_int
+from services.workloads.any_workload import FIGURES_WITHOUT, AnyWorkload, TraceFile
+from services.workloads.lengths import DATASET_LARGEST
+from services.workloads.workload import (
     MOST_JOBS,
-    TraceJob,
     Workload,
     WorkloadKind,
-    make_trace,
     read_trace,
-    scale_arrivals,
     wrong_with,
 )
-from services.domain.errors import InvalidFieldError
 
 _ZIPF = Workload(jobs=200, rate=4.0, cv=4.0, theta=1.1, max_prompt_tokens=512, max_output_tokens=256, seed=0)
 _DATASET = replace(_ZIPF, cv=1.0, max_prompt_tokens=DATASET_LARGEST, max_output_tokens=DATASET_LARGEST)
@@ -30,28 +28,9 @@ DEFAULTS: Mapping[WorkloadKind, Workload] = {
 """What is taken for a flag that is not given. Datasets come with Poisson arrivals, as in the papers."""
 
 _GENERATED = ("jobs", "rate", "cv", "theta", "ratio", "max_prompt_tokens", "max_output_tokens")
-_WITHOUT = {
-    WorkloadKind.ZIPF: ("ratio",),
-    WorkloadKind.RATIO: (),
-    WorkloadKind.SHAREGPT: ("theta", "ratio"),
-    WorkloadKind.ALPACA: ("theta", "ratio"),
-}
 
 
 LONGEST_TOKENS = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class TraceFile:
-    """A workload that was read. `rate`: its arrivals are stretched to so many per second; None: as they are."""
-
-    path: str
-    jobs: tuple[TraceJob, ...]
-    seed: int
-    rate: float | None = None
-
-
-AnyWorkload = Workload | TraceFile
 
 
 def _job_count(text: str) -> int:
@@ -118,7 +97,7 @@ def chosen_workload(arguments: argparse.Namespace, seed: int) -> AnyWorkload:
             raise CommandError(f"--trace and {_flag(extra)} exclude each other", ExitCode.REFUSED)
         return _read(arguments.trace, seed)
     kind = WorkloadKind.ZIPF if named is None else WorkloadKind(named)
-    for name in _WITHOUT[kind]:
+    for name in FIGURES_WITHOUT[kind]:
         if name in given:
             raise CommandError(f"{_flag(name)} is not for --workload {kind}", ExitCode.REFUSED)
     return replace(DEFAULTS[kind], seed=seed, **given)
@@ -136,19 +115,3 @@ def _read(path: Path, seed: int) -> TraceFile:
         raise CommandError(f"{path}: {error}", ExitCode.REFUSED) from error
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"--trace {path} can't be read: {error}", ExitCode.REFUSED) from error
-
-
-def trace_of(workload: AnyWorkload) -> list[TraceJob]:
-    """Its jobs."""
-    if isinstance(workload, Workload):
-        return make_trace(workload)
-    return list(workload.jobs) if workload.rate is None else scale_arrivals(workload.jobs, workload.rate)
-
-
-def told(workload: AnyWorkload) -> dict[str, object]:
-    """How `result.json` tells of it."""
-    if isinstance(workload, TraceFile):
-        rate = {} if workload.rate is None else {"rate": workload.rate}
-        return {"trace": workload.path, **rate, "seed": workload.seed}
-    fields = {name: value for name, value in asdict(workload).items() if name not in (*_WITHOUT[workload.kind], "kind")}
-    return {"workload": str(workload.kind), **fields}

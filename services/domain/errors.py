@@ -1,4 +1,4 @@
-"""Typed errors. Each becomes one gRPC status by the table in services.runtime.status; nothing else decides codes."""
+"""Typed errors. Each becomes one gRPC status by the table in services.runtime.error_statuses, which alone decides."""
 
 
 class FastServeError(Exception):

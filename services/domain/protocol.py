@@ -26,7 +26,7 @@ class Rank(NamedTuple):
 class PlanEntry(NamedTuple):
     """A job's part in an iteration: positions from_token to to_token - 1."""
 
-    job: JobId
+    job_id: JobId
     from_token: int
     to_token: int
 
@@ -39,7 +39,7 @@ class ArrivedJob(NamedTuple):
     hold.
     """
 
-    job: JobId
+    job_id: JobId
     known_tokens: int
     most_tokens: int
 
@@ -47,7 +47,7 @@ class ArrivedJob(NamedTuple):
 class OrderChange(NamedTuple):
     """A job's new place."""
 
-    job: JobId
+    job_id: JobId
     rank: Rank
 
 
@@ -76,7 +76,7 @@ class Arrive(NamedTuple):
 class Planned(NamedTuple):
     """A plan was sent to the worker."""
 
-    plan: PlanNumber
+    plan_number: PlanNumber
     entries: tuple[PlanEntry, ...]
 
 
@@ -85,26 +85,26 @@ class Finished(NamedTuple):
     kept.
     """
 
-    plan: PlanNumber
-    cut: tuple[JobId, ...] = ()
+    plan_number: PlanNumber
+    cut_job_ids: tuple[JobId, ...] = ()
 
 
 class Ack(NamedTuple):
     """Consent to a ReclaimRequest: no unfinished plan names the job, no new one will until it is Resident again."""
 
-    job: JobId
+    job_id: JobId
 
 
 class Refuse(NamedTuple):
     """The job outranks the beneficiary now: it stays. The Order that says so was sent before."""
 
-    job: JobId
+    job_id: JobId
 
 
 class Release(NamedTuple):
     """The job ended and is in no unfinished plan."""
 
-    job: JobId
+    job_id: JobId
 
 
 class Order(NamedTuple):
@@ -121,7 +121,7 @@ SchedulerToKv = Jobs | Arrive | Planned | Finished | Ack | Refuse | Release | Or
 class Resident(NamedTuple):
     """The job's KV is on the device: it may be planned from valid_tokens (0: prefill) up to capacity_tokens."""
 
-    job: JobId
+    job_id: JobId
     capacity_tokens: int
     valid_tokens: int
 
@@ -129,15 +129,15 @@ class Resident(NamedTuple):
 class Grown(NamedTuple):
     """A resident job may be planned up to capacity_tokens."""
 
-    job: JobId
+    job_id: JobId
     capacity_tokens: int
 
 
 class ReclaimRequest(NamedTuple):
     """May this job's device blocks be taken, for `beneficiary` or (None) to make room ahead of need?"""
 
-    job: JobId
-    beneficiary: JobId | None
+    job_id: JobId
+    beneficiary_id: JobId | None
 
 
 KvToScheduler = Resident | Grown | ReclaimRequest
@@ -156,16 +156,16 @@ class BlockMove(NamedTuple):
 class Assign(NamedTuple):
     """Append device blocks to the job's device table."""
 
-    command: CommandNumber
-    job: JobId
+    command_number: CommandNumber
+    job_id: JobId
     device_blocks: tuple[BlockId, ...]
 
 
 class Offload(NamedTuple):
     """Copy blocks to the host. The device table ends at once, the host table begins."""
 
-    command: CommandNumber
-    job: JobId
+    command_number: CommandNumber
+    job_id: JobId
     moves: tuple[BlockMove, ...]
     valid_tokens: int
 
@@ -176,8 +176,8 @@ class Upload(NamedTuple):
     `device_blocks` is the whole new device table and may be longer than `moves`. The host copy is void at Done.
     """
 
-    command: CommandNumber
-    job: JobId
+    command_number: CommandNumber
+    job_id: JobId
     device_blocks: tuple[BlockId, ...]
     moves: tuple[BlockMove, ...]
     valid_tokens: int
@@ -186,8 +186,8 @@ class Upload(NamedTuple):
 class ReleaseBlocks(NamedTuple):
     """Forget both tables and the job. Copies under way go on and are reported Done as usual."""
 
-    command: CommandNumber
-    job: JobId
+    command_number: CommandNumber
+    job_id: JobId
 
 
 KvToWorker = Assign | Offload | Upload | ReleaseBlocks
@@ -210,14 +210,14 @@ class WorkerPools:
 class Applied(NamedTuple):
     """The command's effect on the tables is known at this stage."""
 
-    command: CommandNumber
+    command_number: CommandNumber
     stage: int
 
 
 class Done(NamedTuple):
     """The command's copies have ended at this stage (at once for a command without copies: then it is not sent)."""
 
-    command: CommandNumber
+    command_number: CommandNumber
     stage: int
 
 
@@ -229,7 +229,7 @@ WorkerToKv = WorkerPools | Applied | Done
 class SampledToken(NamedTuple):
     """One output token. `end_of_sequence`: it is one of the job's stop tokens, the job ends."""
 
-    job: JobId
+    job_id: JobId
     token_id: int
     end_of_sequence: bool
 
@@ -242,7 +242,7 @@ class IterationResult:
     """
 
     epoch: Epoch
-    plan: PlanNumber
+    plan_number: PlanNumber
     tokens: tuple[SampledToken, ...]
-    cut: tuple[JobId, ...]
+    cut_job_ids: tuple[JobId, ...]
     duration_s: float

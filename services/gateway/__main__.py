@@ -8,16 +8,16 @@ from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from services.domain.errors import FastServeError
-from services.gateway.clients import AdminClient, SchedulerLink
-from services.gateway.driver import Driver, ServedModel
-from services.gateway.metrics import GatewayMetrics, SchedulerCollector
-from services.gateway.policy.status import SchedulerLoad
-from services.gateway.policy.validation import ModelLimits
+from services.domain.server_status import ServerStatus
+from services.gateway.driver import GatewayDriver, GatewayModel
+from services.gateway.gateway_link import AdminClient, GatewayLink
+from services.gateway.generation.validation import ModelLimits
+from services.gateway.metrics import GatewayMetrics, ServerStatusCollector
+from services.gateway.model_tokenizer import ModelTokenizer
 from services.gateway.service import ADMIN_SERVICE, INFERENCE_SERVICE, register
 from services.gateway.settings import GatewaySettings
-from services.gateway.tokenizer import ModelTokenizer
 from services.runtime.channel import open_channel
-from services.runtime.metrics import MetricsServer, new_registry
+from services.runtime.metrics_server import MetricsServer, new_registry
 from services.runtime.model_files import fingerprint, read_facts
 from services.runtime.process import ServiceProcess, service_main
 from services.runtime.readiness import Readiness
@@ -29,9 +29,9 @@ CLOSE_LIMIT_S = 0.5
 """For the last bytes; what is still open then are streams without an end, such as WatchStatus."""
 
 
-def _load_model(settings: GatewaySettings) -> ServedModel:
+def _load_model(settings: GatewaySettings) -> GatewayModel:
     facts = read_facts(settings.model)
-    return ServedModel(
+    return GatewayModel(
         name=settings.model_name,
         limits=ModelLimits(facts.vocabulary_size, facts.max_model_len, facts.eos_token_ids),
         tokenizer=ModelTokenizer(settings.model),
@@ -39,14 +39,14 @@ def _load_model(settings: GatewaySettings) -> ServedModel:
     )
 
 
-def _load_reader(admin: AdminClient) -> Callable[[], SchedulerLoad | None]:
+def _status_reader(admin: AdminClient) -> Callable[[], ServerStatus | None]:
     """Asks the scheduler from the thread of the metrics server."""
     loop = asyncio.get_running_loop()
 
-    def read() -> SchedulerLoad | None:
+    def read() -> ServerStatus | None:
         if not loop.is_running():
             return None
-        future = asyncio.run_coroutine_threadsafe(admin.load(SCRAPE_LIMIT_S), loop)
+        future = asyncio.run_coroutine_threadsafe(admin.server_status(SCRAPE_LIMIT_S), loop)
         try:
             return future.result(SCRAPE_LIMIT_S)
         except (FastServeError, FutureTimeoutError):
@@ -73,16 +73,16 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
     metrics = GatewayMetrics(registry, model.name)
     readiness = Readiness()
     async with open_channel(settings.scheduler) as channel:
-        link = SchedulerLink(channel, settings.scheduler, uuid.uuid4().hex, fingerprint(settings.model))
+        link = GatewayLink(channel, settings.scheduler, uuid.uuid4().hex, fingerprint(settings.model))
         admin = AdminClient(channel)
-        driver = Driver(model, link, metrics, settings.max_open_requests, readiness.set)
+        driver = GatewayDriver(model, link, metrics, settings.max_open_requests, readiness.set)
         server = RpcServer(
             join_address(settings.host, settings.grpc_port),
             (INFERENCE_SERVICE, ADMIN_SERVICE),
             lambda grpc_server: register(grpc_server, driver, admin),
         )
         metrics_server = MetricsServer(settings.host, settings.metrics_port, registry)
-        registry.register(SchedulerCollector(model.name, _load_reader(admin), lambda: metrics.refused))
+        registry.register(ServerStatusCollector(model.name, _status_reader(admin), lambda: metrics.refused))
         await server.start()
         process.announce_ready(server.address, metrics_server.address)
         follower = asyncio.create_task(readiness.follow(server))

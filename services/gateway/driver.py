@@ -25,17 +25,17 @@ from services.domain.errors import (
     NotReadyError,
     ProtocolError,
 )
+from services.domain.generation import EndReason, GenerateRequest
 from services.domain.ids import JobId
-from services.domain.work import CancelReason, FinishReason, JobUpdate, ServingLimits, Submission
-from services.gateway.leaving import LeavingRequests
+from services.domain.submission import JobUpdate, ServingLimits, Submission
+from services.gateway.cancelled_requests import CancelledRequests
+from services.gateway.generation.choice_output import ChoiceOutput
+from services.gateway.generation.detokenizer import CONTEXT_TOKENS
+from services.gateway.generation.sampling_defaults import job_id_of, resolve, seed_of
+from services.gateway.generation.validation import ModelLimits, check_prompt, check_request, utf8_length
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.model_tokenizer import ModelTokenizer
 from services.gateway.open_request import Choice, Listener, OpenRequest
-from services.gateway.policy.detokenizer import CONTEXT_TOKENS
-from services.gateway.policy.output import ChoiceOutput
-from services.gateway.policy.request import Request
-from services.gateway.policy.resolve import job_id_of, resolve, seed_of
-from services.gateway.policy.validation import ModelLimits, check_prompt, check_request, utf8_length
-from services.gateway.tokenizer import ModelTokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -48,15 +48,15 @@ LAST_WORD_LIMIT_S = 0.5
 RETRY_S = 1.0
 
 
-class Link(Protocol):
+class JobLink(Protocol):
     """The way to the scheduler. Neither call waits."""
 
     def submit(self, submission: Submission) -> None: ...
-    def cancel(self, job: JobId, reason: CancelReason) -> None: ...
+    def cancel(self, job_id: JobId, reason: EndReason) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class GatewayModel:
     """What the gateway serves. `created_s` is Unix time."""
 
     name: str
@@ -71,13 +71,13 @@ def _over_context(context: int, least: int) -> InvalidFieldError:
     )
 
 
-class Driver:
+class GatewayDriver:
     """Open requests and their jobs. `on_ready` is called with `ready` whenever it may have changed."""
 
     def __init__(
         self,
-        model: ServedModel,
-        link: Link,
+        model: GatewayModel,
+        link: JobLink,
         metrics: GatewayMetrics,
         most_requests: int,
         on_ready: Callable[[bool], None],
@@ -93,7 +93,7 @@ class Driver:
         self._draining = False
         self._requests: dict[str, OpenRequest] = {}
         self._choices: dict[JobId, Choice] = {}
-        self._leaving = LeavingRequests()
+        self._leaving = CancelledRequests()
         self._listeners = 0
         self._long_texts = 0
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
@@ -124,7 +124,7 @@ class Driver:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def check(self, request: Request) -> None:
+    def check(self, request: GenerateRequest) -> None:
         """Refuses whatever can be refused without tokenizing, and in any state of the server."""
         check_request(request, self.model.name, self.model.limits)
         context = self.model.limits.max_model_len
@@ -133,7 +133,7 @@ class Driver:
             if least >= context:
                 raise _over_context(context, least)
 
-    def open(self, request: Request, body_digest: bytes, deadline_in_s: float | None) -> Listener:
+    def open(self, request: GenerateRequest, body_digest: bytes, deadline_in_s: float | None) -> Listener:
         """A listener to this request's output, to be closed by the caller. `request` has passed `check`.
 
         Raises DuplicateRequestError, NotReadyError, AdmissionFullError, and InvalidFieldError for a prompt that does
@@ -158,14 +158,14 @@ class Driver:
         self._requests[opened.request_id] = opened
         return self._listen(opened, request)
 
-    def _listen(self, opened: OpenRequest, request: Request) -> Listener:
+    def _listen(self, opened: OpenRequest, request: GenerateRequest) -> Listener:
         listener = Listener(opened, request.resume_from_token or 0, self._leave)
         opened.listeners.append(listener)
         self._listeners += 1
         self._idle.clear()
         return listener
 
-    def _start(self, opened: OpenRequest, request: Request, deadline_s: float | None) -> None:
+    def _start(self, opened: OpenRequest, request: GenerateRequest, deadline_s: float | None) -> None:
         """Submits the jobs now, or when the text is tokenized and no earlier job of this name is left."""
         is_long = request.text is not None and len(request.text) > SHORT_TEXT_CHARACTERS
         if not is_long and opened.request_id not in self._leaving:
@@ -177,7 +177,7 @@ class Driver:
         self._long_texts += 1
         opened.preparation = asyncio.create_task(self._prepare(opened, request, deadline_s))
 
-    async def _prepare(self, opened: OpenRequest, request: Request, deadline_s: float | None) -> None:
+    async def _prepare(self, opened: OpenRequest, request: GenerateRequest, deadline_s: float | None) -> None:
         try:
             await self._leaving.wait_gone(opened.request_id)
             loop = asyncio.get_running_loop()
@@ -189,7 +189,7 @@ class Driver:
             self._long_texts -= 1
             opened.preparation = None
 
-    def _encode(self, request: Request) -> "array[int]":
+    def _encode(self, request: GenerateRequest) -> "array[int]":
         """Raises InvalidFieldError for a text that is far too long, long before all of it would be tokenized."""
         if request.text is None:
             return array("I", request.token_ids or ())
@@ -198,7 +198,9 @@ class Driver:
             raise _over_context(context, context)
         return self.model.tokenizer.encode(request.text)
 
-    def _submit(self, opened: OpenRequest, request: Request, prompt: "array[int]", deadline_s: float | None) -> None:
+    def _submit(
+        self, opened: OpenRequest, request: GenerateRequest, prompt: "array[int]", deadline_s: float | None
+    ) -> None:
         """One job per choice. Raises InvalidFieldError, NotReadyError."""
         limits = self.usable_limits()
         field = "text" if request.text is not None else "token_ids.ids"
@@ -210,15 +212,15 @@ class Driver:
             output = ChoiceOutput(sampling, self.model.tokenizer.detokenizer(context), request.sampling.stop)
             choice = Choice(opened, job_id_of(opened.request_id, sampling.choice), sampling.choice, output)
             choices.append(choice)
-            self._choices[choice.job] = choice
+            self._choices[choice.job_id] = choice
             remaining_s = None if deadline_s is None else max(0.0, deadline_s - self._clock())
             digest = opened.body_digest
-            self._link.submit(Submission(choice.job, digest, prompt, sampling, deadline_in_s=remaining_s))
+            self._link.submit(Submission(choice.job_id, digest, prompt, sampling, deadline_in_s=remaining_s))
         opened.prompt_tokens = len(prompt)
         opened.choices = tuple(choices)
         opened.open_choices = len(choices)
 
-    def _leave(self, listener: Listener, reason: CancelReason) -> None:
+    def _leave(self, listener: Listener, reason: EndReason) -> None:
         opened = listener.request
         opened.listeners.remove(listener)
         self._listeners -= 1
@@ -236,17 +238,17 @@ class Driver:
         if self._requests.get(opened.request_id) is opened:
             del self._requests[opened.request_id]
 
-    def _cancel_jobs(self, opened: OpenRequest, reason: CancelReason) -> None:
+    def _cancel_jobs(self, opened: OpenRequest, reason: EndReason) -> None:
         """Ends what is left of a request, here and at the scheduler."""
         now_s = self._clock()
         left: list[JobId] = []
         for choice in opened.choices:
-            if self._choices.pop(choice.job, None) is None:
+            if self._choices.pop(choice.job_id, None) is None:
                 continue
             if choice.stop_timer is None:
-                left.append(choice.job)
-                self._link.cancel(choice.job, reason)
-            self._end(choice, FinishReason.STOP if choice.output.stop_found else FinishReason.ABORT, now_s)
+                left.append(choice.job_id)
+                self._link.cancel(choice.job_id, reason)
+            self._end(choice, EndReason.STOP if choice.output.stop_found else EndReason.ABORT, now_s)
         self._await_last_words(opened, left)
 
     def _await_last_words(self, opened: OpenRequest, left: Sequence[JobId]) -> None:
@@ -258,15 +260,15 @@ class Driver:
         """Ends a request with an error for all its listeners. `failed`: the job that the scheduler has ended itself."""
         left: list[JobId] = []
         for choice in opened.choices:
-            if self._choices.pop(choice.job, None) is not None:
+            if self._choices.pop(choice.job_id, None) is not None:
                 if not choice.is_joined:
                     self._metrics.choice_failed()
                 choice.end_timer()
-                if choice.job != failed:
+                if choice.job_id != failed:
                     # Where the name is somebody else's, some of its jobs may still be ours. The scheduler ignores the
                     # cancel of a job that this gateway does not follow.
-                    self._link.cancel(choice.job, CancelReason.CLIENT_GONE)
-                    left.append(choice.job)
+                    self._link.cancel(choice.job_id, EndReason.CANCELLED)
+                    left.append(choice.job_id)
         self._await_last_words(opened, left)
         opened.error = error
         self._forget(opened)
@@ -292,10 +294,10 @@ class Driver:
         """News of jobs. What concerns a job that nobody waits for any more is dropped."""
         now_s = self._clock()
         for update in updates:
-            choice = self._choices.get(update.job)
+            choice = self._choices.get(update.job_id)
             if choice is None:
                 if update.finish is not None or update.error is not None:
-                    self._leaving.on_last_word(update.job)
+                    self._leaving.on_last_word(update.job_id)
                 continue
             try:
                 self._apply(choice, update, now_s)
@@ -307,24 +309,24 @@ class Driver:
         choice.is_joined = choice.is_joined or update.is_joined
         if update.error is not None:
             if output.stop_found:
-                self._finish(choice, FinishReason.STOP, now_s)
+                self._finish(choice, EndReason.STOP, now_s)
             else:
-                self._fail(choice.request, update.error, failed=choice.job)
+                self._fail(choice.request, update.error, failed=choice.job_id)
             return
         was_stopped = output.stop_found
         if not was_stopped and update.token_ids:
             self._measure(choice, output.extend(update.first_token_number, update.token_ids, update.logprobs), now_s)
         choice.timings = update.timings
         if update.finish is not None:
-            self._finish(choice, FinishReason.STOP if output.stop_found else update.finish, now_s)
+            self._finish(choice, EndReason.STOP if output.stop_found else update.finish, now_s)
         elif output.stop_found and not was_stopped:
-            self._link.cancel(choice.job, CancelReason.STOP_STRING)
+            self._link.cancel(choice.job_id, EndReason.STOP)
             loop = asyncio.get_running_loop()
             choice.stop_timer = loop.call_later(LAST_WORD_LIMIT_S, self._on_no_last_word, choice)
         choice.request.wake()
 
     def _on_no_last_word(self, choice: Choice) -> None:
-        self._finish(choice, FinishReason.STOP, self._clock())
+        self._finish(choice, EndReason.STOP, self._clock())
         choice.request.wake()
 
     def _measure(self, choice: Choice, new_tokens: int, now_s: float) -> None:
@@ -342,12 +344,12 @@ class Driver:
             self._metrics.token_gap(0.0)
         choice.last_token_s = now_s
 
-    def _finish(self, choice: Choice, finish: FinishReason, now_s: float) -> None:
+    def _finish(self, choice: Choice, finish: EndReason, now_s: float) -> None:
         """The choice's job is over at the scheduler too."""
-        self._choices.pop(choice.job, None)
+        self._choices.pop(choice.job_id, None)
         self._end(choice, finish, now_s)
 
-    def _end(self, choice: Choice, finish: FinishReason, now_s: float) -> None:
+    def _end(self, choice: Choice, finish: EndReason, now_s: float) -> None:
         choice.output.end(finish)
         choice.request.open_choices -= 1
         choice.end_timer()
@@ -387,7 +389,7 @@ class Driver:
         if not opened.choices:
             self._fail(opened, NotReadyError("this gateway is shutting down", RETRY_S))
             return
-        self._cancel_jobs(opened, CancelReason.CLIENT_GONE)
+        self._cancel_jobs(opened, EndReason.CANCELLED)
         opened.wake()
 
     def close(self) -> None:

@@ -9,16 +9,16 @@ second.
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from services.domain.work import FinishReason, JobTimings
-from services.gateway.policy.status import GroupLoad, IterationTokens, SchedulerLoad
+from services.domain.generation import EndReason
+from services.domain.server_status import ServerStatus
+from services.domain.submission import JobTimings
+from services.runtime.status_metrics import LABELS, PREFIX, group_gauges, iteration_token_histogram
 
-PREFIX = "fastserve:"
-_GROUP = "0"
-_LABELS = ("model_name", "group")
+_GROUP = 0
 _FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560
 )  # fmt: skip
@@ -36,10 +36,10 @@ class GatewayMetrics:
     """Everything measured at the gateway, for one model."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
-        labels = (model_name, _GROUP)
+        labels = (model_name, str(_GROUP))
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(PREFIX + name, text, _LABELS, registry=registry, buckets=buckets).labels(*labels)
+            return Histogram(PREFIX + name, text, LABELS, registry=registry, buckets=buckets).labels(*labels)
 
         self._first_token = histogram(
             "time_to_first_token_seconds", "From a request's arrival to its choice's first token.", _FIRST_TOKEN_BUCKETS
@@ -68,12 +68,12 @@ class GatewayMetrics:
         self._output_size = histogram("request_generation_tokens", "Output tokens of a choice.", _TOKEN_COUNT_BUCKETS)
         self._preemptions = histogram("request_num_preemptions", "Preemptions of a choice.", _PREEMPTION_BUCKETS)
         self._prompt_tokens = Counter(
-            PREFIX + "prompt_tokens", "Prompt tokens of admitted requests.", _LABELS, registry=registry
+            PREFIX + "prompt_tokens", "Prompt tokens of admitted requests.", LABELS, registry=registry
         ).labels(*labels)
         self._generation_tokens = Counter(
-            PREFIX + "generation_tokens", "Output tokens.", _LABELS, registry=registry
+            PREFIX + "generation_tokens", "Output tokens.", LABELS, registry=registry
         ).labels(*labels)
-        ended = Counter(PREFIX + "request_success", "Ended choices.", (*_LABELS, "finished_reason"), registry=registry)
+        ended = Counter(PREFIX + "request_success", "Ended choices.", (*LABELS, "finished_reason"), registry=registry)
         self._ended = {reason: ended.labels(*labels, reason) for reason in ("stop", "length", "abort", "error")}
         self.refused = 0
         """Requests refused because the gateway itself was full."""
@@ -93,7 +93,7 @@ class GatewayMetrics:
         self._generation_tokens.inc(count)
 
     def choice_ended(
-        self, finish: FinishReason, tokens: int, since_arrival_s: float, decode_s: float, timings: JobTimings | None
+        self, finish: EndReason, tokens: int, since_arrival_s: float, decode_s: float, timings: JobTimings | None
     ) -> None:
         """A choice ended well or was aborted. `decode_s` is from its first to its last token, as seen here."""
         self._ended[finish.value].inc()
@@ -111,14 +111,14 @@ class GatewayMetrics:
         self._ended["error"].inc()
 
 
-class SchedulerCollector(Collector):
-    """The scheduler's figures, read during the scrape by `read_load`, which gives None where there is no answer."""
+class ServerStatusCollector(Collector):
+    """The scheduler's figures, asked for during the scrape by `read_status`, whose None means no answer."""
 
     def __init__(
-        self, model_name: str, read_load: Callable[[], SchedulerLoad | None], gateway_refused: Callable[[], int]
+        self, model_name: str, read_status: Callable[[], ServerStatus | None], gateway_refused: Callable[[], int]
     ) -> None:
         self._model_name = model_name
-        self._read_load = read_load
+        self._read_status = read_status
         self._gateway_refused = gateway_refused
 
     def describe(self) -> Iterable[Metric]:
@@ -126,59 +126,17 @@ class SchedulerCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        load = self._read_load()
+        status = self._read_status()
+        labels = (self._model_name, str(_GROUP))
         rejections = CounterMetricFamily(
-            PREFIX + "admission_rejections", "Jobs refused for want of room.", labels=(*_LABELS, "reason")
+            PREFIX + "admission_rejections", "Jobs refused for want of room.", labels=(*LABELS, "reason")
         )
-        rejections.add_metric((self._model_name, _GROUP, "gateway_full"), self._gateway_refused())
-        if load is not None:
-            rejections.add_metric((self._model_name, _GROUP, "queue_full"), load.admission_rejections)
-            preemptions = CounterMetricFamily(PREFIX + "num_preemptions", "Preemptions.", labels=_LABELS)
-            preemptions.add_metric((self._model_name, _GROUP), load.preemptions)
+        rejections.add_metric((*labels, "gateway_full"), self._gateway_refused())
+        if status is not None:
+            rejections.add_metric((*labels, "queue_full"), status.admission_rejections)
+            preemptions = CounterMetricFamily(PREFIX + "num_preemptions", "Preemptions.", labels=LABELS)
+            preemptions.add_metric(labels, status.counters.preemptions)
             yield preemptions
-            yield from self._gauges(load.groups)
-            yield self._iterations(load.iteration_tokens)
+            yield from group_gauges(self._model_name, status.groups)
+            yield iteration_token_histogram(self._model_name, _GROUP, status.iteration_tokens)
         yield rejections
-
-    def _gauges(self, groups: tuple[GroupLoad, ...]) -> Iterator[Metric]:
-        for name, text, value in _GAUGES:
-            family = GaugeMetricFamily(PREFIX + name, text, labels=_LABELS)
-            for group in groups:
-                family.add_metric((self._model_name, str(group.group)), value(group))
-            yield family
-
-    def _iterations(self, tokens: IterationTokens) -> Metric:
-        family = HistogramMetricFamily(PREFIX + "iteration_tokens", "Tokens of an iteration.", labels=_LABELS)
-        buckets: list[tuple[str, float]] = []
-        total = 0
-        for bound, count in zip((*tokens.bounds, float("inf")), tokens.counts, strict=False):
-            total += count
-            buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
-        if buckets:
-            family.add_metric((self._model_name, _GROUP), buckets, tokens.sum)
-        return family
-
-
-def _used_share(free: int, total: int) -> float:
-    return 1.0 - free / total if total else 0.0
-
-
-_GAUGES: tuple[tuple[str, str, Callable[[GroupLoad], float]], ...] = (
-    ("num_requests_running", "Jobs in an iteration under way.", lambda group: group.running),
-    (
-        "num_requests_waiting",
-        "Jobs that wait for an iteration, those in host memory among them.",
-        lambda group: group.waiting + group.swapped_out,
-    ),
-    ("num_requests_swapped", "Waiting jobs whose KV cache is in host memory.", lambda group: group.swapped_out),
-    (
-        "kv_cache_usage_perc",
-        "Used share of the device's KV pool: 0 to 1.",
-        lambda group: _used_share(group.device_blocks_free, group.device_blocks_total),
-    ),
-    (
-        "kv_offload_cpu_cache_usage_perc",
-        "Used share of the host's KV pool: 0 to 1.",
-        lambda group: _used_share(group.host_blocks_free, group.host_blocks_total),
-    ),
-)

@@ -12,9 +12,10 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+from services.domain.generation import EndReason, OutputPiece, Usage
 from services.domain.ids import JobId
-from services.domain.work import CancelReason, JobTimings
-from services.gateway.policy.output import ChoiceOutput, Cursor, Piece, Usage
+from services.domain.submission import JobTimings
+from services.gateway.generation.choice_output import ChoiceOutput, Cursor
 
 
 class Choice:
@@ -24,7 +25,7 @@ class Choice:
         "first_token_s",
         "index",
         "is_joined",
-        "job",
+        "job_id",
         "last_token_s",
         "output",
         "request",
@@ -32,9 +33,9 @@ class Choice:
         "timings",
     )
 
-    def __init__(self, request: "OpenRequest", job: JobId, index: int, output: ChoiceOutput) -> None:
+    def __init__(self, request: "OpenRequest", job_id: JobId, index: int, output: ChoiceOutput) -> None:
         self.request = request
-        self.job = job
+        self.job_id = job_id
         self.index = index
         self.output = output
         self.is_joined = False
@@ -103,7 +104,7 @@ class OpenRequest:
 class Taken(NamedTuple):
     """A piece for a client, with the usage if it is the last of the stream."""
 
-    piece: Piece
+    piece: OutputPiece
     usage: Usage | None
 
 
@@ -112,9 +113,7 @@ class Listener:
 
     __slots__ = ("_cursors", "_from_token", "_leave", "_open_cursors", "_turn", "_waiter", "request")
 
-    def __init__(
-        self, request: OpenRequest, from_token: int, leave: "Callable[[Listener, CancelReason], None]"
-    ) -> None:
+    def __init__(self, request: OpenRequest, from_token: int, leave: "Callable[[Listener, EndReason], None]") -> None:
         self.request = request
         self._from_token = from_token
         self._leave = leave
@@ -160,6 +159,6 @@ class Listener:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def close(self, reason: CancelReason) -> None:
+    def close(self, reason: EndReason) -> None:
         """The client listens no more; `reason` says why, where the request is not over."""
         self._leave(self, reason)

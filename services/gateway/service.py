@@ -12,10 +12,10 @@ import grpc
 
 from fastserve.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
 from services.domain.errors import NotReadyError
-from services.domain.work import CancelReason
-from services.gateway.clients import AdminClient
-from services.gateway.convert import body_digest, model_to_wire, piece_to_wire, request_from_wire
-from services.gateway.driver import RETRY_S, Driver
+from services.domain.generation import EndReason, ServedModel
+from services.gateway.driver import RETRY_S, GatewayDriver
+from services.gateway.gateway_link import AdminClient
+from services.wire.client_gateway import body_digest, model_to_wire, piece_to_wire, request_from_wire
 
 INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -38,7 +38,7 @@ class _Envelope:
 class InferenceService:
     """Generate and ListModels."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: GatewayDriver) -> None:
         self._driver = driver
 
     async def Generate(self, request: _Envelope, context: Any) -> None:
@@ -59,7 +59,7 @@ class InferenceService:
                     await context.write(piece_to_wire(listener.request.request_id, taken.piece, taken.usage))
         finally:
             reached = is_late(deadline_in_s, context.time_remaining())
-            listener.close(CancelReason.DEADLINE if reached else CancelReason.CLIENT_GONE)
+            listener.close(EndReason.DEADLINE if reached else EndReason.CANCELLED)
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Any
@@ -68,7 +68,7 @@ class InferenceService:
         if limits is None:
             raise NotReadyError("the scheduler can't be reached", RETRY_S)
         most = min(model.limits.max_model_len, limits.max_model_len) if limits.ready else model.limits.max_model_len
-        return model_to_wire(model.name, model.created_s, most, model.limits.vocabulary_size)
+        return model_to_wire(ServedModel(model.name, model.created_s, most, model.limits.vocabulary_size))
 
 
 def is_late(deadline_in_s: float | None, remaining_s: float | None) -> bool:
@@ -78,7 +78,7 @@ def is_late(deadline_in_s: float | None, remaining_s: float | None) -> bool:
     return deadline_in_s is not None and remaining_s is not None and remaining_s <= max(0.05, 0.01 * deadline_in_s)
 
 
-class AdminService(admin_pb2_grpc.AdminServiceServicer):
+class AdminForwarder(admin_pb2_grpc.AdminServiceServicer):
     """Forwards to the scheduler."""
 
     def __init__(self, admin: AdminClient) -> None:
@@ -94,7 +94,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             yield response
 
 
-def register(server: grpc.aio.Server, driver: Driver, admin: AdminClient) -> None:
+def register(server: grpc.aio.Server, driver: GatewayDriver, admin: AdminClient) -> None:
     """Adds both services to a server."""
     inference = InferenceService(driver)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
@@ -110,4 +110,4 @@ def register(server: grpc.aio.Server, driver: Driver, admin: AdminClient) -> Non
         ),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(INFERENCE_SERVICE, handlers),))
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(admin), server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminForwarder(admin), server)

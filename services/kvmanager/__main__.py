@@ -2,12 +2,12 @@
 
 import asyncio
 
-from services.kvmanager.driver import Driver
+from services.kvmanager.driver import KvManagerDriver
+from services.kvmanager.kv_manager_recording import KV_MANAGER_FORMAT
 from services.kvmanager.metrics import PoolCollector
-from services.kvmanager.recording import KV_MANAGER_FORMAT
 from services.kvmanager.service import KV_MANAGER_SERVICE, register
 from services.kvmanager.settings import KvManagerSettings
-from services.runtime.metrics import MetricsServer, new_registry
+from services.runtime.metrics_server import MetricsServer, new_registry
 from services.runtime.process import ServiceProcess, service_main
 from services.runtime.recording.recorder import Recorder, recording
 from services.runtime.server import RpcServer
@@ -27,10 +27,10 @@ async def serve(process: ServiceProcess[KvManagerSettings]) -> None:
 async def _serve(
     process: ServiceProcess[KvManagerSettings], settings: KvManagerSettings, recorder: Recorder | None
 ) -> None:
-    driver = Driver(settings.knobs, recorder)
+    driver = KvManagerDriver(settings.knobs, recorder)
     server = RpcServer(settings.listen, (KV_MANAGER_SERVICE,), lambda grpc_server: register(grpc_server, driver))
     registry = new_registry()
-    registry.register(PoolCollector(settings.served_model_name or "", lambda: driver.figures))
+    registry.register(PoolCollector(settings.served_model_name or "", lambda: driver.pool_usage))
     metrics_server = MetricsServer(split_address(settings.listen).host, settings.metrics_port, registry)
     try:
         await server.start()

@@ -16,33 +16,33 @@ from collections.abc import Sequence
 from services.domain.errors import FastServeError, NotReadyError, PeerMismatchError, ProtocolError, SupersededError
 from services.domain.ids import Epoch
 from services.domain.protocol import KvToWorker
-from services.domain.work import KvLinkItem, KvWorkerFacts, PoolStatus
-from services.kvmanager.messages import (
+from services.domain.server_status import KvLinkItem, PoolStatus, PoolUsage
+from services.domain.worker_facts import KvWorkerFacts
+from services.kvmanager.kv_manager_inbox import (
     Inbound,
+    KvWorkerArrived,
+    KvWorkerLeft,
+    KvWorkerSaid,
     Nudge,
     SchedulerArrived,
     SchedulerLeft,
     SchedulerSaid,
-    WorkerArrived,
-    WorkerLeft,
-    WorkerSaid,
 )
-from services.kvmanager.peers import SchedulerPeer, WorkerPeer
-from services.kvmanager.policy.machine import KvManager
-from services.kvmanager.policy.messages import (
+from services.kvmanager.kv_streams import KvWorkerStream, SchedulerStream
+from services.kvmanager.machine.kv_manager import KvManager
+from services.kvmanager.machine.kv_manager_events import (
     Command,
     EndWorker,
     Event,
     FromScheduler,
     FromWorker,
-    PoolFigures,
     SchedulerConnected,
     SchedulerLost,
+    StageLost,
     ToScheduler,
     ToWorker,
-    WorkerLost,
 )
-from services.kvmanager.policy.policies import KvKnobs
+from services.kvmanager.policies.kv_policy import KvConfig
 from services.runtime.recording.recorder import Recorder
 
 _log = logging.getLogger(__name__)
@@ -54,10 +54,10 @@ MOST_BLOCKS = 1 << 24
 MOST_STAGES = 64
 
 
-class Driver:
+class KvManagerDriver:
     """Runs the machine; `recorder` sees every turn. Made on its event loop."""
 
-    def __init__(self, knobs: KvKnobs, recorder: Recorder | None = None) -> None:
+    def __init__(self, knobs: KvConfig, recorder: Recorder | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._knobs = knobs
         self._recorder = recorder
@@ -65,14 +65,14 @@ class Driver:
         self._inbox: list[Inbound] = []
         self._something = asyncio.Event()
         self._has_room = asyncio.Event()
-        self._scheduler: SchedulerPeer | None = None
-        self._workers: dict[int, WorkerPeer] = {}
+        self._scheduler: SchedulerStream | None = None
+        self._workers: dict[int, KvWorkerStream] = {}
         """The newest epoch's streams, by stage."""
         self._newest_epoch = Epoch(0)
-        self._told: PoolFigures | None = None
+        self._told: PoolUsage | None = None
         self._told_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self.figures: PoolFigures | None = None
+        self.pool_usage: PoolUsage | None = None
         """State of the pools after the last turn, to be read by anybody; None while there is no worker or no
         scheduler.
         """
@@ -150,7 +150,7 @@ class Driver:
         match item:
             case SchedulerSaid(peer, epoch, messages):
                 return [FromScheduler(epoch, message) for message in messages] if peer is self._scheduler else []
-            case WorkerSaid(peer, epoch, answers):
+            case KvWorkerSaid(peer, epoch, answers):
                 is_known = self._workers.get(peer.stage) is peer and epoch == peer.epoch
                 return [FromWorker(epoch, message) for message in answers] if is_known else []
             case SchedulerArrived(peer):
@@ -160,18 +160,18 @@ class Driver:
                     self._scheduler = None
                     _log.warning("scheduler lost")
                     return [SchedulerLost()]
-            case WorkerArrived(peer, facts):
+            case KvWorkerArrived(peer, facts):
                 return self._worker_arrived(peer, facts)
-            case WorkerLeft(peer):
+            case KvWorkerLeft(peer):
                 if self._workers.get(peer.stage) is peer:
                     _log.warning("worker of epoch %d lost", peer.epoch)
                     self._end_workers(NotReadyError(f"stage {peer.stage} of this worker was lost"))
-                    return [WorkerLost(peer.epoch, peer.stage)]
+                    return [StageLost(peer.epoch, peer.stage)]
             case Nudge():
                 self._timer = None
         return []
 
-    def _scheduler_arrived(self, peer: SchedulerPeer) -> list[Event]:
+    def _scheduler_arrived(self, peer: SchedulerStream) -> list[Event]:
         """The newest stream is the scheduler's; an earlier one is over."""
         events: list[Event] = []
         if self._scheduler is not None:
@@ -182,7 +182,7 @@ class Driver:
         _log.info("scheduler connected")
         return [*events, SchedulerConnected()]
 
-    def _worker_arrived(self, peer: WorkerPeer, facts: KvWorkerFacts) -> list[Event]:
+    def _worker_arrived(self, peer: KvWorkerStream, facts: KvWorkerFacts) -> list[Event]:
         """A newer epoch ends the one before."""
         try:
             self._check_epoch(peer.epoch, peer.stage)
@@ -240,7 +240,7 @@ class Driver:
 
     def _status(self) -> list[KvLinkItem]:
         """Figures for operators, when something changed, at most once a period."""
-        self.figures = figures = self._machine.figures()
+        self.pool_usage = figures = self._machine.pool_usage()
         if figures is None or (figures == self._told and not self._machine.has_swaps):
             return []
         wait_s = self._told_s + STATUS_PERIOD_S - self._loop.time()
@@ -251,4 +251,8 @@ class Driver:
         self._told, self._told_s = figures, self._loop.time()
         swaps = self._machine.take_swaps()
         name = self._knobs.policy.name
-        return [PoolStatus(figures.device_blocks_free, figures.host_blocks_free, name, swaps.out, swaps.back)]
+        return [
+            PoolStatus(
+                figures.device_blocks_free, figures.host_blocks_free, name, swaps.out_job_ids, swaps.back_job_ids
+            )
+        ]

@@ -10,25 +10,20 @@ import grpc
 from fastserve.v1 import kvmanager_pb2 as wire
 from fastserve.v1 import kvmanager_pb2_grpc
 from services.domain.errors import InvalidFieldError, ProtocolError
-from services.domain.work import KvWorkerFacts
-from services.kvmanager.driver import Driver
-from services.kvmanager.messages import (
+from services.domain.worker_facts import KvWorkerFacts
+from services.kvmanager.driver import KvManagerDriver
+from services.kvmanager.kv_manager_inbox import (
+    KvWorkerArrived,
+    KvWorkerLeft,
+    KvWorkerSaid,
     SchedulerArrived,
     SchedulerLeft,
     SchedulerSaid,
-    WorkerArrived,
-    WorkerLeft,
-    WorkerSaid,
 )
-from services.kvmanager.peers import SchedulerPeer, WorkerPeer
-from services.runtime.kv_link.convert import (
-    acknowledgements_from_wire,
-    commands_to_wire,
-    kv_batch_to_wire,
-    kv_hello_from_wire,
-    scheduler_batch_from_wire,
-)
+from services.kvmanager.kv_streams import KvWorkerStream, SchedulerStream
 from services.runtime.streams import first_message, until_one_ends
+from services.wire.kvmanager_worker import acknowledgements_from_wire, commands_to_wire, kv_hello_from_wire
+from services.wire.scheduler_kvmanager import kv_batch_to_wire, scheduler_batch_from_wire
 
 KV_MANAGER_SERVICE = wire.DESCRIPTOR.services_by_name["KvManagerService"].full_name
 
@@ -45,11 +40,11 @@ async def _hello(requests: AsyncIterator[wire.KvManagerServiceWorkerLinkRequest]
 class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
     """The streams of the scheduler and of workers."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: KvManagerDriver) -> None:
         self._driver = driver
 
     async def SchedulerLink(self, requests: AsyncIterator[wire.SchedulerLinkRequest], context: Any) -> None:  # type: ignore[override]
-        peer = SchedulerPeer()
+        peer = SchedulerStream()
         await self._driver.put(SchedulerArrived(peer))
         try:
             await until_one_ends(
@@ -58,12 +53,12 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         finally:
             self._driver.post(SchedulerLeft(peer))
 
-    async def _read_scheduler(self, peer: SchedulerPeer, requests: AsyncIterator[wire.SchedulerLinkRequest]) -> None:
+    async def _read_scheduler(self, peer: SchedulerStream, requests: AsyncIterator[wire.SchedulerLinkRequest]) -> None:
         async for request in requests:
             await self._driver.put(SchedulerSaid(peer, *scheduler_batch_from_wire(request)))
 
     async def _write_scheduler(
-        self, peer: SchedulerPeer, write: Callable[[wire.SchedulerLinkResponse], Awaitable[None]]
+        self, peer: SchedulerStream, write: Callable[[wire.SchedulerLinkResponse], Awaitable[None]]
     ) -> None:
         while True:
             for epoch, items in await peer.take():
@@ -74,29 +69,29 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
     ) -> None:
         facts = await _hello(requests)
         self._driver.check_worker(facts)
-        peer = WorkerPeer(facts.pools.epoch, facts.pools.stage)
-        await self._driver.put(WorkerArrived(peer, facts))
+        peer = KvWorkerStream(facts.pools.epoch, facts.pools.stage)
+        await self._driver.put(KvWorkerArrived(peer, facts))
         try:
             await until_one_ends(
                 self._read_worker(peer, requests), self._write_worker(peer, context.write), peer.until_closed()
             )
         finally:
-            self._driver.post(WorkerLeft(peer))
+            self._driver.post(KvWorkerLeft(peer))
 
     async def _read_worker(
-        self, peer: WorkerPeer, requests: AsyncIterator[wire.KvManagerServiceWorkerLinkRequest]
+        self, peer: KvWorkerStream, requests: AsyncIterator[wire.KvManagerServiceWorkerLinkRequest]
     ) -> None:
         async for request in requests:
-            await self._driver.put(WorkerSaid(peer, *acknowledgements_from_wire(request, peer.stage)))
+            await self._driver.put(KvWorkerSaid(peer, *acknowledgements_from_wire(request, peer.stage)))
 
     async def _write_worker(
-        self, peer: WorkerPeer, write: Callable[[wire.KvManagerServiceWorkerLinkResponse], Awaitable[None]]
+        self, peer: KvWorkerStream, write: Callable[[wire.KvManagerServiceWorkerLinkResponse], Awaitable[None]]
     ) -> None:
         while True:
             for epoch, commands in await peer.take():
                 await write(commands_to_wire(epoch, commands))
 
 
-def register(server: grpc.aio.Server, driver: Driver) -> None:
+def register(server: grpc.aio.Server, driver: KvManagerDriver) -> None:
     """Adds the service to a server."""
     kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(KvManagerService(driver), server)

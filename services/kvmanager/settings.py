@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.kvmanager.policy.policies import KvKnobs, policy_named
+from services.kvmanager.policies.kv_policy import KvConfig, policy_named
 from services.runtime.model_files import MOST_NAME_CHARACTERS
-from services.runtime.recording.settings import RecordingSettings
+from services.runtime.recording.recording_settings import RecordingSettings
 from services.runtime.settings import Address
 
 
@@ -40,9 +40,9 @@ class KvManagerSettings(RecordingSettings):
     )
 
     @property
-    def knobs(self) -> KvKnobs:
+    def knobs(self) -> KvConfig:
         """The policy's part."""
-        return KvKnobs(
+        return KvConfig(
             policy=policy_named(self.kv_policy, self.kv_idle_slots, self.kv_reserve_share),
             burst_levels=self.kv_burst_levels,
             lookahead_tokens=self.kv_lookahead_tokens,

@@ -24,7 +24,7 @@ from typing import Any
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
-from services.runtime.files import make_writable
+from services.runtime.output_folder import make_writable
 
 Source = Mapping[str, object]
 """Where the numbers come from: names with values that JSON can hold."""

@@ -25,8 +25,8 @@ from grpc_reflection.v1alpha import reflection
 
 from services.domain.errors import AddressInUseError, FastServeError, InvalidFieldError
 from services.runtime.channel import MOST_MESSAGE_BYTES, PING_INTERVAL_S, Options, keepalive_options
+from services.runtime.error_statuses import ErrorStatus, status_of, to_grpc
 from services.runtime.settings import bare_host, join_address, split_address
-from services.runtime.status import ErrorStatus, status_of, to_grpc
 
 _log = logging.getLogger(__name__)
 

@@ -5,19 +5,19 @@ import gc
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
+from services.domain.server_status import ServerStatus
 from services.runtime.channel import open_channel
-from services.runtime.metrics import MetricsServer, new_registry
+from services.runtime.metrics_server import MetricsServer, new_registry
 from services.runtime.model_files import fingerprint, read_facts
 from services.runtime.process import ServiceProcess, service_main
 from services.runtime.readiness import Readiness
 from services.runtime.recording.recorder import Recorder, recording
 from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
-from services.scheduler.clients import KvLink
-from services.scheduler.driver import STRICT, Driver, Served
+from services.scheduler.driver import STRICT, SchedulerDriver, ServedSetup
 from services.scheduler.metrics import SchedulerCollector
-from services.scheduler.recording import SCHEDULER_FORMAT
-from services.scheduler.report import ServerReport
+from services.scheduler.scheduler_link import SchedulerLink
+from services.scheduler.scheduler_recording import SCHEDULER_FORMAT
 from services.scheduler.service import ADMIN_SERVICE, SCHEDULER_SERVICE, register
 from services.scheduler.settings import SchedulerSettings
 
@@ -28,10 +28,10 @@ COLLECT_THRESHOLDS = (50_000, 20, 100)
 """Jobs hold no cycles; the collector's default pace would stop the world for every few hundred of them."""
 
 
-def served_by(settings: SchedulerSettings) -> Served:
+def served_by(settings: SchedulerSettings) -> ServedSetup:
     """What the settings and the model folder say. Raises ModelFolderError."""
     facts = read_facts(settings.model)
-    return Served(
+    return ServedSetup(
         model_name=settings.model_name,
         model_fingerprint=fingerprint(settings.model),
         vocabulary_size=facts.vocabulary_size,
@@ -41,17 +41,17 @@ def served_by(settings: SchedulerSettings) -> Served:
     )
 
 
-def _reader(driver: Driver) -> Callable[[], ServerReport | None]:
+def _reader(driver: SchedulerDriver) -> Callable[[], ServerStatus | None]:
     """Asks the loop from the thread of the metrics server."""
     loop = asyncio.get_running_loop()
 
-    async def report() -> ServerReport:
-        return driver.report()
+    async def status() -> ServerStatus:
+        return driver.status()
 
-    def read() -> ServerReport | None:
+    def read() -> ServerStatus | None:
         if not loop.is_running():
             return None
-        future = asyncio.run_coroutine_threadsafe(report(), loop)
+        future = asyncio.run_coroutine_threadsafe(status(), loop)
         try:
             return future.result(SCRAPE_LIMIT_S)
         except FutureTimeoutError:
@@ -80,14 +80,17 @@ async def serve(process: ServiceProcess[SchedulerSettings]) -> None:
 
 
 async def _serve(
-    process: ServiceProcess[SchedulerSettings], settings: SchedulerSettings, served: Served, recorder: Recorder | None
+    process: ServiceProcess[SchedulerSettings],
+    settings: SchedulerSettings,
+    served: ServedSetup,
+    recorder: Recorder | None,
 ) -> None:
     gc.set_threshold(*COLLECT_THRESHOLDS)
     readiness = Readiness()
     registry = new_registry()
     async with open_channel(settings.kv_manager) as channel:
-        link = KvLink(channel, settings.kv_manager)
-        driver = Driver(served, link, readiness.set, recorder)
+        link = SchedulerLink(channel, settings.kv_manager)
+        driver = SchedulerDriver(served, link, readiness.set, recorder)
         server = RpcServer(
             settings.listen, (SCHEDULER_SERVICE, ADMIN_SERVICE), lambda grpc_server: register(grpc_server, driver)
         )

@@ -14,13 +14,37 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.domain.errors import NotReadyError, PeerMismatchError, SupersededError
+from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.protocol import SchedulerToKv
-from services.domain.work import PoolStatus, ServingLimits, TokenLogprob, WorkerFacts
+from services.domain.server_status import NO_POOLS, GroupStatus, PoolStatus, PoolUsage, ServerCounters, ServerStatus
+from services.domain.submission import ServingLimits
+from services.domain.worker_facts import WorkerFacts
 from services.runtime.recording.recorder import Recorder
-from services.scheduler.book import JobBook
 from services.scheduler.gateways import RETRY_S, Gateways
-from services.scheduler.messages import (
+from services.scheduler.job_store import JobStore
+from services.scheduler.machine.scheduler import Scheduler
+from services.scheduler.machine.scheduler_events import (
+    Cancel,
+    Command,
+    DropWorker,
+    Emit,
+    End,
+    Event,
+    FromKv,
+    KvConnected,
+    KvLost,
+    Reject,
+    SendPlan,
+    Tick,
+    ToKv,
+    WakeAt,
+    WorkerJoined,
+    WorkerLost,
+)
+from services.scheduler.outgoing_streams import WorkerStream
+from services.scheduler.scheduler_config import SchedulerConfig
+from services.scheduler.scheduler_inbox import (
     Cancelled,
     GatewayJoined,
     GatewayLeft,
@@ -34,29 +58,7 @@ from services.scheduler.messages import (
     WorkerLeft,
     WorkerSaid,
 )
-from services.scheduler.peers import WorkerPeer
-from services.scheduler.policy.config import SchedulerConfig
-from services.scheduler.policy.machine import Scheduler
-from services.scheduler.policy.messages import (
-    Cancel,
-    Command,
-    DropWorker,
-    Emit,
-    End,
-    EndReason,
-    Event,
-    FromKv,
-    KvConnected,
-    KvLost,
-    Reject,
-    SendPlan,
-    Tick,
-    ToKv,
-    WakeAt,
-    WorkerJoined,
-    WorkerLost,
-)
-from services.scheduler.report import ServerReport, WorkerLives, group_report
+from services.scheduler.worker_group import CountersOverEpochs
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class KvLine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedSetup:
     """What the scheduler serves, and what its peers must agree to."""
 
     model_name: str
@@ -86,13 +88,13 @@ class Served:
     config: SchedulerConfig
 
 
-class Driver:
+class SchedulerDriver:
     """Runs the machine. `on_ready` is called with every change of whether jobs can run, `recorder` sees every turn.
     Made on its event loop.
     """
 
     def __init__(
-        self, served: Served, kv: KvLine, on_ready: Callable[[bool], None], recorder: Recorder | None = None
+        self, served: ServedSetup, kv: KvLine, on_ready: Callable[[bool], None], recorder: Recorder | None = None
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
@@ -110,10 +112,10 @@ class Driver:
         self._wake_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s: float | None = None
-        self._worker: WorkerPeer | None = None
+        self._worker: WorkerStream | None = None
         self._facts: WorkerFacts | None = None
         self._newest_epoch = Epoch(0)
-        self._lives = WorkerLives()
+        self._lives = CountersOverEpochs()
         self._pools: PoolStatus | None = None
         self._swapped_out: set[JobId] = set()
         self._logprobs: dict[PlanNumber, Mapping[JobId, TokenLogprob]] = {}
@@ -121,7 +123,7 @@ class Driver:
         self._started_s = self._clock()
 
     @property
-    def book(self) -> JobBook:
+    def book(self) -> JobStore:
         """Where the streams of gateways find what is new."""
         return self._gateways.book
 
@@ -165,18 +167,51 @@ class Driver:
         if theirs != ours:
             raise PeerMismatchError(field, f"is {theirs!r}, the scheduler's is {ours!r}")
 
-    def report(self) -> ServerReport:
+    def status(self) -> ServerStatus:
         """The state of the server. O(jobs)."""
-        status = self._machine.status(self._swapped_out)
-        return ServerReport(
+        counters, worker = self._machine.counters, self._lives.total()
+        return ServerStatus(
             model=self._served.model_name,
             policy=self._served.config.policy.value,
             kv_policy="" if self._pools is None else self._pools.kv_policy,
-            groups=(group_report(status, None if self._worker is None else self._facts, self._pools),),
-            worker=self._lives.total(),
-            counters=status.counters,
+            groups=(self._group_status(),),
+            counters=ServerCounters(
+                preemptions=counters.preemptions,
+                promotions=counters.promotions,
+                demotions=counters.demotions,
+                iterations=counters.iterations,
+                offloaded_bytes=worker.offloaded_bytes,
+                uploaded_bytes=worker.uploaded_bytes,
+                recomputed_tokens=counters.recomputed_tokens,
+                stall_s=worker.stall_s,
+                busy_s=worker.busy_s,
+                plan_wait_s=worker.plan_wait_s,
+                prompt_tokens=counters.prompt_tokens,
+                generation_tokens=counters.generation_tokens,
+                jobs_admitted=counters.jobs_admitted,
+                jobs_finished=counters.jobs_finished,
+            ),
             uptime_s=self._clock() - self._started_s,
             max_queued_jobs=self._served.config.max_queued_jobs,
+            rejections=dict(counters.rejections),
+            iteration_tokens=counters.iteration_tokens,
+        )
+
+    def _group_status(self) -> GroupStatus:
+        """Pools are free where the KV manager has not said otherwise; without a worker there are none."""
+        facts = None if self._worker is None else self._facts
+        pools = NO_POOLS
+        if facts is not None:
+            free = self._pools or PoolStatus(facts.device_blocks, facts.host_blocks, "")
+            pools = PoolUsage(facts.device_blocks, free.device_blocks_free, facts.host_blocks, free.host_blocks_free)
+        return GroupStatus(
+            group=0,
+            ready=self._machine.linked,
+            levels=self._machine.levels(self._swapped_out),
+            pools=pools,
+            block_size=0 if facts is None else facts.block_size,
+            device="" if facts is None else facts.device,
+            worker_joins=self._machine.counters.worker_joins,
         )
 
     async def run(self) -> None:
@@ -193,7 +228,7 @@ class Driver:
         self._gateways.draining = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_idle.wait(), limit_s)
-        left = [Cancel(job, EndReason.ABORT) for job in self._machine.jobs]
+        left = [Cancel(job_id, EndReason.ABORT) for job_id in self._machine.jobs]
         if left:
             _log.warning("aborting %d jobs that did not end within %g s", len(left), limit_s)
             self._decide(left, self._clock())
@@ -255,10 +290,10 @@ class Driver:
                 if peer is not self._worker:
                     return None
                 self._lives.counted(result.counters)
-                self._logprobs[result.result.plan] = result.logprobs
+                self._logprobs[result.result.plan_number] = result.logprobs
                 return result.result
             case Submitted():
-                is_leaving = self._machine.knows(item.submission.job)
+                is_leaving = self._machine.knows(item.submission.job_id)
                 return self._gateways.submit(item, is_leaving, now_s)
             case Cancelled():
                 return self._gateways.cancel(item)
@@ -295,11 +330,11 @@ class Driver:
                 events.append(FromKv(item.epoch, message))
             elif item.epoch == self._newest_epoch and self._worker is not None:
                 self._pools = message
-                self._swapped_out.update(message.swapped_out)
-                self._swapped_out.difference_update(message.swapped_in)
+                self._swapped_out.update(message.swapped_out_job_ids)
+                self._swapped_out.difference_update(message.swapped_in_job_ids)
         return events
 
-    def _worker_arrived(self, peer: WorkerPeer, facts: WorkerFacts) -> Event | None:
+    def _worker_arrived(self, peer: WorkerStream, facts: WorkerFacts) -> Event | None:
         if facts.epoch <= self._newest_epoch:
             peer.close(SupersededError(f"worker epoch {facts.epoch} is not newer than {self._newest_epoch}"))
             return None
@@ -325,7 +360,7 @@ class Driver:
         for command in commands:
             match command:
                 case Emit():
-                    self._gateways.emit(command, self._logprobs.get(command.plan, {}).get(command.job))
+                    self._gateways.emit(command, self._logprobs.get(command.plan_number, {}).get(command.job_id))
                 case ToKv(epoch, message):
                     if epoch != kv_epoch and to_kv:
                         self._kv.send(kv_epoch, to_kv)
@@ -349,8 +384,8 @@ class Driver:
         assert self._worker is not None, "plans are for the worker that joined"
         assert self._worker.epoch == command.epoch
         limits = dict(command.cut_after_s)
-        work = [self.book.work(entry, limits.get(entry.job)) for entry in command.entries]
-        self._worker.send_plan(command.plan, work)
+        work = [self.book.work(entry, limits.get(entry.job_id)) for entry in command.entries]
+        self._worker.send_plan(command.plan_number, work)
 
     def _drop_worker(self, command: DropWorker) -> None:
         _log.warning("dropping the worker of epoch %d: %s", command.epoch, command.reason)

@@ -16,20 +16,13 @@ from services.domain.errors import (
     NotReadyError,
     SupersededError,
 )
+from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId
-from services.domain.work import (
-    CancelReason,
-    FinishReason,
-    JobTimings,
-    JobUpdate,
-    ServingLimits,
-    Submission,
-    TokenLogprob,
-)
-from services.scheduler.book import Entry, JobBook
-from services.scheduler.messages import Cancelled, Submitted
-from services.scheduler.peers import GatewayPeer
-from services.scheduler.policy.messages import Cancel, Emit, End, EndReason, Reject, RejectKind, Submit
+from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Submission
+from services.scheduler.job_store import JobStore, StoredJob
+from services.scheduler.machine.scheduler_events import Cancel, Emit, End, Reject, RejectKind, Submit
+from services.scheduler.outgoing_streams import GatewayStream
+from services.scheduler.scheduler_inbox import Cancelled, Submitted
 
 RETRY_S = 1.0
 MOST_DEFERRED = 1000
@@ -37,14 +30,14 @@ NO_TIME = JobTimings(0.0, 0.0, 0.0, 0)
 """Of a job that ends for a gateway before it ran for it."""
 
 _FINISHES = {
-    EndReason.STOP: FinishReason.STOP,
-    EndReason.LENGTH: FinishReason.LENGTH,
-    EndReason.ABORT: FinishReason.ABORT,
+    EndReason.STOP: EndReason.STOP,
+    EndReason.LENGTH: EndReason.LENGTH,
+    EndReason.ABORT: EndReason.ABORT,
 }
 _CANCELS = {
-    CancelReason.CLIENT_GONE: EndReason.CANCELLED,
-    CancelReason.STOP_STRING: EndReason.STOP,
-    CancelReason.DEADLINE: EndReason.DEADLINE,
+    EndReason.CANCELLED: EndReason.CANCELLED,
+    EndReason.STOP: EndReason.STOP,
+    EndReason.DEADLINE: EndReason.DEADLINE,
 }
 
 
@@ -63,13 +56,13 @@ class Gateways:
     """Streams by gateway id, and the job book."""
 
     def __init__(self, vocabulary_size: int) -> None:
-        self.book = JobBook()
+        self.book = JobStore()
         self.draining = False
         self._vocabulary_size = vocabulary_size
-        self._peers: dict[str, GatewayPeer] = {}
+        self._peers: dict[str, GatewayStream] = {}
         self._deferred: list[Submitted] = []
 
-    def join(self, peer: GatewayPeer, now_s: float) -> None:
+    def join(self, peer: GatewayStream, now_s: float) -> None:
         """A stream opened. One of the same gateway that is still there ends."""
         older = self._peers.get(peer.gateway_id)
         if older is not None:
@@ -77,7 +70,7 @@ class Gateways:
             self.leave(older, now_s)
         self._peers[peer.gateway_id] = peer
 
-    def leave(self, peer: GatewayPeer, now_s: float) -> None:
+    def leave(self, peer: GatewayStream, now_s: float) -> None:
         """A stream ended: the jobs that nobody else follows go on for a while."""
         if self._peers.get(peer.gateway_id) is not peer:
             return
@@ -108,14 +101,14 @@ class Gateways:
 
     def can_retry(self, is_leaving: Callable[[JobId], bool]) -> bool:
         """An id that a submission waits for has been released."""
-        return any(not is_leaving(item.submission.job) for item in self._deferred)
+        return any(not is_leaving(item.submission.job_id) for item in self._deferred)
 
     def submit(self, item: Submitted, is_leaving: bool, now_s: float) -> Submit | None:
         """A submission: a new job, one to join, or a refusal. `is_leaving`: the machine still has to release the id."""
         peer, submission = item
         if self._peers.get(peer.gateway_id) is not peer:
             return None
-        entry = self.book.get(submission.job)
+        entry = self.book.get(submission.job_id)
         if (entry is None and is_leaving) or (entry is not None and entry.is_cancelled):
             self._defer(item)
             return None
@@ -123,43 +116,43 @@ class Gateways:
             self._follow(entry, peer, submission, now_s)
             return None
         if (error := self._fault(submission)) is not None:
-            peer.tell_last_word(JobUpdate(submission.job, 0, (), (), error=error))
+            peer.tell_last_word(JobUpdate(submission.job_id, 0, (), (), error=error))
             return None
         entry = self.book.open(submission)
         entry.followers[peer.gateway_id] = submission.resume_from_token
         in_s = submission.deadline_in_s
         deadline_s = None if in_s is None else now_s + in_s
-        return Submit(submission.job, len(submission.prompt), submission.sampling.max_tokens, deadline_s)
+        return Submit(submission.job_id, len(submission.prompt), submission.sampling.max_tokens, deadline_s)
 
     def cancel(self, item: Cancelled) -> Cancel | None:
         """A gateway's end of interest. A stop string ends the job for all: they asked with the same body."""
-        peer, job, reason = item
-        if self._withdraw(peer, job):
-            peer.tell_last_word(JobUpdate(job, 0, (), (), FinishReason.ABORT, timings=NO_TIME))
+        peer, job_id, reason = item
+        if self._withdraw(peer, job_id):
+            peer.tell_last_word(JobUpdate(job_id, 0, (), (), EndReason.ABORT, timings=NO_TIME))
             return None
-        entry = self.book.get(job)
+        entry = self.book.get(job_id)
         if entry is None or peer.gateway_id not in entry.followers or entry.finish is not None:
             if entry is not None:
                 self.book.unfollow(entry, peer.gateway_id)
             return None
-        if reason is not CancelReason.STOP_STRING and len(entry.followers) > 1:
+        if reason is not EndReason.STOP and len(entry.followers) > 1:
             self.book.unfollow(entry, peer.gateway_id)
-            peer.tell_last_word(JobUpdate(job, 0, (), (), FinishReason.ABORT, timings=NO_TIME))
+            peer.tell_last_word(JobUpdate(job_id, 0, (), (), EndReason.ABORT, timings=NO_TIME))
             return None
         entry.is_cancelled = True
-        return Cancel(job, _CANCELS[reason])
+        return Cancel(job_id, _CANCELS[reason])
 
     def emit(self, emit: Emit, logprob: TokenLogprob | None) -> None:
         """A token came."""
-        entry = self.book.get(emit.job)
-        assert entry is not None, f"job {emit.job} lives and is not in the book"
+        entry = self.book.get(emit.job_id)
+        assert entry is not None, f"job {emit.job_id} lives and is not in the book"
         self.book.append(entry, emit.token_number, emit.token_id, logprob)
         self._tell(entry)
 
     def end(self, end: End, now_s: float) -> None:
         """A job ended."""
-        entry = self.book.get(end.job)
-        assert entry is not None, f"job {end.job} lives and is not in the book"
+        entry = self.book.get(end.job_id)
+        assert entry is not None, f"job {end.job_id} lives and is not in the book"
         timings = JobTimings(end.queue_s, end.prefill_s, end.decode_s, end.preemptions)
         if end.reason in (EndReason.STOP, EndReason.LENGTH):
             entry.is_cancelled = False
@@ -168,12 +161,12 @@ class Gateways:
         elif end.reason is EndReason.DEADLINE:
             self._last_words(entry, error=DeadlineError("the deadline passed before the end"))
         else:
-            self._last_words(entry, finish=FinishReason.ABORT, timings=timings)
+            self._last_words(entry, finish=EndReason.ABORT, timings=timings)
 
     def reject(self, reject: Reject) -> None:
         """A job was not admitted."""
-        entry = self.book.get(reject.job)
-        assert entry is not None, f"job {reject.job} was submitted and is not in the book"
+        entry = self.book.get(reject.job_id)
+        assert entry is not None, f"job {reject.job_id} was submitted and is not in the book"
         self._last_words(entry, error=error_of_rejection(reject))
 
     def expire(self, now_s: float) -> list[Cancel]:
@@ -183,7 +176,7 @@ class Gateways:
         cancels: list[Cancel] = []
         for entry in self.book.orphans_due(now_s):
             entry.is_cancelled = True
-            cancels.append(Cancel(entry.job, EndReason.CANCELLED))
+            cancels.append(Cancel(entry.job_id, EndReason.CANCELLED))
         return cancels
 
     def _fault(self, submission: Submission) -> FastServeError | None:
@@ -197,39 +190,39 @@ class Gateways:
     def _defer(self, item: Submitted) -> None:
         if len(self._deferred) >= MOST_DEFERRED:
             error = NotReadyError("a job of this id is still being released", RETRY_S)
-            item.peer.tell_last_word(JobUpdate(item.submission.job, 0, (), (), error=error))
+            item.peer.tell_last_word(JobUpdate(item.submission.job_id, 0, (), (), error=error))
             return
         self._deferred.append(item)
 
-    def _withdraw(self, peer: GatewayPeer, job: JobId) -> bool:
+    def _withdraw(self, peer: GatewayStream, job_id: JobId) -> bool:
         """Take back what a gateway submitted and what still waits for an earlier job of that id. Whether there was."""
-        left = [item for item in self._deferred if item.peer is not peer or item.submission.job != job]
+        left = [item for item in self._deferred if item.peer is not peer or item.submission.job_id != job_id]
         was_there = len(left) < len(self._deferred)
         self._deferred = left
         return was_there
 
-    def _follow(self, entry: Entry, peer: GatewayPeer, submission: Submission, now_s: float) -> None:
+    def _follow(self, entry: StoredJob, peer: GatewayStream, submission: Submission, now_s: float) -> None:
         """Join a job that is known, from the token asked for; of one that has ended, all of it at once."""
         if entry.body_digest != submission.body_digest:
-            error = DuplicateRequestError(f"the id of job {entry.job} is known with another body")
-            peer.tell_last_word(JobUpdate(entry.job, 0, (), (), error=error))
+            error = DuplicateRequestError(f"the id of job {entry.job_id} is known with another body")
+            peer.tell_last_word(JobUpdate(entry.job_id, 0, (), (), error=error))
             return
         entry.joined |= {peer.gateway_id}
         entry.followers[peer.gateway_id] = submission.resume_from_token
         self.book.renew(entry, now_s)
-        peer.tell_news(entry.job)
+        peer.tell_news(entry.job_id)
 
-    def _followers(self, entry: Entry) -> Iterable[GatewayPeer]:
+    def _followers(self, entry: StoredJob) -> Iterable[GatewayStream]:
         return [self._peers[gateway_id] for gateway_id in entry.followers]
 
-    def _tell(self, entry: Entry) -> None:
+    def _tell(self, entry: StoredJob) -> None:
         for gateway_id in entry.followers:
-            self._peers[gateway_id].tell_news(entry.job)
+            self._peers[gateway_id].tell_news(entry.job_id)
 
     def _last_words(
         self,
-        entry: Entry,
-        finish: FinishReason | None = None,
+        entry: StoredJob,
+        finish: EndReason | None = None,
         error: FastServeError | None = None,
         timings: JobTimings | None = None,
     ) -> None:
@@ -239,10 +232,10 @@ class Gateways:
                 peer.tell_last_word(update)
             number = len(entry.output)
             is_joined = peer.gateway_id in entry.joined
-            peer.tell_last_word(JobUpdate(entry.job, number, (), (), finish, error, timings, is_joined))
+            peer.tell_last_word(JobUpdate(entry.job_id, number, (), (), finish, error, timings, is_joined))
         self.book.drop(entry)
 
-    def _lose(self, entry: Entry) -> None:
+    def _lose(self, entry: StoredJob) -> None:
         """An ended job is forgotten. Whoever has not even got its end yet is too slow to be served."""
         for peer in self._followers(entry):
             peer.close(NotReadyError("this gateway does not read what it is told"))

@@ -11,17 +11,10 @@ import grpc
 from fastserve.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2_grpc
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import InvalidFieldError, ProtocolError
-from services.runtime.gateway_link.convert import cancel_from_wire, submission_from_wire, updates_to_wire
-from services.runtime.scheduler_link.convert import (
-    limits_to_wire,
-    plan_to_wire,
-    result_from_wire,
-    worker_facts_from_wire,
-)
 from services.runtime.streams import first_message, until_one_ends
-from services.scheduler.convert import check_interval, report_to_wire
-from services.scheduler.driver import Driver
-from services.scheduler.messages import (
+from services.scheduler.driver import SchedulerDriver
+from services.scheduler.outgoing_streams import GatewayStream, WorkerStream
+from services.scheduler.scheduler_inbox import (
     Cancelled,
     GatewayJoined,
     GatewayLeft,
@@ -30,7 +23,9 @@ from services.scheduler.messages import (
     WorkerLeft,
     WorkerSaid,
 )
-from services.scheduler.peers import GatewayPeer, WorkerPeer
+from services.wire.gateway_scheduler import cancel_from_wire, limits_to_wire, submission_from_wire, updates_to_wire
+from services.wire.operator_scheduler import interval_from_wire, status_to_wire
+from services.wire.scheduler_worker import plan_to_wire, result_from_wire, worker_facts_from_wire
 
 SCHEDULER_SERVICE = wire.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -41,7 +36,7 @@ MOST_GATEWAY_ID = 128
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     """The streams of gateways and workers."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: SchedulerDriver) -> None:
         self._driver = driver
 
     async def GatewayLink(self, requests: AsyncIterator[wire.GatewayLinkRequest], context: Any) -> None:  # type: ignore[override]
@@ -49,7 +44,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if not 0 < len(hello.gateway_id) <= MOST_GATEWAY_ID:
             raise InvalidFieldError("hello.gateway_id", f"must have 1 to {MOST_GATEWAY_ID} characters")
         self._driver.check_gateway(hello.model_fingerprint)
-        peer = GatewayPeer(hello.gateway_id)
+        peer = GatewayStream(hello.gateway_id)
         welcome = wire.SchedulerWelcome(limits=limits_to_wire(self._driver.limits))
         self._driver.post(GatewayJoined(peer))
         try:
@@ -60,7 +55,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         finally:
             self._driver.post(GatewayLeft(peer))
 
-    async def _read_gateway(self, peer: GatewayPeer, requests: AsyncIterator[wire.GatewayLinkRequest]) -> None:
+    async def _read_gateway(self, peer: GatewayStream, requests: AsyncIterator[wire.GatewayLinkRequest]) -> None:
         async for request in requests:
             match request.WhichOneof("message"):
                 case "submit":
@@ -71,7 +66,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                     raise ProtocolError("a gateway's message is neither submit nor cancel")
 
     async def _write_gateway(
-        self, peer: GatewayPeer, write: Callable[[wire.GatewayLinkResponse], Awaitable[None]]
+        self, peer: GatewayStream, write: Callable[[wire.GatewayLinkResponse], Awaitable[None]]
     ) -> None:
         while True:
             await peer.wait()
@@ -88,7 +83,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise InvalidFieldError("hello", "must be the first message of the stream")
         facts = worker_facts_from_wire(first.hello)
         self._driver.check_worker(facts)
-        peer = WorkerPeer(facts.epoch)
+        peer = WorkerStream(facts.epoch)
         self._driver.post(WorkerArrived(peer, facts))
         try:
             await context.write(wire.WorkerLinkResponse(welcome=wire.WorkerWelcome()))
@@ -98,39 +93,39 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         finally:
             self._driver.post(WorkerLeft(peer))
 
-    async def _read_worker(self, peer: WorkerPeer, requests: AsyncIterator[wire.WorkerLinkRequest]) -> None:
+    async def _read_worker(self, peer: WorkerStream, requests: AsyncIterator[wire.WorkerLinkRequest]) -> None:
         async for request in requests:
             if request.WhichOneof("message") != "result":
                 raise ProtocolError("a worker's message is no result")
             self._driver.post(WorkerSaid(peer, result_from_wire(request.result)))
 
     async def _write_worker(
-        self, peer: WorkerPeer, write: Callable[[wire.WorkerLinkResponse], Awaitable[None]]
+        self, peer: WorkerStream, write: Callable[[wire.WorkerLinkResponse], Awaitable[None]]
     ) -> None:
         while True:
             await peer.wait()
-            for plan, work in peer.take_plans():
-                await write(wire.WorkerLinkResponse(plan=plan_to_wire(peer.epoch, plan, work)))
+            for plan_number, work in peer.take_plans():
+                await write(wire.WorkerLinkResponse(plan=plan_to_wire(peer.epoch, plan_number, work)))
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
     """Snapshots of the server."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: SchedulerDriver) -> None:
         self._driver = driver
 
     async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Any) -> admin_pb2.GetStatusResponse:
-        return admin_pb2.GetStatusResponse(status=report_to_wire(self._driver.report()))
+        return admin_pb2.GetStatusResponse(status=status_to_wire(self._driver.status()))
 
     async def WatchStatus(self, request: admin_pb2.WatchStatusRequest, context: Any) -> None:  # type: ignore[override]
         # Writes to the context instead of yielding: without a generator the call is cancelled where it waits.
-        interval_s = check_interval(request)
+        interval_s = interval_from_wire(request)
         while True:
-            await context.write(admin_pb2.WatchStatusResponse(status=report_to_wire(self._driver.report())))
+            await context.write(admin_pb2.WatchStatusResponse(status=status_to_wire(self._driver.status())))
             await asyncio.sleep(interval_s)
 
 
-def register(server: grpc.aio.Server, driver: Driver) -> None:
+def register(server: grpc.aio.Server, driver: SchedulerDriver) -> None:
     """Adds both services to a server."""
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(driver), server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(driver), server)

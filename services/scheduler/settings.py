@@ -5,9 +5,9 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from services.runtime.model_files import MOST_NAME_CHARACTERS, served_name
-from services.runtime.recording.settings import RecordingSettings
+from services.runtime.recording.recording_settings import RecordingSettings
 from services.runtime.settings import Address
-from services.scheduler.policy.config import Charge, PolicyName, SchedulerConfig
+from services.scheduler.scheduler_config import Charge, PolicyName, SchedulerConfig
 
 MOST_QUEUED_JOBS = 50_000
 """The KV manager is told of all jobs in one message when it comes back, which takes 15 MB where all ids are as long as

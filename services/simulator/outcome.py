@@ -3,6 +3,8 @@
 from array import array
 from dataclasses import dataclass
 
+from services.domain.server_status import ServerCounters
+
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
@@ -14,7 +16,7 @@ class JobOutcome:
     so that what it waited for the link is in it. `preemptions`: how often it left the batch for another's sake.
     """
 
-    id: str
+    job_id: str
     arrival_s: float
     prompt_tokens: int
     token_times_s: "array[float]"
@@ -27,40 +29,18 @@ class JobOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerFigures:
-    """Counters of all schedulers together."""
-
-    preemptions: int
-    promotions: int
-    demotions: int
-    iterations: int
-
-
-@dataclass(frozen=True, slots=True)
-class KvFigures:
-    """What moving KV cost, all groups together. `stall_s`: a stage had a plan and waited for a copy."""
-
-    offloaded_bytes: int
-    uploaded_bytes: int
-    recomputed_tokens: int
-    stall_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Simulation:
     """All of it, `outcomes` in the order of the jobs given.
 
-    Seconds are summed over groups and are those of the group, the mean of its stages. `busy_s`: computing.
-    `plan_wait_s`: jobs known, no plan at hand. `swap_s`: a copy ran between the pools; `swap_exposed_s`: the part of
-    it in which nothing was computed. `peak_kv_tokens`: most KV in use at any time, in both pools and all groups, in
-    tokens of whole blocks. `duration_s`: from the beginning of the clock to the last token.
+    Seconds are summed over groups and are those of the group, the mean of its stages. `counters` are what a server's
+    status would tell, but for what clients sent: tokens and jobs are not counted. `swap_s`: a copy ran between the
+    pools; `swap_exposed_s`: the part of it in which nothing was computed. `peak_kv_tokens`: most KV in use at any time,
+    in both pools and all groups, in tokens of whole blocks. `duration_s`: from the beginning of the clock to the last
+    token.
     """
 
     outcomes: tuple[JobOutcome, ...]
-    scheduler: SchedulerFigures
-    kv: KvFigures
-    busy_s: float
-    plan_wait_s: float
+    counters: ServerCounters
     swap_s: float
     swap_exposed_s: float
     peak_kv_tokens: int

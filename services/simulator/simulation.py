@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 
 from services.domain.errors import InvalidFieldError
 from services.domain.ids import JobId
-from services.simulator.clients import Clients, KvGauge
-from services.simulator.clock import Clock, StuckError
-from services.simulator.group import Group
-from services.simulator.link import Direction
-from services.simulator.outcome import JobOutcome, KvFigures, SchedulerFigures, Simulation
-from services.simulator.setup import Link, ServerSetup, SimulatedJob
-from services.simulator.spans import overlap_s, total_s, union
+from services.domain.server_status import ServerCounters
+from services.simulator.host_link import Direction
+from services.simulator.outcome import JobOutcome, Simulation
+from services.simulator.server_setup import Link, ServerSetup, SimulatedJob
+from services.simulator.simulated_clients import KvGauge, SimulatedClients
+from services.simulator.simulated_group import SimulatedGroup
+from services.simulator.time_spans import overlap_s, total_s, union
+from services.simulator.virtual_clock import StuckError, VirtualClock
 
 __all__ = ["JobOutcome", "Link", "ServerSetup", "SimulatedJob", "Simulation", "StuckError", "simulate"]
 
@@ -38,17 +39,17 @@ def simulate(
     Raises InvalidFieldError for two jobs of one id, StuckError when jobs are left and nothing happens any more, and
     ProtocolError when one of the parts broke PROTOCOL: the last two are bugs.
     """
-    if len({job.id for job in jobs}) != len(jobs):
+    if len({job.job_id for job in jobs}) != len(jobs):
         raise InvalidFieldError("id", "every job must have its own")
     chunks = -(-setup.max_model_len // (setup.scheduler.prefill_chunk_tokens or setup.max_model_len))
-    clock = Clock(IDLE_TURNS + IDLE_TURNS_OF_A_JOB * len(jobs) + IDLE_TURNS_OF_A_CHUNK * chunks)
-    clients = Clients(jobs, setup.hop_s, on_progress)
+    clock = VirtualClock(IDLE_TURNS + IDLE_TURNS_OF_A_JOB * len(jobs) + IDLE_TURNS_OF_A_CHUNK * chunks)
+    clients = SimulatedClients(jobs, setup.hop_s, on_progress)
     gauge = KvGauge(setup.groups)
-    groups = [Group(setup, number, clock, clients, gauge) for number in range(setup.groups)]
-    of_job: dict[str, Group] = {}
+    groups = [SimulatedGroup(setup, number, clock, clients, gauge) for number in range(setup.groups)]
+    of_job: dict[str, SimulatedGroup] = {}
     for number, job in enumerate(sorted(jobs, key=lambda job: job.arrival_s)):
-        of_job[job.id] = groups[number % setup.groups]
-        of_job[job.id].submit(job)
+        of_job[job.job_id] = groups[number % setup.groups]
+        of_job[job.job_id].submit(job)
     try:
         clock.run()
         if clients.left_count:
@@ -58,13 +59,13 @@ def simulate(
         raise StuckError(f"{error} (at {clock.now_s} s)\n{stories}") from None
     for group in groups:
         group.check_end()
-    ran = {job.id: of_job[job.id].worker.jobs[JobId(job.id)] for job in jobs}
+    ran = {job.job_id: of_job[job.job_id].worker.jobs[JobId(job.job_id)] for job in jobs}
     outcomes = tuple(clients.outcome(JobId(name), job.executing_s, job.uploading_s) for name, job in ran.items())
     return _summed(setup, groups, outcomes, gauge)
 
 
 def _summed(
-    setup: ServerSetup, groups: Sequence[Group], outcomes: tuple[JobOutcome, ...], gauge: KvGauge
+    setup: ServerSetup, groups: Sequence[SimulatedGroup], outcomes: tuple[JobOutcome, ...], gauge: KvGauge
 ) -> Simulation:
     """The figures of all groups together."""
     workers = [group.worker for group in groups]
@@ -76,20 +77,18 @@ def _summed(
     overlapped_s = sum(overlap_s(spans, worker.compute) for spans, worker in zip(copying, workers, strict=True))
     return Simulation(
         outcomes=outcomes,
-        scheduler=SchedulerFigures(
+        counters=ServerCounters(
             preemptions=sum(counter.preemptions for counter in counters),
             promotions=sum(counter.promotions for counter in counters),
             demotions=sum(counter.demotions for counter in counters),
             iterations=sum(counter.iterations for counter in counters),
-        ),
-        kv=KvFigures(
             offloaded_bytes=copied[Direction.OFFLOAD] * block_bytes,
             uploaded_bytes=copied[Direction.UPLOAD] * block_bytes,
             recomputed_tokens=sum(counter.recomputed_tokens for counter in counters),
             stall_s=sum(worker.stall_s for worker in workers),
+            busy_s=sum(worker.busy_s for worker in workers),
+            plan_wait_s=sum(worker.plan_wait_s for worker in workers),
         ),
-        busy_s=sum(worker.busy_s for worker in workers),
-        plan_wait_s=sum(worker.plan_wait_s for worker in workers),
         swap_s=swap_s,
         swap_exposed_s=max(swap_s - overlapped_s, 0.0),
         peak_kv_tokens=gauge.peak_blocks * setup.block_size,

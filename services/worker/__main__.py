@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from services.runtime.metrics import MetricsServer, new_registry
+from services.runtime.metrics_server import MetricsServer, new_registry
 from services.runtime.model_files import fingerprint
 from services.runtime.process import ServiceProcess, service_main
 from services.runtime.readiness import Readiness
 from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
-from services.worker.compute_thread import ComputeThread
-from services.worker.driver import Addresses, Driver
-from services.worker.environment import set_compute_environment
+from services.worker.driver import PeerAddresses, WorkerDriver
+from services.worker.engine.compute_environment import set_compute_environment
+from services.worker.engine.compute_thread import ComputeThread
 from services.worker.metrics import EngineCollector
-from services.worker.model.config import read_config
+from services.worker.model.model_config import read_config
 from services.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from services.worker.build import Built
+    from services.worker.engine.build import Built
 
 CLOSE_LIMIT_S = 0.5
 
@@ -30,7 +30,7 @@ def _build(settings: WorkerSettings) -> "Built":
     read_config(settings.model)
     fingerprint(settings.model)
     set_compute_environment()
-    from services.worker.build import build
+    from services.worker.engine.build import build
 
     built = build(settings, settings.group, settings.profile_folder)
     # What exists now stays: a full collection would walk torch's objects for a tenth of a second, between two tokens.
@@ -56,10 +56,10 @@ async def _work(settings: WorkerSettings, registry: CollectorRegistry, readiness
     """Loads the model, then lives until cancelled or refused."""
     compute = ComputeThread()
     built = await compute.call(lambda: _build(settings))
-    driver = Driver(
+    driver = WorkerDriver(
         built.engine,
         built.facts,
-        Addresses(settings.scheduler, settings.kv_manager),
+        PeerAddresses(settings.scheduler, settings.kv_manager),
         compute.post,
         readiness.set,
     )

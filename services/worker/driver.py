@@ -31,10 +31,11 @@ from services.domain.errors import (
     SupersededError,
 )
 from services.domain.ids import Epoch
+from services.domain.iteration import Plan, WorkerResult
 from services.domain.protocol import Applied, Done, KvToWorker, WorkerPools
-from services.domain.work import KvWorkerFacts, Plan, WorkerFacts, WorkerResult
+from services.domain.worker_facts import KvWorkerFacts, WorkerFacts
 from services.runtime.channel import Backoff
-from services.worker.clients import ItemT, Outbox, run_kv_link, run_scheduler_link
+from services.worker.worker_links import ItemT, Outbox, run_kv_link, run_scheduler_link
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class RunsPlans(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class PeerAddresses:
     """Whom the worker dials, as HOST:PORT."""
 
     scheduler: str
@@ -157,7 +158,7 @@ class Stepper:
         return plan
 
 
-class Driver:
+class WorkerDriver:
     """One worker. `facts` hold everything but the epoch, which each life has its own of; `post` gives the stepping
     thread its work.
     """
@@ -166,7 +167,7 @@ class Driver:
         self,
         engine: RunsPlans,
         facts: WorkerFacts,
-        addresses: Addresses,
+        addresses: PeerAddresses,
         post: Callable[[Callable[[], None]], None],
         on_joined: Callable[[bool], None],
         epoch_clock: Callable[[], int] = time.time_ns,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from services.domain.work import WorkerCounters
+from services.domain.iteration import WorkerCounters
 
 _LABELS = ("model_name", "group")
 _COUNTERS = (

@@ -23,12 +23,12 @@ from benchmarks.simulated_runs import (
     trace_of,
 )
 from benchmarks.truth_comparison import compared, goals, ratios_to_fcfs, tables
-from services.cli.calibration import Need
-from services.cli.workload import Workload
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
-from services.kvmanager.policy.policies import POLICY_NAMES
+from services.kvmanager.policies.kv_policy import POLICY_NAMES
 from services.runtime.profile_file import LinkSpeed, Profile, profile_text, read_profile, write_profile
-from services.scheduler.policy.config import PolicyName
+from services.scheduler.scheduler_config import PolicyName
+from services.workloads.calibration import Need
+from services.workloads.workload import Workload
 
 BY = ServedBy(max_batch=4, device_tokens=512, host_tokens=16_384)
 SHAPE = Workload(jobs=1, rate=1.0, cv=1.0, theta=1.2, max_prompt_tokens=100, max_output_tokens=100, seed=3)

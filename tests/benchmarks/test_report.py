@@ -13,8 +13,8 @@ from benchmarks.settings import BenchError
 from benchmarks.streams import most_jobs
 from benchmarks.summary import summary
 from benchmarks.throughput import plan_wait_share
-from services.kvmanager.policy.policies import POLICY_NAMES
-from services.scheduler.policy.config import PolicyName
+from services.kvmanager.policies.kv_policy import POLICY_NAMES
+from services.scheduler.scheduler_config import PolicyName
 
 MACHINE = {
     "cpu": "AMD EPYC",

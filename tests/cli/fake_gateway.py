@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fastserve.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from services.domain.errors import AdmissionFullError, FastServeError, InvalidFieldError, UnknownModelError
-from services.runtime.status import status_of, to_grpc
+from services.runtime.error_statuses import status_of, to_grpc
 
 VOCABULARY_SIZE = 1000
 PREEMPTIONS_PER_JOB = 2

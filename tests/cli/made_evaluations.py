@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from services.cli.figures.evaluation import Evaluation
-from services.cli.figures.measures import NUMBERS
-from services.cli.figures.values import Figure, Measured, Run, Scale
-from services.scheduler.policy.config import PolicyName
+from evaluation.evaluation import Evaluation
+from evaluation.measures import NUMBERS
+from evaluation.values import Figure, Measured, Run, Scale
+from services.scheduler.scheduler_config import PolicyName
 
 CAPACITY_PER_S = 2.0
 

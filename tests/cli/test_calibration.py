@@ -4,16 +4,9 @@ from array import array
 
 import pytest
 
-from services.cli.calibration import (
-    Need,
-    fluid_stays,
-    loaded_trace,
-    peak_need_tokens,
-    sustained_rate,
-    variation,
-)
-from services.cli.report import JobRecord
-from services.cli.workload import TraceJob, Workload
+from services.workloads.calibration import Need, fluid_stays, loaded_trace, peak_need_tokens, sustained_rate, variation
+from services.workloads.job_records import JobRecord
+from services.workloads.workload import TraceJob, Workload
 
 SHAPE = Workload(jobs=300, rate=1.0, cv=4.0, theta=1.35, max_prompt_tokens=512, max_output_tokens=768, seed=1)
 NEED = Need(load=0.9, least_jobs=400, least_s=40.0, pool_tokens=3072, pools_in_peak=3.0)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from services.cli.calibration import Need
-from services.cli.demo import Stage, run, server_flags
+from services.cli.bench.demo import Stage, run, server_flags
+from services.workloads.calibration import Need
 from tests.cli.fake_gateway import FakeGateway, serving
 
 QUICK = Need(load=0.9, least_jobs=60, least_s=0.01, pool_tokens=16, pools_in_peak=1.0, cv_tolerance=10.0)

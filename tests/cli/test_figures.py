@@ -10,37 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.arguments import CommandError, ExitCode
-from services.cli.figures import command, execution
-from services.cli.figures import finished as finished_runs
-from services.cli.figures.catalogue import FIGURES
-from services.cli.figures.command import chosen, evaluate, main, write
-from services.cli.figures.drawing import GAPS_SUFFIX, apart, caption_of, gaps_of, gaps_owner, split_of
-from services.cli.figures.evaluation import Evaluation
-from services.cli.figures.finished import Finished, code_digest, sources
-from services.cli.figures.measures import NUMBERS
-from services.cli.figures.metrics import GAPS, JCT
-from services.cli.figures.paper_n26 import GOODPUT, MEAN_LATENCY, PEAK, SWAPS, TAIL_LATENCY
-from services.cli.figures.paper_v1 import OPT_13B, STATIC_LOADS
-from services.cli.figures.simulating import server_setup
-from services.cli.figures.systems import COLOURS, FASTSERVE, FCFS, REACTIVE, SRPT
-from services.cli.figures.tables import HEADER, table
-from services.cli.figures.values import (
-    FULL,
-    MAIN,
-    QUICK,
-    Axis,
-    Figure,
-    Lengths,
-    Panel,
-    Points,
-    Run,
-    Scale,
-    Traffic,
-)
-from services.cli.profiles.find import PROFILES
-from services.cli.workload import WorkloadKind
+from evaluation import command, execution
+from evaluation import finished as finished_runs
+from evaluation.catalogue import FIGURES
+from evaluation.command import chosen, evaluate, main, write
+from evaluation.drawing import GAPS_SUFFIX, apart, caption_of, gaps_of, gaps_owner, split_of
+from evaluation.evaluation import Evaluation
+from evaluation.finished import Finished, code_digest, sources
+from evaluation.measures import NUMBERS
+from evaluation.metrics import GAPS, JCT
+from evaluation.paper_n26 import GOODPUT, MEAN_LATENCY, PEAK, SWAPS, TAIL_LATENCY
+from evaluation.paper_v1 import OPT_13B, STATIC_LOADS
+from evaluation.simulating import server_setup
+from evaluation.systems import COLOURS, FASTSERVE, FCFS, REACTIVE, SRPT
+from evaluation.tables import HEADER, table
+from evaluation.values import FULL, MAIN, QUICK, Axis, Figure, Lengths, Panel, Points, Run, Scale, Traffic
+from services.experiments.named_profiles import PROFILES
+from services.runtime.command_line import CommandError, ExitCode
 from services.simulator.simulation import StuckError
+from services.workloads.workload import WorkloadKind
 from tests.cli.made_evaluations import made
 
 CODE = "0123456789abcdef"
@@ -183,9 +171,9 @@ def test_a_server_that_gets_stuck_is_told_in_one_line_with_a_story(
 
 
 def test_the_code_of_a_run_is_what_a_simulation_imports_and_no_more() -> None:
-    names = {"/".join(path.parts[-3:]) for path in sources()}
-    assert {"scheduler/policy/machine.py", "kvmanager/policy/machine.py", "cli/figures/measures.py"} <= names
-    assert not {"cli/figures/drawing.py", "cli/figures/report_text.py", "cli/figures/catalogue.py"} & names
+    names = {"/".join(path.parts[-2:]) for path in sources()}
+    assert {"machine/scheduler.py", "machine/kv_manager.py", "evaluation/measures.py"} <= names
+    assert not {"evaluation/drawing.py", "evaluation/report_text.py", "evaluation/catalogue.py"} & names
     assert code_digest() == code_digest()
     assert len(code_digest()) == len(CODE)
 

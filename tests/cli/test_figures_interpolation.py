@@ -4,7 +4,7 @@ from math import sqrt
 
 import pytest
 
-from services.cli.figures.interpolation import Bound, Known, sustained_rate
+from evaluation.interpolation import Bound, Known, sustained_rate
 
 
 def test_a_rate_is_read_off_where_latency_crosses_the_limit_as_if_it_grew_exponentially() -> None:

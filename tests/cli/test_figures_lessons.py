@@ -4,20 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from services.cli.figures.beyond import LEVELS, STARVATION
-from services.cli.figures.evaluation import Evaluation
-from services.cli.figures.lessons import GAIN, VANISHES, WEAKNESSES, told
-from services.cli.figures.paper_n26 import BATCHES, CHUNKED, PEAK, RATIO, SWAPS
-from services.cli.figures.paper_v1 import OVERALL
-from services.cli.figures.systems import (
-    FASTSERVE,
-    FCFS,
-    LIMIT_PAPER,
-    MLFQ,
-    STATIC,
-)
-from services.cli.figures.values import MAIN, Figure, Run
-from services.scheduler.policy.config import PolicyName
+from evaluation.beyond import LEVELS, STARVATION
+from evaluation.evaluation import Evaluation
+from evaluation.lessons import GAIN, VANISHES, WEAKNESSES, told
+from evaluation.paper_n26 import BATCHES, CHUNKED, PEAK, RATIO, SWAPS
+from evaluation.paper_v1 import OVERALL
+from evaluation.systems import FASTSERVE, FCFS, LIMIT_PAPER, MLFQ, STATIC
+from evaluation.values import MAIN, Figure, Run
+from services.scheduler.scheduler_config import PolicyName
 from tests.cli.made_evaluations import Rule, fastserve_wins, made
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.cli.figures.paper_n26 import RATIO
-from services.cli.figures.ratio_lengths import SHARED_TOKENS, largest_lengths
-from services.cli.figures.values import FULL
-from services.cli.lengths import ZipfLengths
+from evaluation.paper_n26 import RATIO
+from evaluation.ratio_lengths import SHARED_TOKENS, largest_lengths
+from evaluation.values import FULL
+from services.workloads.lengths import ZipfLengths
 
 
 @pytest.mark.parametrize("ratio", FULL.of(RATIO.panels[0].points))

@@ -2,27 +2,19 @@
 
 import pytest
 
-from services.cli.figures.catalogue import FIGURES
-from services.cli.figures.claims import CLAIMS, Claim, Verdict
-from services.cli.figures.drawing import gaps_owner
-from services.cli.figures.findings import Finding
-from services.cli.figures.interpolation import Bound, Known
-from services.cli.figures.lessons import GAIN, VANISHES, told
-from services.cli.figures.paper_n26 import SWAPS
-from services.cli.figures.paper_v1 import GPT_175B, OVERALL
-from services.cli.figures.reasons import why
-from services.cli.figures.report_text import report
-from services.cli.figures.systems import (
-    DEFER,
-    FASTSERVE,
-    FCFS,
-    REACTIVE,
-    RECOMPUTE,
-    SRPT,
-    STATIC,
-)
-from services.cli.figures.values import MAIN, Figure, Run
-from services.scheduler.policy.config import PolicyName
+from evaluation.catalogue import FIGURES
+from evaluation.claims import CLAIMS, Claim, Verdict
+from evaluation.drawing import gaps_owner
+from evaluation.findings import Finding
+from evaluation.interpolation import Bound, Known
+from evaluation.lessons import GAIN, VANISHES, told
+from evaluation.paper_n26 import SWAPS
+from evaluation.paper_v1 import GPT_175B, OVERALL
+from evaluation.reasons import why
+from evaluation.report_text import report
+from evaluation.systems import DEFER, FASTSERVE, FCFS, REACTIVE, RECOMPUTE, SRPT, STATIC
+from evaluation.values import MAIN, Figure, Run
+from services.scheduler.scheduler_config import PolicyName
 from tests.cli.made_evaluations import Numbers, Rule, fastserve_wins, made
 
 PAPER_TABLE = {

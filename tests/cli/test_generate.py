@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.__main__ import COMMANDS, main
-from services.cli.clients import CALL_LIMIT_S
+from services.loadgen.gateway_client import CALL_LIMIT_S
 from services.runtime.channel import CLIENT_OPTIONS
 from tests.cli.commands import PYTHON_FASTSERVE, fastserve
 from tests.cli.delaying_proxy import delaying
@@ -150,7 +150,7 @@ def test_version_and_help_are_told_on_stdout(capsys: pytest.CaptureFixture[str])
 
 def test_generate_starts_without_torch_and_pydantic() -> None:
     heavy = ("torch", "pydantic", "numpy", "rich")
-    program = "import sys, services.cli.generate, services.cli.clients; "
+    program = "import sys, services.cli.client.generate_command, services.loadgen.gateway_client; "
     program += f"print([name for name in {heavy} if name in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.strip() == "[]"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from services.cli.comparison import counter_table, gain, headline, latency_table
-from services.cli.pictures import draw, main
-from services.cli.report import JobRecord, result, write_lines, write_report
-from services.cli.snapshot import Counters, GroupSnapshot, LevelSnapshot, Snapshot
+from services.cli.bench.comparison import counter_table, gain, headline, latency_table
+from services.cli.bench.pictures import draw, main
+from services.domain.server_status import GroupStatus, LevelStatus, PoolUsage, ServerCounters, ServerStatus
+from services.workloads.job_records import JobRecord, result, write_lines, write_report
 
 NAMES = ("FCFS", "FastServe")
 
@@ -25,11 +25,11 @@ def records(slowness: float) -> list[JobRecord]:
 
 
 def write_run(folder: Path, slowness: float, level_count: int) -> None:
-    levels = tuple(LevelSnapshot(level, 0.01 * 2**level, 1, 2, 0) for level in range(level_count))
-    group = GroupSnapshot(0, True, levels, level_count, 2 * level_count, 0, 64, 16, 256, 200, 16, "cpu", 1)
-    snapshot = Snapshot("m", "p", "k", (group,), Counters(), 1.0, 100, 0)
+    levels = tuple(LevelStatus(level, 0.01 * 2**level, 1, 2, 0) for level in range(level_count))
+    group = GroupStatus(0, True, levels, PoolUsage(64, 16, 256, 200), 16, "cpu", 1)
+    snapshot = ServerStatus("m", "p", "k", (group,), ServerCounters(), 1.0, 100)
     made = records(slowness)
-    write_report(folder, result({}, made, Counters(preemptions=4)), made)
+    write_report(folder, result({}, made, ServerCounters(preemptions=4)), made)
     write_lines(folder / "status.jsonl", [json.dumps(snapshot.as_json(time_s)) for time_s in (0.0, 0.5, 1.0)])
 
 
@@ -47,7 +47,10 @@ def test_pictures_need_labels_and_folders() -> None:
 
 
 def test_the_tables_show_every_distribution_and_counter_of_both() -> None:
-    results = (result({}, records(2.0), Counters(stall_s=0.25)), result({}, records(0.5), Counters(preemptions=7)))
+    results = (
+        result({}, records(2.0), ServerCounters(stall_s=0.25)),
+        result({}, records(0.5), ServerCounters(preemptions=7)),
+    )
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(latency_table(NAMES, results))
     console.print(counter_table(NAMES, results))
@@ -64,7 +67,7 @@ def test_the_tables_show_every_distribution_and_counter_of_both() -> None:
 
 
 def test_a_clear_win_is_said_and_so_is_none() -> None:
-    slow, fast = (result({}, records(slowness), Counters()) for slowness in (2.0, 0.5))
+    slow, fast = (result({}, records(slowness), ServerCounters()) for slowness in (2.0, 0.5))
     won, sentence = headline((slow, fast))
     assert won
     assert sentence.startswith(

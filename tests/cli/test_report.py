@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.report import JobRecord, distribution, percentile, result, write_report
-from services.cli.snapshot import Counters, Snapshot
+from services.domain.server_status import ServerCounters, ServerStatus
+from services.workloads.job_records import JobRecord, distribution, percentile, result, write_report
 
 DISTRIBUTIONS = ("jct_s", "ttft_s", "inter_token_s", "per_output_token_s", "worst_gap_s")
 
@@ -32,7 +32,7 @@ def test_times_count_from_the_scheduled_arrival_and_failed_jobs_are_left_out() -
     failed = ended("2", 0.0, [50.0])
     failed.error = "RESOURCE_EXHAUSTED: full"
     records = [ended("0", 1.0, [2.0, 3.0, 6.0]), ended("1", 2.0, [4.0]), failed]
-    content = result({"theta": 1}, records, Counters(preemptions=3, offloaded_bytes=10, stall_s=0.25))
+    content = result({"theta": 1}, records, ServerCounters(preemptions=3, offloaded_bytes=10, stall_s=0.25))
     assert (content["config"], content["jobs"], content["failed"]) == ({"theta": 1}, 3, 1)
     assert (content["duration_s"], content["output_tokens_per_s"]) == (6.0, 0.667)
     means = {name: distributed["mean"] for name in DISTRIBUTIONS if isinstance(distributed := content[name], dict)}
@@ -60,12 +60,12 @@ def test_tokens_that_come_in_one_message_have_no_gap_between_them() -> None:
 
 
 def test_counters_of_a_restarted_scheduler_count_from_zero() -> None:
-    def snapshot(uptime_s: float, counters: Counters) -> Snapshot:
-        return Snapshot("m", "fcfs", "defer", (), counters, uptime_s, 1, 0)
+    def snapshot(uptime_s: float, counters: ServerCounters) -> ServerStatus:
+        return ServerStatus("m", "fcfs", "defer", (), counters, uptime_s, 1)
 
-    before = snapshot(20.0, Counters(preemptions=9, iterations=100, jobs_admitted=5))
-    more = Counters(preemptions=12, iterations=130, jobs_admitted=7)
-    less = Counters(preemptions=4, iterations=30, jobs_admitted=2)
+    before = snapshot(20.0, ServerCounters(preemptions=9, iterations=100, jobs_admitted=5))
+    more = ServerCounters(preemptions=12, iterations=130, jobs_admitted=7)
+    less = ServerCounters(preemptions=4, iterations=30, jobs_admitted=2)
     for uptime_s, counters, preemptions in (
         (50.0, more, 3),  # the same life
         (49.0, more, 3),  # the first word was late
@@ -78,7 +78,7 @@ def test_counters_of_a_restarted_scheduler_count_from_zero() -> None:
 
 def test_both_files_have_the_names_of_the_contract(tmp_path: Path) -> None:
     records = [ended("a", 0.5, [1.0, 1.25]), JobRecord("b", 0.75, 9, error="UNAVAILABLE: gone")]
-    write_report(tmp_path / "run", result({}, records, Counters()), records)
+    write_report(tmp_path / "run", result({}, records, ServerCounters()), records)
     lines = [json.loads(line) for line in (tmp_path / "run" / "jobs.jsonl").read_text().splitlines()]
     assert lines[0] == {
         "id": "a",

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from services.cli.report import JobRecord, result
-from services.cli.simulations import runs
-from services.cli.simulations.runs import record_of
-from services.cli.snapshot import Counters
-from services.scheduler.policy.config import PolicyName
+from services.domain.server_status import ServerCounters
+from services.experiments import runs
+from services.experiments.runs import record_of
+from services.scheduler.scheduler_config import PolicyName
 from services.simulator.outcome import JobOutcome, Simulation
-from services.simulator.setup import ServerSetup, SimulatedJob
+from services.simulator.server_setup import ServerSetup, SimulatedJob
 from services.simulator.simulation import StuckError, simulate
+from services.workloads.job_records import JobRecord, result
 from tests.cli.commands import fastserve
 
 SMALL = ("--jobs", "30", "--rate", "20", "--no-load")
@@ -56,7 +56,7 @@ async def test_one_simulation_writes_the_files_of_bench_and_prints_a_table(
 ) -> None:
     assert await fastserve("simulate", *SMALL, "--policy", "fcfs", "--kv-policy", "defer", "--out", str(tmp_path)) == 0
     content = result_of(tmp_path)
-    live = result({}, [JobRecord("0", 0.0, 1, error="x")], Counters())
+    live = result({}, [JobRecord("0", 0.0, 1, error="x")], ServerCounters())
     assert set(live) < set(content)
     assert all(list(content[part]) == list(live[part]) for part in ("jct_s", "scheduler", "kv"))  # type: ignore[call-overload]
     assert (content["jobs"], content["failed"]) == (30, 0)
@@ -202,7 +202,7 @@ async def test_files_of_an_earlier_run_do_not_stay_beside_a_story_nor_a_story_be
 async def test_when_the_fcfs_of_the_load_gets_stuck_it_is_told_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.simulator.capacity.simulate", stuck_under(PolicyName.FCFS))
+    monkeypatch.setattr("services.simulator.fcfs_capacity.simulate", stuck_under(PolicyName.FCFS))
     assert await fastserve("simulate", "--jobs", "5", "--processes", "1", "--out", str(tmp_path)) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -217,7 +217,7 @@ async def test_what_can_not_be_written_is_refused_before_anything_is_simulated(
         raise AssertionError("was simulated")
 
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("services.simulator.capacity.simulate", never)
+    monkeypatch.setattr("services.simulator.fcfs_capacity.simulate", never)
     out = str(tmp_path / "file" / "out")
     assert await fastserve("simulate", "--jobs", "5", "--processes", "1", "--out", out) == 2
     assert capsys.readouterr().err.startswith(f"fastserve simulate: --out {out} can't be written: ")

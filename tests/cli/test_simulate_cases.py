@@ -4,44 +4,45 @@ from dataclasses import replace
 
 import pytest
 
-from services.cli.profiles.find import find_profile
-from services.cli.simulations.cases import (
+from services.cli.up.up_settings import UpSettings
+from services.cli.workload_flags import DEFAULTS
+from services.domain.errors import InvalidFieldError
+from services.experiments.cases import (
     CAPACITY_BATCHES,
     CAPACITY_JOBS,
-    Case,
-    Point,
+    PolicyPair,
+    SimulationCase,
     Sweep,
-    Variant,
+    SweepPoint,
     capacity_of,
     cases,
     parse_seeds,
     parse_sweep,
     parse_variants,
 )
-from services.cli.simulations.settings import FLAGS, OwnSettings, SimulateSettings, server_setup
-from services.cli.up_settings import UpSettings
-from services.cli.workload import TraceJob, WorkloadKind
-from services.cli.workload_flags import DEFAULTS, AnyWorkload, TraceFile
-from services.domain.errors import InvalidFieldError
-from services.kvmanager.policy.policies import policy_named
+from services.experiments.named_profiles import find_profile
+from services.experiments.simulated_server import FLAGS, SimulatedServerSettings, SimulateSettings, server_setup
+from services.kvmanager.policies.kv_policy import policy_named
 from services.runtime.profile_file import Profile
 from services.runtime.settings import resolve
-from services.scheduler.policy.config import PolicyName
+from services.scheduler.scheduler_config import PolicyName
+from services.workloads.any_workload import AnyWorkload, TraceFile
+from services.workloads.workload import TraceJob, WorkloadKind
 
 OPT_13B = find_profile("opt-13b-a100-40gb")
 OPT_175B = find_profile("opt-175b-a100-40gb-tp8-pp2")
 ZIPF = replace(DEFAULTS[WorkloadKind.ZIPF], jobs=20)
 TRACE = TraceFile("t", tuple(TraceJob(str(n), n * 2.0, 10, 5) for n in range(1000)), seed=0)
-FASTSERVE = Variant(PolicyName.SKIP_JOIN_MLFQ, "proactive")
+FASTSERVE = PolicyPair(PolicyName.SKIP_JOIN_MLFQ, "proactive")
 
 
-def settings_of(**values: object) -> OwnSettings:
+def settings_of(**values: object) -> SimulatedServerSettings:
     return resolve(SimulateSettings, "simulate", values, {})
 
 
 def cases_of(
     workload: AnyWorkload, sweep: str | None = None, seeds: tuple[int, ...] = (0,), **settings: object
-) -> list[Case]:
+) -> list[SimulationCase]:
     parsed = None if sweep is None else parse_sweep(sweep)
     return cases(OPT_13B, settings_of(**settings), workload, [FASTSERVE], parsed, seeds)
 
@@ -49,8 +50,8 @@ def cases_of(
 class TestVariants:
     def test_a_kv_policy_that_is_not_named_is_that_of_the_settings(self) -> None:
         assert parse_variants("fcfs/defer,srpt", settings_of(kv_policy="reactive")) == (
-            Variant(PolicyName.FCFS, "defer"),
-            Variant(PolicyName.SRPT, "reactive"),
+            PolicyPair(PolicyName.FCFS, "defer"),
+            PolicyPair(PolicyName.SRPT, "reactive"),
         )
 
     def test_without_a_comparison_both_are_those_of_the_settings(self) -> None:
@@ -124,7 +125,7 @@ class TestSweeps:
         ]
         rates = cases_of(ZIPF, "rate=1.0000001,1.00000012,2.5,4")
         assert [case.point.shown for case in rates] == ["1.0000001", "1.00000012", "2.5", "4"]
-        huge = [Point("rate", value).name for value in (1e300, 2e300, 1e15, 1e15 + 1)]
+        huge = [SweepPoint("rate", value).name for value in (1e300, 2e300, 1e15, 1e15 + 1)]
         assert len(set(huge)) == 4
         assert max(map(len, huge)) < 30
 
@@ -148,7 +149,7 @@ class TestSeeds:
 class TestCapacity:
     def test_it_is_measured_once_for_all_policies_rates_seeds_and_groups(self) -> None:
         settings = settings_of()
-        variants = [FASTSERVE, Variant(PolicyName.FCFS, "defer")]
+        variants = [FASTSERVE, PolicyPair(PolicyName.FCFS, "defer")]
         all_of = cases(OPT_13B, settings, ZIPF, variants, parse_sweep("rate=1,2"), (0, 1))
         all_of += cases_of(ZIPF, "groups=1,4")
         assert len({capacity_of(case) for case in all_of}) == 1
@@ -184,8 +185,12 @@ class TestServer:
         assert setup.scheduler.prefill_chunk_tokens == 64
         assert setup.scheduler.charge == "marginal"
         assert setup.kv.policy == policy_named("proactive", idle_slots=9)
-        shared = [name for name in FLAGS if name in UpSettings.model_fields and name not in OwnSettings.model_fields]
-        assert len(shared) == len(FLAGS) - len(OwnSettings.model_fields)
+        shared = [
+            name
+            for name in FLAGS
+            if name in UpSettings.model_fields and name not in SimulatedServerSettings.model_fields
+        ]
+        assert len(shared) == len(FLAGS) - len(SimulatedServerSettings.model_fields)
         for name in shared:
             assert SimulateSettings.model_fields[name].default == UpSettings.model_fields[name].default
 

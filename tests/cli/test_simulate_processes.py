@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.arguments import CommandError
-from services.cli.simulations.processes import over_processes
+from services.experiments.processes import over_processes
+from services.runtime.command_line import CommandError
 from tests.cli.commands import PYTHON_FASTSERVE
 
 LIMIT_S = 60.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.lives import cause_of_death, reason_of
+from services.cli.up.service_process import cause_of_death, reason_of
 
 TINY_UP = Path(__file__).with_name("tiny_up.py")
 LIMIT_S = 60.0

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.public_traces import convert
-from services.cli.workload import read_trace
 from services.domain.errors import InvalidFieldError
+from services.workloads.public_traces import convert
+from services.workloads.workload import read_trace
 from tests.cli.commands import fastserve
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -86,7 +86,7 @@ async def test_the_command_writes_a_trace_that_can_be_read_and_says_what_it_skip
     out = tmp_path / "new" / "trace.jsonl"
     assert await fastserve("trace", "convert", str(tmp_path / "burst.csv"), "--out", str(out)) == 0
     assert "burstgpt: 2 jobs in 40.5 s, 1 rows without prompt or output tokens skipped" in capsys.readouterr().out
-    assert [(job.id, job.prompt_tokens) for job in read_trace(out.read_text().splitlines())] == [
+    assert [(job.job_id, job.prompt_tokens) for job in read_trace(out.read_text().splitlines())] == [
         ("0", 472),
         ("1", 1087),
     ]

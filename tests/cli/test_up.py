@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from services.cli.__main__ import main
-from services.cli.lives import Addresses
-from services.cli.server_process import last_line, running_server
-from services.cli.up import STOP_MARGIN_S, flags_of_services, service_commands
-from services.cli.up_settings import SERVICES, OwnSettings, UpSettings
+from services.cli.up.service_process import ServiceAddresses
+from services.cli.up.up_command import STOP_MARGIN_S, flags_of_services, service_commands
+from services.cli.up.up_settings import SERVICES, UpOnlySettings, UpSettings
+from services.loadgen.server_process import last_line, running_server
 from services.runtime.model_files import BUNDLED_MODEL, BUNDLED_MODEL_NAME
 from services.runtime.settings import TABLES, load, parse_flags
 from tests.cli.commands import PYTHON_FASTSERVE
@@ -61,7 +61,7 @@ def test_every_flag_of_the_contract_exists() -> None:
 def test_every_flag_is_ups_own_or_belongs_to_a_service() -> None:
     for name in CONTRACT:
         owners = [service for service, settings in SERVICES.items() if name in settings.model_fields]
-        assert owners or name in OwnSettings.model_fields, name
+        assert owners or name in UpOnlySettings.model_fields, name
 
 
 def test_without_flags_every_service_that_takes_a_model_gets_the_bundled_one_and_the_kv_manager_its_name() -> None:
@@ -165,7 +165,7 @@ def test_a_model_named_by_the_environment_is_not_overridden() -> None:
 
 
 def test_services_of_one_line_take_the_flags_that_up_gives_them() -> None:
-    known = {name: Addresses("127.0.0.1:5", "127.0.0.1:6") for name in SERVICES}
+    known = {name: ServiceAddresses("127.0.0.1:5", "127.0.0.1:6") for name in SERVICES}
     for command in service_commands(flags("--max-batch", "8", "--kv-policy", "defer"), {}):
         argv = command.build(known)
         assert argv[1:3] == ["-m", f"services.{command.name}"]
@@ -174,7 +174,7 @@ def test_services_of_one_line_take_the_flags_that_up_gives_them() -> None:
 
 
 def test_a_restarted_service_gets_the_ports_of_its_first_life() -> None:
-    known = {name: Addresses(f"127.0.0.1:{port}", "127.0.0.1:9") for port, name in enumerate(SERVICES, start=50)}
+    known = {name: ServiceAddresses(f"127.0.0.1:{port}", "127.0.0.1:9") for port, name in enumerate(SERVICES, start=50)}
     by_name = {command.name: command for command in service_commands(flags("--grpc-port", "0"), {})}
     assert by_name["gateway"].build(known)[-4:] == ["--grpc-port", "50", "--metrics-port", "9"]
     assert "127.0.0.1:52" in by_name["kvmanager"].build(known)

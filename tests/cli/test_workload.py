@@ -6,8 +6,9 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from services.cli.lengths import ZipfLengths
-from services.cli.workload import (
+from services.domain.errors import InvalidFieldError
+from services.workloads.lengths import ZipfLengths
+from services.workloads.workload import (
     MOST_TOKENS,
     TraceJob,
     Workload,
@@ -19,7 +20,6 @@ from services.cli.workload import (
     trace_line,
     wrong_with,
 )
-from services.domain.errors import InvalidFieldError
 
 MANY = Workload(jobs=40_000, rate=8.0, cv=4.0, theta=1.3, max_prompt_tokens=512, max_output_tokens=256, seed=7)
 

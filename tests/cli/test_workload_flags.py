@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.arguments import CommandError, OneLineParser
-from services.cli.workload import Workload, WorkloadKind
-from services.cli.workload_flags import AnyWorkload, TraceFile, add_workload, chosen_workload, told, trace_of
+from services.cli.workload_flags import add_workload, chosen_workload
+from services.runtime.command_line import CommandError, OneLineParser
+from services.workloads.any_workload import AnyWorkload, TraceFile, trace_of, workload_as_json
+from services.workloads.workload import Workload, WorkloadKind
 
 JOB = {"arrival_s": 3.0, "prompt_tokens": 3, "output_tokens": 2}
 
@@ -22,7 +23,7 @@ def chosen(*argv: str) -> AnyWorkload:
 
 def test_without_flags_it_is_a_bursty_zipf_workload() -> None:
     assert chosen() == Workload(200, 4.0, 4.0, 1.1, 512, 256, seed=0)
-    assert told(chosen()) == {
+    assert workload_as_json(chosen()) == {
         "workload": "zipf",
         "jobs": 200,
         "rate": 4.0,
@@ -46,12 +47,12 @@ def test_datasets_come_with_poisson_arrivals_unless_told_otherwise() -> None:
     bursty = chosen("--workload", "alpaca", "--cv", "4")
     assert isinstance(bursty, Workload)
     assert bursty.cv == 4.0
-    assert "theta" not in told(bursty)
+    assert "theta" not in workload_as_json(bursty)
 
 
 def test_a_ratio_is_of_ratio_workloads() -> None:
     workload = chosen("--workload", "ratio", "--ratio", "16", "--jobs", "3")
-    assert told(workload)["ratio"] == 16.0
+    assert workload_as_json(workload)["ratio"] == 16.0
     assert len(trace_of(workload)) == 3
     with pytest.raises(CommandError, match="--ratio is not for --workload zipf"):
         chosen("--ratio", "16")
@@ -62,11 +63,11 @@ def test_a_trace_is_read_and_keeps_its_times_unless_it_gets_a_rate(tmp_path: Pat
     path.write_text("".join(json.dumps(JOB | {"arrival_s": second}) + "\n" for second in (1.0, 3.0, 5.0)))
     workload = chosen("--trace", str(path))
     assert [job.arrival_s for job in trace_of(workload)] == [1.0, 3.0, 5.0]
-    assert told(workload) == {"trace": str(path), "seed": 0}
+    assert workload_as_json(workload) == {"trace": str(path), "seed": 0}
     assert isinstance(workload, TraceFile)
     faster = TraceFile(workload.path, workload.jobs, 0, rate=4.0)
     assert [job.arrival_s for job in trace_of(faster)] == [0.0, 0.25, 0.5]
-    assert told(faster)["rate"] == 4.0
+    assert workload_as_json(faster)["rate"] == 4.0
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,16 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from services.cli.lengths import ALPACA, DATASET_LARGEST, SHAREGPT, DatasetFit, Fit, LognormalLengths, fitted_lengths
-from services.cli.workload import Workload, WorkloadKind, make_trace, split_by_ratio
+from services.workloads.lengths import (
+    ALPACA,
+    DATASET_LARGEST,
+    SHAREGPT,
+    DatasetFit,
+    Fit,
+    LognormalLengths,
+    fitted_lengths,
+)
+from services.workloads.workload import Workload, WorkloadKind, make_trace, split_by_ratio
 
 MANY = Workload(
     jobs=40_000,

@@ -5,16 +5,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.cli.arguments import CommandError
-from services.cli.lives import Addresses, ServiceCommand
-from services.cli.supervisor import supervise
+from services.cli.up.service_process import ServiceAddresses, ServiceCommand
+from services.cli.up.supervisor import supervise
+from services.runtime.command_line import CommandError
 
 TINY = Path(__file__).with_name("tiny_service.py")
 STOP_LIMIT_S = 1.0
 
 
 def command_of(name: str, behaviour: str, after: tuple[str, ...]) -> ServiceCommand:
-    def build(known: Mapping[str, Addresses]) -> list[str]:
+    def build(known: Mapping[str, ServiceAddresses]) -> list[str]:
         assert all(peer in known for peer in after)
         listen = ["--listen", known[name].grpc] if name in known else []
         return [sys.executable, str(TINY), name, behaviour, *listen]
@@ -29,12 +29,12 @@ def main(state_dir: str, *services: str) -> int:
         for number, (name, service) in enumerate(zip(names, services, strict=True))
     ]
 
-    async def serves(addresses: Mapping[str, Addresses]) -> None:
+    async def serves(addresses: Mapping[str, ServiceAddresses]) -> None:
         assert set(addresses) == set(names)
         if any("late-fail" in service for service in services):
             await asyncio.Event().wait()
 
-    def announce(addresses: Mapping[str, Addresses]) -> None:
+    def announce(addresses: Mapping[str, ServiceAddresses]) -> None:
         print(f"ready {' '.join(sorted(addresses))}", flush=True)
 
     try:

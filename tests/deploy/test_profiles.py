@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.profiles import derive
-from services.cli.profiles.derive import derived, name_of, stale_files
-from services.cli.profiles.find import PROFILES, find_profile, profile_names
-from services.cli.profiles.hardware import (
+from profiles import derive
+from profiles.derive import derived, name_of, stale_files
+from profiles.hardware import (
     A100_40GB,
     H100,
     H200,
@@ -21,7 +20,7 @@ from services.cli.profiles.hardware import (
     Layout,
     Shape,
 )
-from services.cli.profiles.roofline import (
+from profiles.roofline import (
     all_reduce_s,
     decode_s,
     device_kv_tokens,
@@ -31,6 +30,7 @@ from services.cli.profiles.roofline import (
     stored_weights,
 )
 from services.domain.errors import InvalidFieldError
+from services.experiments.named_profiles import PROFILES, find_profile, profile_names
 from services.runtime.profile_file import write_profile
 
 MEASURED = ("cpu-2c-bundled", "cpu-2c-S", "cpu-2c-M")

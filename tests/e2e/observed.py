@@ -49,41 +49,45 @@ def behind(owner: type, method: str, note: Callable[..., None]) -> None:
 def observe_scheduler(trace: Trace) -> None:
     from services.scheduler.gateways import Gateways
 
-    behind(Gateways, "end", lambda _, end, now_s: trace.write(now_s, job=end.job, reason=end.reason.value))
+    behind(Gateways, "end", lambda _, end, now_s: trace.write(now_s, job=end.job_id, reason=end.reason.value))
 
 
 def observe_kvmanager(trace: Trace) -> None:
-    from services.kvmanager.driver import Driver
+    from services.kvmanager.driver import KvManagerDriver
 
     known: Blocks = {}
 
     def note(driver: Any, _: Any) -> None:
         ledger = driver._machine._ledger
         jobs = () if ledger is None else (*ledger.jobs.values(), *ledger.zombies.values())
-        held: Blocks = {job.id: (len(job.device), len(job.host)) for job in jobs}
+        held: Blocks = {job.job_id: (len(job.device), len(job.host)) for job in jobs}
         changed = {job: held.get(job, NONE) for job in (known | held) if held.get(job, NONE) != known.get(job, NONE)}
         known.clear()
         known.update(held)
         if changed:
             trace.write(time.monotonic(), blocks=changed)
 
-    behind(Driver, "_turn", note)
+    behind(KvManagerDriver, "_turn", note)
 
 
 def observe_worker(trace: Trace) -> None:
     from services.domain.protocol import Offload
-    from services.worker.driver import Driver
+    from services.worker.driver import WorkerDriver
 
     def note_tables(driver: Any, commands: Any) -> None:
         tables = driver._engine._tables._jobs
-        named: Blocks = {command.job: NONE for command in commands}
+        named: Blocks = {command.job_id: NONE for command in commands}
         for job in named.keys() & tables.keys():
             named[job] = (len(tables[job].device_blocks), len(tables[job].host_blocks))
-        offloaded = [command.job for command in commands if isinstance(command, Offload)]
+        offloaded = [command.job_id for command in commands if isinstance(command, Offload)]
         trace.write(time.monotonic(), blocks=named, offloaded=offloaded)
 
-    behind(Driver, "_take_commands", note_tables)
-    behind(Driver, "_result_ready", lambda _, result: trace.write(time.monotonic(), plan=result.result.plan))
+    behind(WorkerDriver, "_take_commands", note_tables)
+
+    def note_iteration(_: Any, result: Any) -> None:
+        trace.write(time.monotonic(), plan=result.result.plan_number)
+
+    behind(WorkerDriver, "_result_ready", note_iteration)
 
 
 def lines_of(trace: Path) -> list[dict[str, Any]]:

@@ -10,19 +10,11 @@ from typing import Any
 
 from fastserve.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from services.domain.errors import DuplicateRequestError, FastServeError, InvalidFieldError, PeerMismatchError
+from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId
-from services.domain.work import (
-    CancelReason,
-    FinishReason,
-    JobTimings,
-    JobUpdate,
-    ServingLimits,
-    Submission,
-    TokenLogprob,
-)
-from services.runtime.gateway_link.convert import cancel_from_wire, submission_from_wire, updates_to_wire
-from services.runtime.scheduler_link.convert import limits_to_wire
+from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Submission
 from services.runtime.server import RpcServer
+from services.wire.gateway_scheduler import cancel_from_wire, limits_to_wire, submission_from_wire, updates_to_wire
 
 SOON_S = 20.0
 READY = ServingLimits(ready=True, max_model_len=512, device_pool_tokens=400)
@@ -42,17 +34,17 @@ class FakeJob:
         self.submission = submission
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        self.finish: FinishReason | None = None
-        self.cancelled: asyncio.Future[CancelReason] = asyncio.get_running_loop().create_future()
+        self.finish: EndReason | None = None
+        self.cancelled: asyncio.Future[EndReason] = asyncio.get_running_loop().create_future()
 
     @property
     def job(self) -> JobId:
-        return self.submission.job
+        return self.submission.job_id
 
     def update(
         self,
         token_ids: Sequence[int] = (),
-        finish: FinishReason | None = None,
+        finish: EndReason | None = None,
         logprobs: Sequence[TokenLogprob] = (),
         timings: JobTimings = TIMINGS,
     ) -> JobUpdate:
@@ -66,7 +58,7 @@ class FakeJob:
     def send(
         self,
         *token_ids: int,
-        finish: FinishReason | None = None,
+        finish: EndReason | None = None,
         logprobs: Sequence[TokenLogprob] = (),
     ) -> None:
         """Tokens of one iteration."""
@@ -84,7 +76,7 @@ class FakeJob:
         update = JobUpdate(self.job, 0, self.token_ids, self.logprobs, self.finish, None, timings, is_joined=True)
         stream.put_nowait(_updates([update]))
 
-    async def cancel_reason(self) -> CancelReason:
+    async def cancel_reason(self) -> EndReason:
         return await asyncio.wait_for(asyncio.shield(self.cancelled), SOON_S)
 
 
@@ -137,7 +129,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.
     def send(self, updates: Sequence[JobUpdate]) -> None:
         """One turn's news, to each gateway what concerns its jobs."""
         for stream in self._streams:
-            own = [update for update in updates if stream in self.jobs[update.job].streams]
+            own = [update for update in updates if stream in self.jobs[update.job_id].streams]
             if own:
                 stream.put_nowait(_updates(own))
 
@@ -179,30 +171,30 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.
                 self._on_cancel(*cancel_from_wire(request.cancel), stream)
 
     def _on_submit(self, submission: Submission, stream: Stream) -> None:
-        known = self.jobs.get(submission.job)
+        known = self.jobs.get(submission.job_id)
         if known is not None and self.keep_jobs:
             if known.submission.body_digest == submission.body_digest:
                 known.replay(stream)
             else:
                 known.refuse(DuplicateRequestError("the request id is known with another body"), stream)
             return
-        job = self.jobs[submission.job] = FakeJob(self, submission, stream)
+        job = self.jobs[submission.job_id] = FakeJob(self, submission, stream)
         if self.script is None:
             self._arrived.put_nowait(job)
             return
         token_ids = self.script(submission)
         for token_id in token_ids[:-1]:
             job.send(token_id)
-        job.send(token_ids[-1], finish=FinishReason.LENGTH)
+        job.send(token_ids[-1], finish=EndReason.LENGTH)
 
-    def _on_cancel(self, name: JobId, reason: CancelReason, stream: Stream) -> None:
+    def _on_cancel(self, name: JobId, reason: EndReason, stream: Stream) -> None:
         """Of a gateway that does not follow the job it is ignored, as by the real scheduler."""
         job = self.jobs.get(name)
         if job is None or job.cancelled.done() or stream not in job.streams:
             return
         job.cancelled.set_result(reason)
         if job.finish is None and self.answers_cancels:
-            job.send(finish=FinishReason.STOP if reason is CancelReason.STOP_STRING else FinishReason.ABORT)
+            job.send(finish=EndReason.STOP if reason is EndReason.STOP else EndReason.ABORT)
 
     async def WorkerLink(
         self, requests: AsyncIterator[scheduler_pb2.WorkerLinkRequest], context: Any

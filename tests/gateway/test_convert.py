@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastserve.v1 import inference_pb2 as api
-from services.gateway.convert import body_digest, request_from_wire, request_to_wire
-from services.gateway.policy.request import Request, SamplingRequest
+from services.domain.generation import GenerateRequest, SamplingRequest
+from services.wire.client_gateway import body_digest, request_from_wire, request_to_wire
 
 FLOATS = st.none() | st.floats(width=32, allow_nan=False)
 INTEGERS = st.none() | st.integers(-(2**31), 2**31 - 1)
@@ -27,7 +27,7 @@ PROMPTS = st.tuples(st.text(max_size=5), st.none()) | st.tuples(st.none(), st.li
 def test_a_request_comes_back_as_it_went_with_absent_fields_absent(
     sampling: SamplingRequest, prompt: tuple[str | None, list[int] | None], resume: int | None
 ) -> None:
-    request = Request("tiny", "an-id", *prompt, sampling, resume)
+    request = GenerateRequest("tiny", "an-id", *prompt, sampling, resume)
     back = request_from_wire(request_to_wire(request))
     ids = None if back.token_ids is None else list(back.token_ids)
     assert replace(back, token_ids=ids) == request

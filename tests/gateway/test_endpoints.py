@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from fastserve.v1 import admin_pb2
 from fastserve.v1 import inference_pb2 as api
 from services.domain.errors import AddressInUseError
-from services.domain.work import ServingLimits
+from services.domain.submission import ServingLimits
 from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
 from tests.gateway.harness import Gateway, running_gateway, violated_field
 from tests.gateway.tiny_model import CONTEXT_TOKENS, VOCABULARY_SIZE

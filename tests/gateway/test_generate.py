@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 
 from fastserve.v1 import inference_pb2 as api
 from services.domain.errors import AdmissionFullError, InvalidFieldError, NotReadyError
+from services.domain.generation import EndReason, TokenLogprob
 from services.domain.sampling import JobSampling
-from services.domain.work import CancelReason, FinishReason, TokenLogprob
 from tests.gateway.fake_scheduler import SOON_S, TIMINGS, FakeScheduler
 from tests.gateway.harness import Gateway, retry_after_s, violated_field
 
@@ -45,7 +45,7 @@ async def test_the_prompt_is_tokenized_and_defaults_are_resolved(pair: Pair, tok
     assert list(submission.prompt) == tokenizer.encode("the dog").ids
     expected = JobSampling(max_tokens=16, seed=submission.sampling.seed, stop_token_ids=(0,))
     assert submission.sampling == expected
-    assert submission.job.endswith("/0")
+    assert submission.job_id.endswith("/0")
     stream.cancel()
 
 
@@ -77,13 +77,13 @@ async def test_token_ids_are_used_as_they_are(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("finish", "told"),
     [
-        (FinishReason.LENGTH, api.FINISH_REASON_LENGTH),
-        (FinishReason.STOP, api.FINISH_REASON_STOP),
-        (FinishReason.ABORT, api.FINISH_REASON_ABORT),
+        (EndReason.LENGTH, api.FINISH_REASON_LENGTH),
+        (EndReason.STOP, api.FINISH_REASON_STOP),
+        (EndReason.ABORT, api.FINISH_REASON_ABORT),
     ],
 )
 async def test_the_last_message_tells_why_and_what_it_took(
-    pair: Pair, tokenizer: Tokenizer, finish: FinishReason, told: int
+    pair: Pair, tokenizer: Tokenizer, finish: EndReason, told: int
 ) -> None:
     gateway, scheduler = pair
     collecting = asyncio.create_task(gateway.collect(request()))
@@ -111,7 +111,7 @@ async def test_a_stop_token_is_among_the_tokens_but_not_in_the_text(pair: Pair, 
     collecting = asyncio.create_task(gateway.collect(request(stop_token_ids=[dog])))
     job = await scheduler.next_job()
     token_ids = [*tokenizer.encode(" lazy").ids, dog]
-    job.send(*token_ids, finish=FinishReason.STOP)
+    job.send(*token_ids, finish=EndReason.STOP)
     (message,) = await collecting
     assert list(message.token_ids) == token_ids
     assert message.text == " lazy"
@@ -121,7 +121,7 @@ async def test_the_end_of_sequence_token_shows_no_text(pair: Pair, tokenizer: To
     gateway, scheduler = pair
     collecting = asyncio.create_task(gateway.collect(request(ignore_eos=True)))
     job = await scheduler.next_job()
-    job.send(0, *tokenizer.encode(" dog").ids, 0, finish=FinishReason.LENGTH)
+    job.send(0, *tokenizer.encode(" dog").ids, 0, finish=EndReason.LENGTH)
     (message,) = await collecting
     assert message.text == " dog"
     assert list(message.token_ids) == [0, *tokenizer.encode(" dog").ids, 0]
@@ -138,7 +138,7 @@ async def test_half_a_character_is_held_back_until_it_is_whole(pair: Pair, token
         job.send(token_id)
         texts.append((await next_message(stream)).text)
     assert texts == ["", "", "", "😀"]
-    job.send(pieces[0], finish=FinishReason.LENGTH)
+    job.send(pieces[0], finish=EndReason.LENGTH)
     assert (await next_message(stream)).text == "\N{REPLACEMENT CHARACTER}"
 
 
@@ -152,7 +152,7 @@ async def test_choices_are_merged_into_one_stream(pair: Pair, tokenizer: Tokeniz
     for number, job in enumerate(reversed(jobs)):
         job.send(*tokenizer.encode(texts[number]).ids)
     for job in jobs:
-        job.send(finish=FinishReason.LENGTH)
+        job.send(finish=EndReason.LENGTH)
     messages = await collecting
     for index, expected in enumerate(reversed(texts)):
         own = [message for message in messages if message.index == index]
@@ -169,7 +169,7 @@ async def test_logprobs_come_with_their_tokens(pair: Pair) -> None:
     collecting = asyncio.create_task(gateway.collect(request(logprobs=2)))
     job = await scheduler.next_job()
     job.send(7, logprobs=[TokenLogprob(7, -0.5, ((7, -0.5), (9, -1.5)))])
-    job.send(8, logprobs=[TokenLogprob(8, -2.0, ((9, -0.25), (8, -2.0)))], finish=FinishReason.LENGTH)
+    job.send(8, logprobs=[TokenLogprob(8, -2.0, ((9, -0.25), (8, -2.0)))], finish=EndReason.LENGTH)
     logprobs = [one for message in await collecting for one in message.logprobs]
     assert [(one.token_id, one.logprob) for one in logprobs] == [(7, -0.5), (8, -2.0)]
     assert [(one.token_id, one.logprob) for one in logprobs[1].top] == [(9, -0.25), (8, -2.0)]
@@ -185,7 +185,7 @@ async def test_a_stop_string_across_tokens_ends_choice_and_job(pair: Pair, token
     for token_id in tokenizer.encode(text).ids:
         job.send(token_id)
         sent += 1
-    assert await job.cancel_reason() is CancelReason.STOP_STRING
+    assert await job.cancel_reason() is EndReason.STOP
     messages = await collecting
     assert "".join(message.text for message in messages) == text[: text.index(stop)]
     assert messages[-1].finish_reason == api.FINISH_REASON_STOP
@@ -203,7 +203,7 @@ async def test_text_that_only_began_a_stop_string_is_shown_after_all(pair: Pair,
     (dog,) = tokenizer.encode(" dog").ids
     job.send(dog)
     assert (await next_message(stream)).text == ""
-    job.send(finish=FinishReason.LENGTH)
+    job.send(finish=EndReason.LENGTH)
     last = await next_message(stream)
     assert (last.text, list(last.token_ids)) == (" dog", [])
     assert last.finish_reason == api.FINISH_REASON_LENGTH
@@ -217,7 +217,7 @@ async def test_a_stop_string_before_min_tokens_is_ignored(pair: Pair, tokenizer:
     job.send(dog)
     job.send(dog)
     job.send(dog)
-    assert await job.cancel_reason() is CancelReason.STOP_STRING
+    assert await job.cancel_reason() is EndReason.STOP
     assert "".join(message.text for message in await collecting) == " dog dog"
 
 
@@ -236,7 +236,7 @@ async def test_one_refused_choice_ends_the_request_and_cancels_the_others(pair: 
     first, second = await scheduler.next_job(), await scheduler.next_job()
     second.refuse(AdmissionFullError("full", 1.0))
     assert (await refused).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert await first.cancel_reason() is CancelReason.CLIENT_GONE
+    assert await first.cancel_reason() is EndReason.CANCELLED
     assert not second.cancelled.done()
 
 
@@ -262,7 +262,7 @@ async def test_a_long_text_is_tokenized_and_streams_like_a_short_one(pair: Pair,
     collecting = asyncio.create_task(gateway.collect(request(text, max_tokens=1)))
     job = await scheduler.next_job()
     assert list(job.submission.prompt) == tokenizer.encode(text).ids
-    job.send(5, finish=FinishReason.LENGTH)
+    job.send(5, finish=EndReason.LENGTH)
     (message,) = await collecting
     assert message.usage.prompt_tokens == len(tokenizer.encode(text).ids)
 

@@ -8,7 +8,7 @@ import pytest
 
 from fastserve.v1 import inference_pb2 as api
 from services.domain.errors import PeerMismatchError
-from services.domain.work import FinishReason
+from services.domain.generation import EndReason
 from services.runtime.model_files import fingerprint
 from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
 from tests.gateway.harness import Gateway, retry_after_s, running_gateway
@@ -55,7 +55,7 @@ async def test_a_lost_scheduler_ends_open_requests_as_unavailable_and_a_new_one_
         await successor.start()
         await gateway.until_health("readiness", "SERVING")
         collecting = asyncio.create_task(gateway.collect(REQUEST))
-        (await successor.next_job()).send(6, finish=FinishReason.LENGTH)
+        (await successor.next_job()).send(6, finish=EndReason.LENGTH)
         assert list((await collecting)[0].token_ids) == [6]
     await successor.stop()
 
@@ -69,7 +69,7 @@ async def test_a_pause_of_the_tokens_is_only_a_pause(pair: tuple[Gateway, FakeSc
     reading = asyncio.create_task(stream.read())
     await gateway.health("readiness")
     assert not reading.done()
-    job.send(6, finish=FinishReason.LENGTH)
+    job.send(6, finish=EndReason.LENGTH)
     message = await asyncio.wait_for(reading, SOON_S)
     assert isinstance(message, api.GenerateResponse)
     assert list(message.token_ids) == [6]
@@ -86,7 +86,7 @@ async def test_a_gap_in_the_numbers_of_tokens_is_an_internal_error_of_that_reque
     job.update([5])
     job.send(6)
     assert (await broken).code() is grpc.StatusCode.INTERNAL
-    other.send(7, finish=FinishReason.LENGTH)
+    other.send(7, finish=EndReason.LENGTH)
     assert list((await sound)[0].token_ids) == [7]
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from fastserve.v1 import inference_pb2 as api
+from fastserve.v1.admin_pb2 import LevelStatus
 from services.domain.errors import AdmissionFullError
-from services.domain.work import FinishReason
+from services.domain.generation import EndReason
 from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
 from tests.gateway.harness import Gateway, running_pair
 
@@ -34,8 +35,8 @@ async def test_what_clients_feel_is_counted_per_choice_and_prompts_per_request(p
     for job in jobs:
         job.send(5)
         job.send(6)
-    jobs[0].send(7, finish=FinishReason.LENGTH)
-    jobs[1].send(8, finish=FinishReason.STOP)
+    jobs[0].send(7, finish=EndReason.LENGTH)
+    jobs[1].send(8, finish=EndReason.STOP)
     await collecting
     metrics = await gateway.metrics()
     assert value(metrics, "prompt_tokens_total") == 7
@@ -106,8 +107,8 @@ async def test_the_scheduler_s_figures_are_read_during_the_scrape(pair: Pair) ->
     gateway, scheduler = pair
     status = scheduler.status
     status.groups.add(
-        group=0, running=3, waiting=4, swapped_out=2, device_blocks_total=40, device_blocks_free=10,
-        host_blocks_total=100, host_blocks_free=75,
+        group=0, levels=[LevelStatus(running=3, waiting=4, swapped_out=2)],
+        device_blocks_total=40, device_blocks_free=10, host_blocks_total=100, host_blocks_free=75,
     )  # fmt: skip
     status.counters.preemptions = 11
     status.admission_rejections = 5
@@ -125,7 +126,7 @@ async def test_the_scheduler_s_figures_are_read_during_the_scrape(pair: Pair) ->
     assert value(metrics, "iteration_tokens_bucket", le="8.0") == 5
     assert value(metrics, "iteration_tokens_bucket", le="+Inf") == 9
     assert value(metrics, "iteration_tokens_sum") == 77
-    status.groups[0].running = 1
+    status.groups[0].levels[0].running = 1
     assert value(await gateway.metrics(), "num_requests_running") == 1
 
 

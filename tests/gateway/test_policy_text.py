@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.domain.errors import ProtocolError
+from services.domain.generation import EndReason
 from services.domain.sampling import JobSampling
-from services.domain.work import FinishReason
-from services.gateway.policy.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
-from services.gateway.policy.output import MOST_TOKENS_A_PIECE, ChoiceOutput, Cursor
-from services.gateway.policy.stop_strings import StopStrings
-from services.gateway.tokenizer import ModelTokenizer
+from services.gateway.generation.choice_output import MOST_TOKENS_A_PIECE, ChoiceOutput, Cursor
+from services.gateway.generation.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from services.gateway.generation.stop_strings import StopStrings
+from services.gateway.model_tokenizer import ModelTokenizer
 from tests.gateway.tiny_model import (
     VOCABULARY_SIZE,
     byte_level_tokenizer,
@@ -191,7 +191,7 @@ def test_a_reader_who_resumes_gets_the_text_that_came_with_those_tokens(
             break
         assert output.extend(number, [token_id], ()) == 1
         pieces.append(early.take())
-    output.end(FinishReason.STOP if output.stop_found else FinishReason.LENGTH)
+    output.end(EndReason.STOP if output.stop_found else EndReason.LENGTH)
     pieces.append(early.take())
     assert early.take() is None
     expected = first_stop(text, stops)
@@ -217,11 +217,11 @@ def test_much_output_comes_in_bounded_pieces_with_the_finish_on_the_last(byte_le
     output = output_of(byte_level)
     token_ids = [40 + number % 200 for number in range(2 * MOST_TOKENS_A_PIECE + 5)]
     output.extend(0, token_ids, ())
-    output.end(FinishReason.LENGTH)
+    output.end(EndReason.LENGTH)
     cursor = Cursor(0, output, 0)
     pieces = []
     while (piece := cursor.take()) is not None:
         pieces.append(piece)
     assert [len(piece.token_ids) for piece in pieces] == [MOST_TOKENS_A_PIECE, MOST_TOKENS_A_PIECE, 5]
-    assert [piece.finish for piece in pieces] == [None, None, FinishReason.LENGTH]
+    assert [piece.finish for piece in pieces] == [None, None, EndReason.LENGTH]
     assert "".join(piece.text for piece in pieces) == byte_level.decode(token_ids)

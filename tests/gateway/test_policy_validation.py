@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from services.domain.errors import InvalidFieldError, UnknownModelError
-from services.domain.work import ServingLimits
-from services.gateway.policy.request import Request, SamplingRequest
-from services.gateway.policy.resolve import resolve, seed_of
-from services.gateway.policy.validation import MOST_TEXT_BYTES, ModelLimits, check_prompt, check_request
+from services.domain.generation import GenerateRequest, SamplingRequest
+from services.domain.submission import ServingLimits
+from services.gateway.generation.sampling_defaults import resolve, seed_of
+from services.gateway.generation.validation import MOST_TEXT_BYTES, ModelLimits, check_prompt, check_request
 
 MODEL = ModelLimits(vocabulary_size=400, max_model_len=512, eos_token_ids=(0, 3))
 LIMITS = ServingLimits(ready=True, max_model_len=256, device_pool_tokens=200)
-GOOD = Request("tiny", None, "hello", None, SamplingRequest(), None)
+GOOD = GenerateRequest("tiny", None, "hello", None, SamplingRequest(), None)
 
 LARGEST_INT32 = 2**31 - 1
 REFUSED_SAMPLING: list[tuple[dict[str, Any], str, str]] = [
@@ -82,7 +82,7 @@ TAKEN_SAMPLING: list[dict[str, Any]] = [
 ]
 
 
-def refused(request: Request) -> InvalidFieldError:
+def refused(request: GenerateRequest) -> InvalidFieldError:
     with pytest.raises(InvalidFieldError) as caught:
         check_request(request, "tiny", MODEL)
     return caught.value
@@ -137,7 +137,7 @@ def test_a_request_id_of_printable_characters_is_taken(name: str) -> None:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_a_prompt_that_can_never_be_taken_is_refused(request_: Request, field: str, limit: str) -> None:
+def test_a_prompt_that_can_never_be_taken_is_refused(request_: GenerateRequest, field: str, limit: str) -> None:
     error = refused(request_)
     assert error.field == field
     assert limit in str(error)

@@ -13,7 +13,7 @@ import grpc
 
 from fastserve.v1 import inference_pb2 as api
 from fastserve.v1 import inference_pb2_grpc
-from services.domain.work import FinishReason
+from services.domain.generation import EndReason
 from services.runtime.channel import open_channel
 from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
 
@@ -83,7 +83,7 @@ async def test_hundreds_of_streams_at_a_time_each_get_their_own_tokens(
         running = [asyncio.create_task(one(number)) for number in range(STREAMS)]
         jobs = [await scheduler.next_job() for _ in range(STREAMS)]
         for turn in range(TOKENS):
-            finish = FinishReason.LENGTH if turn == TOKENS - 1 else None
+            finish = EndReason.LENGTH if turn == TOKENS - 1 else None
             scheduler.send([job.update([(job.submission.prompt[0] + turn) % 400], finish) for job in jobs])
         made = await asyncio.wait_for(asyncio.gather(*running), 60)
     assert made == [[(number + turn) % 400 for turn in range(TOKENS)] for number in range(STREAMS)]
@@ -100,7 +100,7 @@ async def test_sigterm_lets_open_streams_end_refuses_new_ones_and_exits_0(
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(SOON_S):
             await until_refused(stub, scheduler)
-        job.send(6, finish=FinishReason.LENGTH)
+        job.send(6, finish=EndReason.LENGTH)
         last = await stream.read()
         assert isinstance(last, api.GenerateResponse)
         assert (list(last.token_ids), last.finish_reason) == ([6], api.FINISH_REASON_LENGTH)
@@ -118,7 +118,7 @@ async def until_refused(stub: Any, scheduler: FakeScheduler) -> None:
             arrival.cancel()
             assert code.result() is grpc.StatusCode.UNAVAILABLE
             return
-        arrival.result().send(finish=FinishReason.LENGTH)
+        arrival.result().send(finish=EndReason.LENGTH)
         await code
 
 

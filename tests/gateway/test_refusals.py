@@ -8,7 +8,8 @@ import grpc
 import pytest
 
 from fastserve.v1 import inference_pb2 as api
-from services.domain.work import FinishReason, ServingLimits
+from services.domain.generation import EndReason
+from services.domain.submission import ServingLimits
 from tests.gateway.fake_scheduler import FakeScheduler
 from tests.gateway.harness import Gateway, details, retry_after_s, violated_field
 
@@ -61,7 +62,7 @@ async def test_every_field_out_of_its_limits_is_refused_at_once(pair: Pair) -> N
         assert violated_field(error) == field
     assert scheduler.waiting_jobs == 0
     collecting = asyncio.create_task(gateway.collect(sampling()))
-    (await scheduler.next_job()).send(5, finish=FinishReason.LENGTH)
+    (await scheduler.next_job()).send(5, finish=EndReason.LENGTH)
     assert (await collecting)[-1].finish_reason == api.FINISH_REASON_LENGTH
 
 
@@ -96,7 +97,7 @@ async def test_output_over_the_device_pool_is_refused_with_the_scheduler_s_limit
         while (await gateway.inference.ListModels(api.ListModelsRequest())).models[0].max_model_len != 512:
             pass
     collecting = asyncio.create_task(gateway.collect(sampling(max_tokens=399)))
-    (await scheduler.next_job()).send(5, finish=FinishReason.LENGTH)
+    (await scheduler.next_job()).send(5, finish=EndReason.LENGTH)
     await collecting
 
 

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from fastserve.v1 import inference_pb2 as api
-from services.domain.work import CancelReason, FinishReason
-from services.gateway import leaving
+from services.domain.generation import EndReason
+from services.gateway import cancelled_requests as leaving
 from services.gateway.service import is_late
 from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
 from tests.gateway.harness import Gateway, retry_after_s, running_gateway, running_pair
@@ -55,7 +55,7 @@ async def test_two_clients_of_one_request_both_get_everything(pair: Pair) -> Non
     seen = [await first(one)]
     other = gateway.generate(request("shared"))
     joined = [await first(other)]
-    job.send(7, finish=FinishReason.LENGTH)
+    job.send(7, finish=EndReason.LENGTH)
     seen += await rest(one)
     joined += await rest(other)
     assert token_ids(seen) == token_ids(joined) == [5, 6, 7]
@@ -75,7 +75,7 @@ async def test_a_client_that_resumes_gets_tokens_and_text_from_there(pair: Pair,
     resumed = gateway.generate(request("resumed", resume=1))
     message = await first(resumed)
     assert (message.first_token_number, list(message.token_ids)) == (1, ids[1:2])
-    job.send(*ids[2:], finish=FinishReason.LENGTH)
+    job.send(*ids[2:], finish=EndReason.LENGTH)
     later = await rest(resumed)
     assert message.text + "".join(one.text for one in later) == tokenizer.decode(ids[1:])
     assert later[-1].usage.completion_tokens == len(ids)
@@ -101,7 +101,7 @@ async def test_a_repeat_without_a_seed_asks_for_the_same_seed_and_a_fresh_id_for
         collecting = asyncio.create_task(gateway.collect(request(request_id)))
         job = await scheduler.next_job()
         seeds.append(job.submission.sampling.seed)
-        job.send(5, finish=FinishReason.LENGTH)
+        job.send(5, finish=EndReason.LENGTH)
         await collecting
     assert seeds[0] == seeds[1]
     assert len(set(seeds)) == 3
@@ -121,7 +121,7 @@ async def test_a_known_id_with_another_body_is_refused_and_disturbs_nobody(pair:
     ]
     for other in others:
         assert (await gateway.refusal(other)).code() is grpc.StatusCode.ALREADY_EXISTS
-    job.send(6, finish=FinishReason.LENGTH)
+    job.send(6, finish=EndReason.LENGTH)
     assert token_ids(await rest(stream)) == [6]
 
 
@@ -135,7 +135,7 @@ async def test_an_id_known_to_the_scheduler_with_another_body_is_refused_and_not
         error = await second.refusal(request("elsewhere", text="another", n=2))
         assert error.code() is grpc.StatusCode.ALREADY_EXISTS
     for job in jobs:
-        job.send(5, finish=FinishReason.LENGTH)
+        job.send(5, finish=EndReason.LENGTH)
     assert len(token_ids(await rest(stream))) == 2
     assert not any(job.cancelled.done() for job in jobs)
 
@@ -147,7 +147,7 @@ async def test_an_id_reused_with_more_choices_leaves_no_job_running_and_is_free_
     monkeypatch.setattr(leaving, "LIMIT_S", SOON_S)
     scheduler.answers_cancels = False
     once = asyncio.create_task(gateway.collect(request("dup", n=1)))
-    (await scheduler.next_job()).send(5, finish=FinishReason.LENGTH)
+    (await scheduler.next_job()).send(5, finish=EndReason.LENGTH)
     await once
     error = await gateway.refusal(request("dup", n=3))
     assert error.code() is grpc.StatusCode.ALREADY_EXISTS
@@ -155,14 +155,14 @@ async def test_an_id_reused_with_more_choices_leaves_no_job_running_and_is_free_
     again = asyncio.create_task(gateway.collect(request("dup", n=2)))
     new = [await scheduler.next_job() for _ in range(2)]
     assert [job.job for job in new] == ["dup/1", "dup/2"]
-    assert [await job.cancel_reason() for job in new] == [CancelReason.CLIENT_GONE] * 2
+    assert [await job.cancel_reason() for job in new] == [EndReason.CANCELLED] * 2
     other = gateway.generate(request("other"))
     assert (await scheduler.next_job()).job == "other/0"
     other.cancel()
     for job in new:
-        job.send(finish=FinishReason.ABORT)
+        job.send(finish=EndReason.ABORT)
     for _ in range(2):
-        (await scheduler.next_job()).send(6, finish=FinishReason.LENGTH)
+        (await scheduler.next_job()).send(6, finish=EndReason.LENGTH)
     assert token_ids(await again) == [6, 6]
 
 
@@ -173,7 +173,7 @@ async def test_the_model_s_name_may_be_left_out_of_a_repeat(pair: Pair) -> None:
     named = request("named")
     named.model = "tiny"
     other = gateway.generate(named)
-    job.send(5, finish=FinishReason.LENGTH)
+    job.send(5, finish=EndReason.LENGTH)
     assert token_ids(await rest(stream)) == token_ids(await rest(other)) == [5]
 
 
@@ -184,17 +184,17 @@ async def test_a_client_that_goes_away_cancels_its_jobs_at_once(pair: Pair) -> N
     jobs[0].send(5)
     await first(stream)
     stream.cancel()
-    assert [await job.cancel_reason() for job in jobs] == [CancelReason.CLIENT_GONE] * 2
+    assert [await job.cancel_reason() for job in jobs] == [EndReason.CANCELLED] * 2
 
 
 async def test_a_choice_that_ended_already_is_not_cancelled(pair: Pair) -> None:
     gateway, scheduler = pair
     stream = gateway.generate(request(n=2))
     done, running = await scheduler.next_job(), await scheduler.next_job()
-    done.send(5, finish=FinishReason.LENGTH)
+    done.send(5, finish=EndReason.LENGTH)
     await first(stream)
     stream.cancel()
-    assert await running.cancel_reason() is CancelReason.CLIENT_GONE
+    assert await running.cancel_reason() is EndReason.CANCELLED
     assert not done.cancelled.done()
 
 
@@ -205,7 +205,7 @@ async def test_a_deadline_is_told_to_the_scheduler_and_cancels_when_it_passes(pa
     assert job.submission.deadline_in_s is not None
     assert 0 < job.submission.deadline_in_s < 0.6  # gRPC rounds a time-out up
     # Two timers run, the client's and the gateway's, and on a busy machine the client's hang-up may come well first.
-    assert await job.cancel_reason() in (CancelReason.DEADLINE, CancelReason.CLIENT_GONE)
+    assert await job.cancel_reason() in (EndReason.DEADLINE, EndReason.CANCELLED)
     assert await stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
@@ -230,7 +230,7 @@ async def test_the_job_goes_on_until_its_last_listener_has_left(pair: Pair) -> N
     assert token_ids([await first(two)]) == [6]
     assert not job.cancelled.done()
     two.cancel()
-    assert await job.cancel_reason() is CancelReason.CLIENT_GONE
+    assert await job.cancel_reason() is EndReason.CANCELLED
 
 
 async def test_a_deadline_of_one_listener_does_not_end_the_other_s_job(pair: Pair) -> None:
@@ -242,7 +242,7 @@ async def test_a_deadline_of_one_listener_does_not_end_the_other_s_job(pair: Pai
     job.send(5)
     await first(two)
     assert await one.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    job.send(6, finish=FinishReason.LENGTH)
+    job.send(6, finish=EndReason.LENGTH)
     assert token_ids(await rest(two)) == [6]
 
 
@@ -257,8 +257,8 @@ async def test_last_words_on_a_cancelled_job_do_not_end_its_successor(pair: Pair
     again = gateway.generate(request("back"))
     successor = await scheduler.next_job()
     assert successor is not job
-    assert await job.cancel_reason() is CancelReason.CLIENT_GONE
-    successor.send(7, finish=FinishReason.LENGTH)
+    assert await job.cancel_reason() is EndReason.CANCELLED
+    successor.send(7, finish=EndReason.LENGTH)
     (message,) = await rest(again)
     assert (list(message.token_ids), message.finish_reason) == ([7], api.FINISH_REASON_LENGTH)
 
@@ -271,10 +271,10 @@ async def test_a_client_that_leaves_while_its_long_text_is_tokenized_leaves_no_j
     reached = [await scheduler.next_job()]
     while reached[-1].cancelled.done() or scheduler.waiting_jobs:
         reached.append(await scheduler.next_job())
-    reached[-1].send(5, finish=FinishReason.LENGTH)
+    reached[-1].send(5, finish=EndReason.LENGTH)
     await collecting
     for job in reached[:-1]:
-        assert await job.cancel_reason() is CancelReason.CLIENT_GONE
+        assert await job.cancel_reason() is EndReason.CANCELLED
 
 
 async def test_more_open_requests_than_the_gateway_takes_are_refused_with_a_time_to_wait(model: Path) -> None:
@@ -284,5 +284,5 @@ async def test_more_open_requests_than_the_gateway_takes_are_refused_with_a_time
         error = await gateway.refusal(request())
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert retry_after_s(error) > 0
-        job.send(5, finish=FinishReason.LENGTH)
+        job.send(5, finish=EndReason.LENGTH)
         await rest(stream)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.domain.errors import ModelFolderError
-from services.gateway.tokenizer import CHARACTERS_A_TOKEN, SLICE_CHARACTERS, ModelTokenizer
+from services.gateway.model_tokenizer import CHARACTERS_A_TOKEN, SLICE_CHARACTERS, ModelTokenizer
 from services.runtime.model_files import BUNDLED_MODEL
 
 TEXTS = ("the quick brown fox, ", "a", " ", "\n    ", "0123456789", "\N{GRINNING FACE}", "def __init__(self): ", "ééé")

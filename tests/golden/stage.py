@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from services.domain.cost import CostProfile
+from services.domain.generation import EndReason
 from services.domain.ids import CommandNumber, Epoch, JobId
 from services.domain.protocol import (
     Applied,
@@ -24,20 +25,18 @@ from services.domain.protocol import (
     WorkerPools,
     WorkerToKv,
 )
-from services.kvmanager.policy.machine import KvManager
-from services.kvmanager.policy.messages import (
+from services.kvmanager.machine.kv_manager import KvManager
+from services.kvmanager.machine.kv_manager_events import (
     FromScheduler,
     FromWorker,
     SchedulerConnected,
     ToScheduler,
     ToWorker,
 )
-from services.kvmanager.policy.policies import KvKnobs
-from services.scheduler.policy.config import SchedulerConfig
-from services.scheduler.policy.machine import Scheduler
-from services.scheduler.policy.messages import (
+from services.kvmanager.policies.kv_policy import KvConfig
+from services.scheduler.machine.scheduler import Scheduler
+from services.scheduler.machine.scheduler_events import (
     Cancel,
-    EndReason,
     FromKv,
     KvConnected,
     SendPlan,
@@ -47,6 +46,7 @@ from services.scheduler.policy.messages import (
     WakeAt,
     WorkerJoined,
 )
+from services.scheduler.scheduler_config import SchedulerConfig
 from tests.protocol.worker_model import WorkerModel
 
 MOST_STEPS = 100_000
@@ -72,7 +72,7 @@ class Setup:
     """What the stage is set with."""
 
     scheduler: SchedulerConfig
-    kv: KvKnobs
+    kv: KvConfig
     profile: CostProfile
     device_blocks: int
     host_blocks: int
@@ -198,19 +198,19 @@ class Stage:
         begun = self.worker.apply(commands)
         self._copies.extend(CommandNumber(number) for number in begun)
         for command in commands:
-            if isinstance(command, Offload | Upload) and command.command in begun:
+            if isinstance(command, Offload | Upload) and command.command_number in begun:
                 starts_s = max(self.now_s, self._link_free_s[type(command)])
                 ends_s = starts_s + len(command.moves) * self.setup.copy_s
                 self._link_free_s[type(command)] = ends_s
-                self._at(ends_s, self._copy_ends(command.command))
-        self._to_kvmanager([Applied(command.command, 0) for command in commands])
+                self._at(ends_s, self._copy_ends(command.command_number))
+        self._to_kvmanager([Applied(command.command_number, 0) for command in commands])
 
-    def _copy_ends(self, command: CommandNumber) -> Callable[[], None]:
+    def _copy_ends(self, command_number: CommandNumber) -> Callable[[], None]:
         def end() -> None:
-            at = self._copies.index(command)
+            at = self._copies.index(command_number)
             self.worker.end_copy(at)
             del self._copies[at]
-            self._to_kvmanager([Done(command, 0)])
+            self._to_kvmanager([Done(command_number, 0)])
             self._start_plan()
 
         return end
@@ -240,12 +240,12 @@ class Stage:
     def _iteration_ends(self, plan: SendPlan, took_s: float) -> None:
         tokens: list[SampledToken] = []
         for entry in plan.entries:
-            job = self._jobs[entry.job]
-            if entry.to_token == job.prompt_tokens + self._made[entry.job]:
-                self._made[entry.job] += 1
-                ends = self._made[entry.job] == job.output_tokens
-                tokens.append(SampledToken(entry.job, 1000 + self._made[entry.job], ends))
-        result = IterationResult(EPOCH, plan.plan, tuple(tokens), (), took_s)
+            job = self._jobs[entry.job_id]
+            if entry.to_token == job.prompt_tokens + self._made[entry.job_id]:
+                self._made[entry.job_id] += 1
+                ends = self._made[entry.job_id] == job.output_tokens
+                tokens.append(SampledToken(entry.job_id, 1000 + self._made[entry.job_id], ends))
+        result = IterationResult(EPOCH, plan.plan_number, tuple(tokens), (), took_s)
         self._running = False
         self._say("worker", "scheduler", [result], lambda: self._scheduler([result]))
         self._start_plan()

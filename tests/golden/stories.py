@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.protocol import Done, Offload, Order, ReclaimRequest, Release, ReleaseBlocks, Upload
-from services.kvmanager.policy.policies import KvKnobs, policy_named
-from services.scheduler.policy.config import SchedulerConfig
-from services.scheduler.policy.messages import Cancel, Submit
+from services.kvmanager.policies.kv_policy import KvConfig, policy_named
+from services.scheduler.machine.scheduler_events import Cancel, Submit
+from services.scheduler.scheduler_config import SchedulerConfig
 from tests.golden.stage import Said, Setup, StageJob
 from tests.golden.words import Note, Story, copied, first, plan_of
 
@@ -18,7 +18,7 @@ def lifted(job: str) -> Callable[[Said], bool]:
     """The order that puts the job, which was on a lower level, on level 0."""
     return lambda said: (
         isinstance(said.message, Order)
-        and any(change.job == job and change.rank.level == 0 for change in said.message.changes)
+        and any(change.job_id == job and change.rank.level == 0 for change in said.message.changes)
     )
 
 
@@ -31,7 +31,7 @@ SHORT_AFTER_LONG = Story(
     computed twice.""",
     setup=Setup(
         scheduler=SchedulerConfig(max_batch=1, starvation_limit_s=None),
-        kv=KvKnobs(policy_named("reactive")),
+        kv=KvConfig(policy_named("reactive")),
         profile=TEN_MS,
         device_blocks=3,
         host_blocks=6,
@@ -79,7 +79,7 @@ CANCEL_DURING_OFFLOAD = Story(
     long is forgotten. Here short waits for just these blocks.""",
     setup=Setup(
         scheduler=SchedulerConfig(max_batch=1, starvation_limit_s=None),
-        kv=KvKnobs(policy_named("reactive")),
+        kv=KvConfig(policy_named("reactive")),
         profile=TEN_MS,
         device_blocks=3,
         host_blocks=6,
@@ -108,7 +108,7 @@ PROMOTION = Story(
     all who come later. There is room for the KV of everybody, so that only the order decides.""",
     setup=Setup(
         scheduler=SchedulerConfig(max_batch=1, starvation_limit_s=0.050),
-        kv=KvKnobs(policy_named("proactive")),
+        kv=KvConfig(policy_named("proactive")),
         profile=TEN_MS,
         device_blocks=32,
         host_blocks=32,

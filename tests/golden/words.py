@@ -29,7 +29,7 @@ from services.domain.protocol import (
     Upload,
     WorkerPools,
 )
-from services.scheduler.policy.messages import Cancel, Emit, End, Reject, SendPlan, Submit, WorkerJoined
+from services.scheduler.machine.scheduler_events import Cancel, Emit, End, Reject, SendPlan, Submit, WorkerJoined
 from tests.golden.stage import Said, Setup
 
 WIDTH = 100
@@ -56,7 +56,7 @@ class Story:
 
 def first(kind: type, job: str | None = None) -> Callable[[Said], bool]:
     """The first message of this kind, about this job."""
-    return lambda said: isinstance(said.message, kind) and (job is None or getattr(said.message, "job", None) == job)
+    return lambda said: isinstance(said.message, kind) and (job is None or getattr(said.message, "job_id", None) == job)
 
 
 def plan_of(job: str, from_token: int) -> Callable[[Said], bool]:
@@ -68,7 +68,7 @@ def plan_of(job: str, from_token: int) -> Callable[[Said], bool]:
 
 def copied(command: int) -> Callable[[Said], bool]:
     """The end of this command's copies."""
-    return lambda said: isinstance(said.message, Done) and said.message.command == command
+    return lambda said: isinstance(said.message, Done) and said.message.command_number == command
 
 
 def _ms(seconds: float) -> str:
@@ -95,12 +95,12 @@ def _blocks(blocks: Iterable[int]) -> str:
 
 def _part(entry: PlanEntry) -> str:
     if entry.to_token - entry.from_token == 1:
-        return f"{entry.job} computes token {entry.from_token}"
-    return f"{entry.job} computes tokens {entry.from_token} to {entry.to_token - 1}"
+        return f"{entry.job_id} computes token {entry.from_token}"
+    return f"{entry.job_id} computes tokens {entry.from_token} to {entry.to_token - 1}"
 
 
 def _place(change: OrderChange) -> str:
-    return f"{change.job} on level {change.rank.level} (key {change.rank.key:g})"
+    return f"{change.job_id} on level {change.rank.level} (key {change.rank.key:g})"
 
 
 def _moves(moves: tuple[BlockMove, ...]) -> str:
@@ -109,7 +109,7 @@ def _moves(moves: tuple[BlockMove, ...]) -> str:
 
 
 def _jobs(message: Jobs) -> str:
-    known = _listed(job.job for job in message.jobs) if message.jobs else "none"
+    known = _listed(job.job_id for job in message.jobs) if message.jobs else "none"
     levels = ", ".join(_ms(quantum_s) for quantum_s in message.quanta_s)
     return f"epoch {message.epoch} begins; jobs: {known}; quanta of the levels: {levels}"
 
@@ -119,53 +119,55 @@ def _cut(jobs: tuple[str, ...]) -> str:
 
 
 def _result(message: IterationResult) -> str:
-    made = [f"a token of {token.job}{', its last' if token.end_of_sequence else ''}" for token in message.tokens]
+    made = [f"a token of {token.job_id}{', its last' if token.end_of_sequence else ''}" for token in message.tokens]
     tokens = _listed(made) if made else "no token"
-    return f"plan {message.plan} took {_ms(message.duration_s)}: {tokens}{_cut(message.cut)}"
+    return f"plan {message.plan_number} took {_ms(message.duration_s)}: {tokens}{_cut(message.cut_job_ids)}"
 
 
 def _reclaim(message: ReclaimRequest) -> str:
-    purpose = "to make room ahead" if message.beneficiary is None else f"for {message.beneficiary}"
-    return f"may the blocks of {message.job} be taken {purpose}?"
+    purpose = "to make room ahead" if message.beneficiary_id is None else f"for {message.beneficiary_id}"
+    return f"may the blocks of {message.job_id} be taken {purpose}?"
 
 
 WORDS: Mapping[type, Callable[[Any], str]] = {
-    Submit: lambda m: f"{m.job}: prompt of {_tokens(m.prompt_tokens)}, at most {_tokens(m.max_tokens)} of output",
-    Cancel: lambda m: f"nobody wants more of {m.job} ({m.reason.value})",
+    Submit: lambda m: f"{m.job_id}: prompt of {_tokens(m.prompt_tokens)}, at most {_tokens(m.max_tokens)} of output",
+    Cancel: lambda m: f"nobody wants more of {m.job_id} ({m.reason.value})",
     WorkerJoined: lambda m: f"joins as epoch {m.epoch}, its pool holds {_tokens(m.device_pool_tokens)}",
     WorkerPools: lambda m: (
         f"epoch {m.epoch}: {m.device_block_count} device and {m.host_block_count} host blocks of {m.block_size} tokens"
     ),
     Jobs: _jobs,
-    Arrive: lambda m: f"{m.job.job} arrives, {_tokens(m.job.known_tokens)} now, {m.job.most_tokens} at most",
+    Arrive: lambda m: f"{m.job.job_id} arrives, {_tokens(m.job.known_tokens)} now, {m.job.most_tokens} at most",
     Order: lambda m: f"order: {_listed(_place(change) for change in m.changes)}",
-    Planned: lambda m: f"plan {m.plan} was sent: {_listed(_part(entry) for entry in m.entries)}",
-    Finished: lambda m: f"plan {m.plan} is finished{_cut(m.cut)}",
-    Ack: lambda m: f"yes, {m.job} is in no plan",
-    Refuse: lambda m: f"no, {m.job} ranks higher now",
-    Release: lambda m: f"{m.job} is over",
+    Planned: lambda m: f"plan {m.plan_number} was sent: {_listed(_part(entry) for entry in m.entries)}",
+    Finished: lambda m: f"plan {m.plan_number} is finished{_cut(m.cut_job_ids)}",
+    Ack: lambda m: f"yes, {m.job_id} is in no plan",
+    Refuse: lambda m: f"no, {m.job_id} ranks higher now",
+    Release: lambda m: f"{m.job_id} is over",
     Resident: lambda m: (
-        f"{m.job} is on the device, room for {_tokens(m.capacity_tokens)}, {m.valid_tokens or 'none'} of them there"
+        f"{m.job_id} is on the device, room for {_tokens(m.capacity_tokens)}, {m.valid_tokens or 'none'} of them there"
     ),
-    Grown: lambda m: f"{m.job} has room for {_tokens(m.capacity_tokens)}",
+    Grown: lambda m: f"{m.job_id} has room for {_tokens(m.capacity_tokens)}",
     ReclaimRequest: _reclaim,
-    Assign: lambda m: f"command {m.command}: {_blocks(m.device_blocks)} to {m.job}",
-    Offload: lambda m: f"command {m.command}: {m.job} to the host, {_moves(m.moves)}, {_tokens(m.valid_tokens)}",
+    Assign: lambda m: f"command {m.command_number}: {_blocks(m.device_blocks)} to {m.job_id}",
+    Offload: lambda m: (
+        f"command {m.command_number}: {m.job_id} to the host, {_moves(m.moves)}, {_tokens(m.valid_tokens)}"
+    ),
     Upload: lambda m: (
-        f"command {m.command}: {m.job} to the device, {_moves(m.moves)}, {_tokens(m.valid_tokens)}, "
+        f"command {m.command_number}: {m.job_id} to the device, {_moves(m.moves)}, {_tokens(m.valid_tokens)}, "
         f"table {_blocks(m.device_blocks)}"
     ),
-    ReleaseBlocks: lambda m: f"command {m.command}: forget {m.job}",
-    Applied: lambda m: f"command {m.command} applied",
-    Done: lambda m: f"command {m.command} copied",
-    SendPlan: lambda m: f"plan {m.plan}: {_listed(_part(entry) for entry in m.entries)}",
+    ReleaseBlocks: lambda m: f"command {m.command_number}: forget {m.job_id}",
+    Applied: lambda m: f"command {m.command_number} applied",
+    Done: lambda m: f"command {m.command_number} copied",
+    SendPlan: lambda m: f"plan {m.plan_number}: {_listed(_part(entry) for entry in m.entries)}",
     IterationResult: _result,
-    Emit: lambda m: f"token {m.token_number} of {m.job}",
+    Emit: lambda m: f"token {m.token_number} of {m.job_id}",
     End: lambda m: (
-        f"{m.job} ended ({m.reason.value}): preempted {_times(m.preemptions)}, {_ms(m.queue_s)} queued, "
+        f"{m.job_id} ended ({m.reason.value}): preempted {_times(m.preemptions)}, {_ms(m.queue_s)} queued, "
         f"{_ms(m.prefill_s)} to its first token, {_ms(m.decode_s)} more to its last"
     ),
-    Reject: lambda m: f"{m.job} is refused: {m.field} {m.message}",
+    Reject: lambda m: f"{m.job_id} is refused: {m.field} {m.message}",
 }
 
 

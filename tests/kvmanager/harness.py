@@ -26,9 +26,9 @@ from services.domain.protocol import (
     SchedulerToKv,
     WorkerPools,
 )
-from services.kvmanager.policy.job import JobState
-from services.kvmanager.policy.machine import KvManager
-from services.kvmanager.policy.messages import (
+from services.kvmanager.machine.kv_job import KvState
+from services.kvmanager.machine.kv_manager import KvManager
+from services.kvmanager.machine.kv_manager_events import (
     Command,
     Event,
     FromScheduler,
@@ -37,7 +37,7 @@ from services.kvmanager.policy.messages import (
     ToScheduler,
     ToWorker,
 )
-from services.kvmanager.policy.policies import KvKnobs, policy_named
+from services.kvmanager.policies.kv_policy import KvConfig, policy_named
 
 EPOCH = Epoch(7)
 Message = KvToScheduler | KvToWorker
@@ -63,9 +63,9 @@ def reclaim(name: str, beneficiary: str | None) -> ReclaimRequest:
     return ReclaimRequest(jid(name), None if beneficiary is None else jid(beneficiary))
 
 
-def knobs(policy: str, *, lookahead: int = 0, grant: int = 1, idle_slots: int = 0, share: float = 1.0) -> KvKnobs:
+def knobs(policy: str, *, lookahead: int = 0, grant: int = 1, idle_slots: int = 0, share: float = 1.0) -> KvConfig:
     """A policy without growth ahead of need, and without a reserve, unless a test is about them."""
-    return KvKnobs(policy_named(policy, idle_slots, share), lookahead_tokens=lookahead, grant_blocks=grant)
+    return KvConfig(policy_named(policy, idle_slots, share), lookahead_tokens=lookahead, grant_blocks=grant)
 
 
 class Kv:
@@ -73,7 +73,7 @@ class Kv:
 
     def __init__(
         self,
-        policy: str | KvKnobs = "reactive",
+        policy: str | KvConfig = "reactive",
         *,
         device: int = 4,
         host: int = 8,
@@ -180,8 +180,8 @@ class Kv:
                 heard.append(message)
                 continue
             for stage in range(self.stages):
-                waiting += self.applied(message.command, stage)
-                waiting += self.done(message.command, stage)
+                waiting += self.applied(message.command_number, stage)
+                waiting += self.done(message.command_number, stage)
         return heard
 
     def bring(self, name: str, tokens: int, most: int, level: int = 0, key: float | None = None) -> None:
@@ -201,12 +201,12 @@ class Kv:
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
-    def state(self, name: str) -> JobState | None:
+    def state(self, name: str) -> KvState | None:
         """Where the job's KV is."""
         return self.machine.state_of(jid(name))
 
     def free(self) -> tuple[int, int]:
         """Free blocks of the device and of the host."""
-        figures = self.machine.figures()
+        figures = self.machine.pool_usage()
         assert figures is not None
         return figures.device_blocks_free, figures.host_blocks_free

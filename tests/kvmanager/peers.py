@@ -30,19 +30,15 @@ from services.domain.protocol import (
     Upload,
     WorkerPools,
 )
-from services.domain.work import KvLinkItem, KvWorkerFacts, PoolStatus
-from services.kvmanager.driver import Driver
-from services.kvmanager.policy.policies import KvKnobs, policy_named
+from services.domain.server_status import KvLinkItem, PoolStatus
+from services.domain.worker_facts import KvWorkerFacts
+from services.kvmanager.driver import KvManagerDriver
+from services.kvmanager.policies.kv_policy import KvConfig, policy_named
 from services.kvmanager.service import KV_MANAGER_SERVICE, register
 from services.runtime.channel import open_channel
-from services.runtime.kv_link.convert import (
-    acknowledgements_to_wire,
-    commands_from_wire,
-    kv_batch_from_wire,
-    kv_hello_to_wire,
-    scheduler_batch_to_wire,
-)
 from services.runtime.server import RpcServer
+from services.wire.kvmanager_worker import acknowledgements_to_wire, commands_from_wire, kv_hello_to_wire
+from services.wire.scheduler_kvmanager import kv_batch_from_wire, scheduler_batch_to_wire
 
 LIMIT_S = 10.0
 
@@ -152,9 +148,9 @@ class FakeWorker:
     async def obey(self) -> KvToWorker:
         """The next command, applied and done at once."""
         command = await self.take()
-        answers: list[Applied | Done] = [Applied(CommandNumber(command.command), 0)]
+        answers: list[Applied | Done] = [Applied(CommandNumber(command.command_number), 0)]
         if isinstance(command, Offload | Upload):
-            answers.append(Done(command.command, 0))
+            answers.append(Done(command.command_number, 0))
         await self._call.write(acknowledgements_to_wire(self.epoch, answers))
         return command
 
@@ -186,7 +182,7 @@ async def end_of(call: Any) -> grpc.StatusCode:
 class Running:
     """A KV manager that serves."""
 
-    def __init__(self, driver: Driver, channel: grpc.aio.Channel) -> None:
+    def __init__(self, driver: KvManagerDriver, channel: grpc.aio.Channel) -> None:
         self.driver = driver
         self.channel = channel
 
@@ -204,7 +200,7 @@ class Running:
 @asynccontextmanager
 async def running(policy: str = "reactive") -> AsyncIterator[Running]:
     """A KV manager on a free port."""
-    driver = Driver(KvKnobs(policy_named(policy), lookahead_tokens=0, grant_blocks=1))
+    driver = KvManagerDriver(KvConfig(policy_named(policy), lookahead_tokens=0, grant_blocks=1))
     server = RpcServer("127.0.0.1:0", (KV_MANAGER_SERVICE,), lambda grpc_server: register(grpc_server, driver))
     await server.start()
     await server.set_ready(True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.domain.ids import BlockId
-from services.kvmanager.policy.blocks import BlockPool
+from services.kvmanager.machine.block_pool import BlockPool
 
 
 def test_the_lowest_free_ids_are_handed_out_first() -> None:

@@ -2,7 +2,7 @@
 
 from services.domain.ids import PlanNumber
 from services.domain.protocol import Finished, KvToWorker, Offload, ReleaseBlocks, Resident
-from services.kvmanager.policy.job import JobState
+from services.kvmanager.machine.kv_job import KvState
 from tests.kvmanager.harness import Kv, Message, jid
 
 
@@ -34,7 +34,7 @@ def test_a_whole_prefill_is_offloaded() -> None:
 def test_a_cut_prefill_is_dropped_because_the_worker_has_nothing_to_copy() -> None:
     kv = prefilled(is_cut=True)
     assert isinstance(taken(kv), ReleaseBlocks)
-    assert kv.state("b") is JobState.WAITING
+    assert kv.state("b") is KvState.WAITING
 
 
 def test_of_a_cut_chunk_the_chunks_before_it_are_kept() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kvmanager.policy.enst import enst_s, execute_s_by_level
+from services.kvmanager.machine.enst import enst_s, execute_s_by_level
 
 QUANTA_S = (1.0, 2.0, 4.0)
 

@@ -16,17 +16,17 @@ from services.domain.protocol import (
     Resident,
     WorkerPools,
 )
-from services.kvmanager.policy.machine import KvManager
-from services.kvmanager.policy.messages import (
+from services.kvmanager.machine.kv_manager import KvManager
+from services.kvmanager.machine.kv_manager_events import (
     Command,
     EndWorker,
     FromScheduler,
     FromWorker,
     SchedulerConnected,
     SchedulerLost,
+    StageLost,
     ToScheduler,
     ToWorker,
-    WorkerLost,
 )
 from tests.kvmanager.harness import EPOCH, Kv, knobs
 
@@ -53,7 +53,7 @@ class Lives:
 
     def lost(self, epoch: Epoch, stage: int = 0) -> list[Command]:
         """A stage's stream ends."""
-        return self._turn(WorkerLost(epoch, stage))
+        return self._turn(StageLost(epoch, stage))
 
     def applied(self, epoch: Epoch, number: int = 1) -> list[Command]:
         """A command is acknowledged."""
@@ -96,9 +96,9 @@ def test_the_smallest_pool_of_all_stages_counts() -> None:
     lives.jobs(FIRST)
     lives.pools(FIRST, stage=0, stages=2, device=8)
     lives.pools(FIRST, stage=1, stages=2, device=5)
-    figures = lives.machine.figures()
+    figures = lives.machine.pool_usage()
     assert figures is not None
-    assert figures.device_blocks == 5
+    assert figures.device_blocks_total == 5
 
 
 def test_20_w_crash_it_does_not_rebuild_before_the_scheduler_noticed() -> None:
@@ -209,6 +209,6 @@ def test_all_is_free_again_in_a_new_epoch_and_swapped_out_jobs_are_not_known_any
     kv.arrive("a", 4, 4, key=-1.0)
     kv.swap_out("b")
     assert kv.machine.take_swaps() == ((JobId("b"),), ())
-    kv.turn(WorkerLost(EPOCH, 0))
-    assert kv.machine.figures() is None
+    kv.turn(StageLost(EPOCH, 0))
+    assert kv.machine.pool_usage() is None
     assert sum(kv.machine.status().values()) == 0

@@ -8,12 +8,12 @@ from services.domain.errors import ProtocolError
 from services.domain.ids import Epoch
 from services.domain.protocol import ArrivedJob, Jobs, OrderChange, Rank, WorkerPools
 from services.domain.ranked import Ranked
-from services.kvmanager.policy import decide
-from services.kvmanager.policy.job import LEGAL_MOVES, JobState, KvJob
-from services.kvmanager.policy.ledger import Ledger
-from services.kvmanager.policy.messages import FromScheduler, FromWorker
-from services.kvmanager.policy.order import LEVEL_LIMIT
-from services.kvmanager.policy.policies import POLICY_NAMES, KvKnobs
+from services.kvmanager.machine import decisions as decide
+from services.kvmanager.machine.job_order import LEVEL_LIMIT
+from services.kvmanager.machine.kv_job import LEGAL_MOVES, KvJob, KvState
+from services.kvmanager.machine.kv_manager_events import FromScheduler, FromWorker
+from services.kvmanager.machine.ledger import Ledger
+from services.kvmanager.policies.kv_policy import POLICY_NAMES, KvConfig
 from tests.kvmanager.harness import EPOCH, Kv, jid, knobs, resident
 
 MAX_BATCH = 4
@@ -32,7 +32,7 @@ def test_a_decision_looks_at_two_batches_of_jobs_however_many_are_queued(
         walked.extend(jobs)
         return jobs
 
-    def counted(ledger: Ledger, job: KvJob, knobs: KvKnobs) -> int:
+    def counted(ledger: Ledger, job: KvJob, knobs: KvConfig) -> int:
         asked.append(job)
         return blocks_wanted(ledger, job, knobs)
 
@@ -85,15 +85,15 @@ def test_the_state_key_does_not_grow_with_numbers_and_time() -> None:
 
 def test_an_illegal_move_tells_the_jobs_story() -> None:
     job = KvJob(jid("a"), 2, 4, 0.0)
-    job.move(JobState.ASSIGNING)
+    job.move(KvState.ASSIGNING)
     with pytest.raises(AssertionError, match=r"assigning -> host is not legal \(story: arrived, assigning"):
-        job.move(JobState.HOST)
+        job.move(KvState.HOST)
 
 
 def test_every_state_has_its_legal_moves() -> None:
-    assert set(LEGAL_MOVES) == set(JobState)
+    assert set(LEGAL_MOVES) == set(KvState)
     reachable = {state for moves in LEGAL_MOVES.values() for state in moves}
-    assert reachable == set(JobState)
+    assert reachable == set(KvState)
 
 
 def test_a_job_without_a_rank_is_served_nothing() -> None:
@@ -150,4 +150,4 @@ def test_jobs_named_at_the_opening_are_served_by_their_order() -> None:
     order = tuple(OrderChange(jid(name), Rank(0, -float(at), at)) for at, name in enumerate(names))
     kv.turn(FromScheduler(epoch, Jobs(epoch, jobs, order, 2, (), None)))
     [assign] = kv.turn(FromWorker(epoch, WorkerPools(epoch, 1, 2, 2, 0, 1)))
-    assert assign.job == "b"
+    assert assign.job_id == "b"

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from services.domain.protocol import Rank
-from services.kvmanager.policy.job import KvJob
-from services.kvmanager.policy.order import JobOrder
+from services.kvmanager.machine.job_order import JobOrder
+from services.kvmanager.machine.kv_job import KvJob
 from tests.kvmanager.harness import jid
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from services.domain.protocol import Assign, Offload, ReleaseBlocks, Upload
-from services.kvmanager.policy.job import JobState
-from services.kvmanager.policy.policies import ReserveFacts, policy_named
+from services.kvmanager.machine.kv_job import KvState
+from services.kvmanager.policies.kv_policy import ReserveFacts, policy_named
 from tests.kvmanager.harness import Kv, grown, knobs, reclaim, resident
 
 BURST_LEVELS = (1.0, 2.0, 4.0, 8.0)
@@ -31,7 +31,7 @@ def test_defer_takes_nothing_from_a_job_of_lower_rank() -> None:
     kv = Kv("defer", device=4)
     kv.bring("low", 2, 4)
     assert kv.arrive("high", 2, 4, key=-1.0) == []
-    assert kv.state("low") is JobState.DEVICE
+    assert kv.state("low") is KvState.DEVICE
 
 
 # --- recompute -------------------------------------------------------------------------------------------------------
@@ -44,8 +44,8 @@ def test_recompute_drops_the_lower_jobs_kv_and_makes_it_again_later() -> None:
     released, assigned = kv.ack("low")
     assert isinstance(released, ReleaseBlocks)
     assert isinstance(assigned, Assign)
-    assert (released.job, assigned.job) == ("low", "high")
-    assert kv.state("low") is JobState.WAITING
+    assert (released.job_id, assigned.job_id) == ("low", "high")
+    assert kv.state("low") is KvState.WAITING
     kv.settle([assigned])
     # All four of its tokens are to be computed again: the three it had, and the one that was sampled.
     assert kv.settle(kv.release("high")) == [resident("low", 4, valid=0)]
@@ -76,7 +76,7 @@ def test_without_need_nothing_is_moved_ahead(policy: str) -> None:
     kv = Kv(policy, device=6, max_batch=1)
     kv.bring("a", 3, 4, level=1)
     kv.bring("b", 1, 2, level=0)
-    assert kv.state("a") is JobState.DEVICE
+    assert kv.state("a") is KvState.DEVICE
     assert kv.settle(kv.run(("b", 1, 2))) == []
 
 
@@ -136,7 +136,7 @@ def test_a_running_job_that_can_not_grow_keeps_its_kv_and_sits_out() -> None:
     assert kv.free() == (0, 8)
     assert kv.settle(kv.run(("high", 2, 3))) == [reclaim("low", "high")]
     [offload] = kv.ack("low")
-    assert kv.state("high") is JobState.DEVICE
+    assert kv.state("high") is KvState.DEVICE
     assert kv.settle([offload]) == [grown("high", 4)]
 
 
@@ -191,7 +191,7 @@ def test_the_reserve_does_not_cost_anybodys_kv() -> None:
     kv = Kv(knobs("proactive", idle_slots=2), device=6, host=1, max_batch=1, quanta_s=BURST_LEVELS)
     kv.bring("run", 2, 2, level=2)
     kv.bring("next", 2, 2, level=2)
-    assert kv.state("next") is JobState.DEVICE
+    assert kv.state("next") is KvState.DEVICE
 
 
 def test_a_job_that_would_run_now_may_use_the_reserve() -> None:
@@ -212,9 +212,9 @@ def test_proactive_uploads_the_job_that_runs_next_when_room_abounds() -> None:
     kv.bring("big", 8, 8, key=1.0)
     assert kv.arrive("c", 4, 4, key=0.0) == [reclaim("b", "c")]
     assert kv.settle(kv.ack("b")) == [resident("c", 4)]
-    assert kv.state("b") is JobState.HOST
+    assert kv.state("b") is KvState.HOST
     kv.settle(kv.run(("c", 0, 4)))
-    assert kv.state("b") is JobState.HOST
+    assert kv.state("b") is KvState.HOST
     # With big gone, b is next behind c, and far more is free than b and an arrival need.
     assert kv.settle(kv.release("big")) == [resident("b", 3, valid=2)]
 
@@ -236,10 +236,10 @@ def test_a_job_that_would_be_the_next_victim_is_not_uploaded_ahead() -> None:
     kv.settle(kv.arrive("c", 4, 4, key=0.0))
     kv.swap_out("b")
     kv.settle(kv.run(("c", 0, 4)))
-    assert kv.state("b") is JobState.HOST
+    assert kv.state("b") is KvState.HOST
     # c is gone: four blocks are free, b needs them all, and would be the first to lose them to an arrival.
     assert kv.settle(kv.release("c")) == []
-    assert kv.state("b") is JobState.HOST
+    assert kv.state("b") is KvState.HOST
 
 
 # --- all -------------------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_a_job_that_would_be_the_next_victim_is_not_uploaded_ahead() -> None:
 def test_growth_is_granted_in_larger_pieces_while_the_pool_is_slack() -> None:
     kv = Kv(knobs("reactive", grant=4), device=20, max_batch=2)
     kv.bring("a", 2, 16)
-    assert kv.state("a") is JobState.DEVICE
+    assert kv.state("a") is KvState.DEVICE
     assert kv.settle(kv.run(("a", 2, 3))) == []
     assert kv.free() == (20 - 6, 8)
 

@@ -2,7 +2,7 @@
 
 from services.domain.ids import BlockId, CommandNumber
 from services.domain.protocol import Assign, BlockMove, Offload, ReleaseBlocks, Upload
-from services.kvmanager.policy.job import JobState
+from services.kvmanager.machine.kv_job import KvState
 from tests.kvmanager.harness import Kv, Message, grown, jid, knobs, reclaim, resident
 
 
@@ -65,9 +65,9 @@ def test_8_pp_stage_0_done_stage_1_has_not_seen_the_upload() -> None:
     kv.settle([offload])
     upload = kv.release("a")[-1]
     assert isinstance(upload, Upload)
-    assert kv.applied(upload.command, stage=0) == []
-    assert kv.done(upload.command, stage=0) == []
-    assert kv.applied(upload.command, stage=1) == [resident("b", 3, valid=2)]
+    assert kv.applied(upload.command_number, stage=0) == []
+    assert kv.done(upload.command_number, stage=0) == []
+    assert kv.applied(upload.command_number, stage=1) == [resident("b", 3, valid=2)]
 
 
 def test_8_an_upload_is_not_announced_before_stage_0_has_the_kv() -> None:
@@ -75,8 +75,8 @@ def test_8_an_upload_is_not_announced_before_stage_0_has_the_kv() -> None:
     kv.settle([offload])
     upload = kv.release("a")[-1]
     assert isinstance(upload, Upload)
-    assert kv.applied(upload.command) == []
-    assert kv.done(upload.command) == [resident("b", 3, valid=2)]
+    assert kv.applied(upload.command_number) == []
+    assert kv.done(upload.command_number) == [resident("b", 3, valid=2)]
 
 
 def test_8_acks_numbered_applied_of_an_old_growth_is_not_taken_for_the_uploads() -> None:
@@ -93,10 +93,10 @@ def test_8_acks_numbered_applied_of_an_old_growth_is_not_taken_for_the_uploads()
     kv.settle([offload])
     upload = kv.release("top")[-1]
     assert isinstance(upload, Upload)
-    assert kv.done(upload.command) == []
-    assert kv.applied(growth.command) == []
-    assert kv.state("low") is JobState.UPLOADING
-    assert kv.applied(upload.command) == [resident("low", 3, valid=2)]
+    assert kv.done(upload.command_number) == []
+    assert kv.applied(growth.command_number) == []
+    assert kv.state("low") is KvState.UPLOADING
+    assert kv.applied(upload.command_number) == [resident("low", 3, valid=2)]
 
 
 # --- 9: blocks in a copy are free when every stage is Done -----------------------------------------------------------
@@ -106,15 +106,15 @@ def test_9_offload_waits_done_blocks_are_not_given_away_under_the_copy() -> None
     kv, offload = offloading()
     assert offload.moves == moves((0, 0), (1, 1))
     assert kv.free() == (2, 6)
-    assert kv.applied(offload.command) == []
-    assert kv.done(offload.command) == [Assign(command(4), jid("a"), blocks(0, 1, 2, 3))]
+    assert kv.applied(offload.command_number) == []
+    assert kv.done(offload.command_number) == [Assign(command(4), jid("a"), blocks(0, 1, 2, 3))]
 
 
 def test_9_all_stages_done_stage_0_is_done_and_stage_1_still_reads_the_block() -> None:
     kv, offload = offloading(stages=2)
-    assert kv.done(offload.command, stage=0) == []
+    assert kv.done(offload.command_number, stage=0) == []
     assert kv.free() == (2, 6)
-    assert kv.done(offload.command, stage=1) == [Assign(command(4), jid("a"), blocks(0, 1, 2, 3))]
+    assert kv.done(offload.command_number, stage=1) == [Assign(command(4), jid("a"), blocks(0, 1, 2, 3))]
 
 
 def test_9_the_host_blocks_of_an_upload_are_kept_until_every_stage_is_done() -> None:
@@ -123,11 +123,11 @@ def test_9_the_host_blocks_of_an_upload_are_kept_until_every_stage_is_done() -> 
     upload = kv.release("a")[-1]
     assert isinstance(upload, Upload)
     for stage in (0, 1):
-        kv.applied(upload.command, stage)
-    kv.done(upload.command, stage=0)
-    assert kv.state("b") is JobState.DEVICE
+        kv.applied(upload.command_number, stage)
+    kv.done(upload.command_number, stage=0)
+    assert kv.state("b") is KvState.DEVICE
     assert kv.free() == (1, 6)
-    kv.done(upload.command, stage=1)
+    kv.done(upload.command_number, stage=1)
     assert kv.free() == (1, 8)
 
 
@@ -136,7 +136,7 @@ def test_9_release_keeps_copies_cancel_during_offload() -> None:
     assert kv.release("b") == [ReleaseBlocks(command(4), jid("b"))]
     assert kv.free() == (2, 6)
     assert kv.machine.status()["zombie"] == 1
-    assert kv.done(offload.command) == [Assign(command(5), jid("a"), blocks(0, 1, 2, 3))]
+    assert kv.done(offload.command_number) == [Assign(command(5), jid("a"), blocks(0, 1, 2, 3))]
     assert kv.free() == (0, 8)
 
 
@@ -148,10 +148,10 @@ def test_9_cancel_during_upload_frees_at_once_only_what_no_copy_names() -> None:
     upload = kv.release("a")[-1]
     assert isinstance(upload, Upload)
     assert len(upload.device_blocks) == 3
-    assert kv.release("b") == [ReleaseBlocks(command(upload.command + 1), jid("b"))]
+    assert kv.release("b") == [ReleaseBlocks(command(upload.command_number + 1), jid("b"))]
     assert kv.free() == (2, 6)
-    kv.applied(upload.command)
-    kv.done(upload.command)
+    kv.applied(upload.command_number)
+    kv.done(upload.command_number)
     assert kv.free() == (4, 8)
 
 
@@ -164,14 +164,14 @@ def test_10_one_copy_the_offload_waits_for_the_upload_that_stage_1_still_makes()
     upload = kv.release("a")[-1]
     assert isinstance(upload, Upload)
     for stage in (0, 1):
-        kv.applied(upload.command, stage)
-    kv.done(upload.command, stage=0)
+        kv.applied(upload.command_number, stage)
+    kv.done(upload.command_number, stage=0)
     assert kv.arrive("top", 4, 4, key=-9.0) == [reclaim("b", "top")]
     assert kv.ack("b") == []
-    assert kv.state("b") is JobState.EVICTING
-    again = only(kv.done(upload.command, stage=1))
+    assert kv.state("b") is KvState.EVICTING
+    again = only(kv.done(upload.command_number, stage=1))
     assert isinstance(again, Offload)
-    assert kv.state("b") is JobState.OFFLOADING
+    assert kv.state("b") is KvState.OFFLOADING
 
 
 def test_10_a_job_released_while_it_waits_for_its_upload_keeps_the_blocks_of_the_copy() -> None:
@@ -180,13 +180,13 @@ def test_10_a_job_released_while_it_waits_for_its_upload_keeps_the_blocks_of_the
     upload = kv.release("a")[-1]
     assert isinstance(upload, Upload)
     for stage in (0, 1):
-        kv.applied(upload.command, stage)
-    kv.done(upload.command, stage=0)
+        kv.applied(upload.command_number, stage)
+    kv.done(upload.command_number, stage=0)
     kv.arrive("top", 4, 4, key=-9.0)
     kv.ack("b")
-    assert kv.release("b") == [ReleaseBlocks(command(upload.command + 1), jid("b"))]
+    assert kv.release("b") == [ReleaseBlocks(command(upload.command_number + 1), jid("b"))]
     assert kv.free() == (2, 6)
-    assert isinstance(only(kv.done(upload.command, stage=1)), Assign)
+    assert isinstance(only(kv.done(upload.command_number, stage=1)), Assign)
 
 
 # --- 11: only finished tokens are copied -----------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_12_overtaking_free_blocks_that_a_higher_job_waits_for_are_not_given_to_
     assert kv.free() == (2, 8)
     [offload] = kv.ack("b")
     assert kv.settle([offload]) == [resident("a", 3)]
-    assert kv.state("c") is JobState.WAITING
+    assert kv.state("c") is KvState.WAITING
 
 
 def test_12_a_demand_that_nothing_below_can_cover_holds_nobody_up() -> None:
@@ -245,13 +245,13 @@ def test_13_crossing_reclaims_nobody_is_asked_for_a_job_that_ranks_below_it() ->
     kv.plan(("a", 2, 3), ("b", 2, 3))
     # Both would grow; only the higher one may ask for the other.
     assert kv.finish() == []
-    assert (kv.state("a"), kv.state("b")) == (JobState.DEVICE, JobState.ASKED)
+    assert (kv.state("a"), kv.state("b")) == (KvState.DEVICE, KvState.ASKED)
 
 
 def test_13_the_top_job_may_use_the_idle_reserve() -> None:
     kv = Kv(knobs("proactive", idle_slots=1), device=4, max_batch=1)
     kv.bring("a", 2, 3)
-    assert kv.state("a") is JobState.DEVICE
+    assert kv.state("a") is KvState.DEVICE
     # Two blocks are one arrival's worth; the top job grows into them.
     assert kv.settle(kv.run(("a", 2, 3))) == []
     assert kv.free() == (1, 8)
@@ -267,7 +267,7 @@ def test_14_lost_grant_growth_applied_while_asked_is_announced_after_the_refusal
     assert isinstance(growth, Assign)
     assert kv.arrive("b", 2, 2, key=-1.0) == [reclaim("a", "b")]
     # Late grant: while it is asked for, nothing is announced.
-    assert kv.applied(growth.command) == []
+    assert kv.applied(growth.command_number) == []
     kv.say(*kv.arrival("c", 1, 1, key=9.0))
     assert kv.refuse("a")[0] == grown("a", 3)
 
@@ -303,9 +303,9 @@ def test_15_a_full_host_drops_the_lowest_swapped_out_job_below_the_victim() -> N
     assert kv.arrive("top", 2, 2, key=-2.0) == [reclaim("b", "top")]
     released, offload = kv.ack("b")
     assert isinstance(released, ReleaseBlocks)
-    assert released.job == "c"
+    assert released.job_id == "c"
     assert isinstance(offload, Offload)
-    assert (kv.state("b"), kv.state("c")) == (JobState.OFFLOADING, JobState.WAITING)
+    assert (kv.state("b"), kv.state("c")) == (KvState.OFFLOADING, KvState.WAITING)
 
 
 def test_15_a_full_host_of_higher_jobs_drops_the_victim() -> None:
@@ -320,7 +320,7 @@ def test_15_a_full_host_of_higher_jobs_drops_the_victim() -> None:
     assert kv.arrive("top", 2, 2, key=-2.0) == [reclaim("b", "top")]
     released = kv.ack("b")[0]
     assert isinstance(released, ReleaseBlocks)
-    assert (kv.state("b"), kv.state("c")) == (JobState.WAITING, JobState.HOST)
+    assert (kv.state("b"), kv.state("c")) == (KvState.WAITING, KvState.HOST)
 
 
 def test_15_a_dropped_job_is_to_be_prefilled_again() -> None:
@@ -329,7 +329,7 @@ def test_15_a_dropped_job_is_to_be_prefilled_again() -> None:
     kv.settle(kv.run(("b", 2, 3)))
     kv.arrive("a", 4, 4, key=-1.0)
     kv.swap_out("b")
-    assert kv.state("b") is JobState.WAITING
+    assert kv.state("b") is KvState.WAITING
     assert kv.settle(kv.release("a")) == [resident("b", 4, valid=0)]
 
 

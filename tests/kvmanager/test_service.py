@@ -17,12 +17,11 @@ from fastserve.v1 import kvmanager_pb2 as wire
 from services.domain.errors import NotReadyError
 from services.domain.ids import Epoch
 from services.domain.protocol import Assign, Grown, Offload, Resident, Upload
-from services.domain.work import PoolStatus
+from services.domain.server_status import PoolStatus, PoolUsage
 from services.kvmanager.__main__ import main
-from services.kvmanager.messages import Inbound, SchedulerArrived, SchedulerLeft
+from services.kvmanager.kv_manager_inbox import Inbound, SchedulerArrived, SchedulerLeft
+from services.kvmanager.kv_streams import SchedulerStream
 from services.kvmanager.metrics import PoolCollector
-from services.kvmanager.peers import SchedulerPeer
-from services.kvmanager.policy.messages import PoolFigures
 from services.kvmanager.service import register
 from services.kvmanager.settings import KvManagerSettings
 from services.runtime.channel import open_channel
@@ -74,9 +73,9 @@ async def test_figures_and_swaps_come_at_most_every_tenth_of_a_second() -> None:
         await worker.obey()
         await worker.obey()
         told = [await scheduler.hear_pools()]
-        while not told[-1].swapped_out:
+        while not told[-1].swapped_out_job_ids:
             told.append(await scheduler.hear_pools())
-        assert told[-1].swapped_out == (jid("low"),)
+        assert told[-1].swapped_out_job_ids == (jid("low"),)
         assert asyncio.get_running_loop().time() - began_s >= 0.1 * len(told) * 0.9
 
 
@@ -161,7 +160,7 @@ async def test_a_peer_that_does_not_read_loses_its_stream_although_writing_to_it
 
 
 async def test_nothing_is_kept_for_a_peer_whose_stream_is_to_end() -> None:
-    peer = SchedulerPeer()
+    peer = SchedulerStream()
     peer.send(Epoch(1), [])
     peer.close(NotReadyError("enough", 1.0))
     peer.send(Epoch(1), [])
@@ -186,7 +185,7 @@ async def test_when_the_worker_hangs_up_all_that_its_pools_held_is_forgotten() -
         worker = await served.worker(5)
         given = await worker.obey()
         await scheduler.hear()
-        assert served.driver.figures == PoolFigures(4, 2, 8, 8)
+        assert served.driver.pool_usage == PoolUsage(4, 2, 8, 8)
         worker.hang_up()
         await scheduler.jobs(6, "a")
         again = await served.worker(6)
@@ -244,7 +243,7 @@ async def test_its_health_says_that_it_is_ready() -> None:
 def test_the_share_of_the_pools_in_use_is_what_metrics_say() -> None:
     samples = {
         sample.name: sample
-        for metric in PoolCollector("m", lambda: PoolFigures(8, 2, 10, 10)).collect()
+        for metric in PoolCollector("m", lambda: PoolUsage(8, 2, 10, 10)).collect()
         for sample in metric.samples
     }
     assert samples["fastserve:kv_cache_usage_perc"].value == 0.75

@@ -10,8 +10,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from services.kvmanager.policy.policies import POLICY_NAMES
-from services.scheduler.policy.config import PolicyName
+from services.kvmanager.policies.kv_policy import POLICY_NAMES
+from services.scheduler.scheduler_config import PolicyName
 from tests.protocol.explorer import CounterexampleError, TooManyStatesError, explore
 from tests.protocol.instance import FLAT_PROFILE, STEEP_PROFILE, Instance, JobSize
 

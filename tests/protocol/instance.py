@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.ids import JobId
-from services.kvmanager.policy.machine import KvManager
-from services.kvmanager.policy.policies import KvKnobs, policy_named
-from services.scheduler.policy.config import PolicyName, SchedulerConfig
-from services.scheduler.policy.machine import Scheduler
+from services.kvmanager.machine.kv_manager import KvManager
+from services.kvmanager.policies.kv_policy import KvConfig, policy_named
+from services.scheduler.machine.scheduler import Scheduler
+from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 
 FLAT_PROFILE = CostProfile(prefill=(PrefillCost(1, 1.0),), decode=(DecodeCost(1, 1, 1.0),))
 """Every iteration takes a second, and so the highest level's quantum is one iteration."""
@@ -85,7 +85,7 @@ class Instance:
         """The real KV manager."""
         policy = policy_named(self.kv_policy, self.idle_slots, self.reserve_share)
         return KvManager(
-            KvKnobs(
+            KvConfig(
                 policy, lookahead_tokens=self.lookahead_tokens, grant_blocks=1, protected_plans=self.protected_plans
             )
         )

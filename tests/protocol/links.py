@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from services.domain.ids import CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.protocol import Applied, Done, Finished, IterationResult, Jobs, KvToWorker, PlanEntry, Planned
-from services.kvmanager.policy import messages as kv
-from services.kvmanager.policy.machine import KvManager
-from services.scheduler.policy import messages as sched
-from services.scheduler.policy.machine import Scheduler
+from services.kvmanager.machine import kv_manager_events as kv
+from services.kvmanager.machine.kv_manager import KvManager
+from services.scheduler.machine import scheduler_events as sched
+from services.scheduler.machine.scheduler import Scheduler
 
 NO_NUMBER = PlanNumber(-1)
 
@@ -23,8 +23,8 @@ class PlanOnLink(NamedTuple):
 
     epoch: Epoch
     entries: tuple[PlanEntry, ...]
-    samples: tuple[JobId, ...]
-    may_be_cut: tuple[JobId, ...]
+    sampling_job_ids: tuple[JobId, ...]
+    may_be_cut_job_ids: tuple[JobId, ...]
 
 
 class CommandsOnLink(NamedTuple):
@@ -58,14 +58,14 @@ class Batches:
 def with_plan(event: sched.Event, machine: Scheduler) -> sched.Event:
     """A result with the number of the plan that it must be of."""
     if isinstance(event, IterationResult) and machine.iterations.unfinished:
-        plan = machine.iterations.unfinished[0].plan
-        return IterationResult(event.epoch, plan, event.tokens, event.cut, event.duration_s)
+        plan_number = machine.iterations.unfinished[0].plan_number
+        return IterationResult(event.epoch, plan_number, event.tokens, event.cut_job_ids, event.duration_s)
     return event
 
 
 def without_plan(message: Any) -> Any:
     """A message of the scheduler without the number of its plan."""
-    return message._replace(plan=NO_NUMBER) if isinstance(message, Planned | Finished) else message
+    return message._replace(plan_number=NO_NUMBER) if isinstance(message, Planned | Finished) else message
 
 
 def numbered(events: tuple[kv.Event, ...], machine: KvManager) -> list[kv.Event]:
@@ -73,19 +73,19 @@ def numbered(events: tuple[kv.Event, ...], machine: KvManager) -> list[kv.Event]
     ledger = machine._ledger
     plans = [] if ledger is None else list(ledger.plans)
     next_command = 1 if ledger is None else ledger.next_command
-    next_plan = PlanNumber(plans[-1] + 1) if plans else PlanNumber(0)
+    next_plan_number = PlanNumber(plans[-1] + 1) if plans else PlanNumber(0)
     known: list[kv.Event] = []
     for event in events:
         if isinstance(event, kv.FromScheduler):
             message = event.message
             if isinstance(message, Jobs):
-                plans, next_plan = [], PlanNumber(0)
+                plans, next_plan_number = [], PlanNumber(0)
             elif isinstance(message, Planned):
-                event = kv.FromScheduler(event.epoch, Planned(next_plan, message.entries))
-                plans.append(next_plan)
-                next_plan = PlanNumber(next_plan + 1)
+                event = kv.FromScheduler(event.epoch, Planned(next_plan_number, message.entries))
+                plans.append(next_plan_number)
+                next_plan_number = PlanNumber(next_plan_number + 1)
             elif isinstance(message, Finished) and plans:
-                event = kv.FromScheduler(event.epoch, message._replace(plan=plans.pop(0)))
+                event = kv.FromScheduler(event.epoch, message._replace(plan_number=plans.pop(0)))
         known.append(shifted(event, next_command))
     return known
 
@@ -93,6 +93,6 @@ def numbered(events: tuple[kv.Event, ...], machine: KvManager) -> list[kv.Event]
 def shifted(event: kv.Event, by: int) -> kv.Event:
     """An acknowledgement of a command whose number is `by` more."""
     if isinstance(event, kv.FromWorker) and isinstance(event.message, Applied | Done):
-        moved = event.message._replace(command=CommandNumber(event.message.command + by))
+        moved = event.message._replace(command_number=CommandNumber(event.message.command_number + by))
         return kv.FromWorker(event.epoch, moved)
     return event

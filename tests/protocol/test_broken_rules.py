@@ -11,16 +11,17 @@ import pytest
 
 from services.domain.protocol import Ack, Applied, Done, Grown, Refuse, Release, Resident, SchedulerToKv
 from services.domain.ranked import Ranked
-from services.kvmanager.policy import decide, moves
-from services.kvmanager.policy.decide import blocks_wanted
-from services.kvmanager.policy.job import JobState, KvJob
-from services.kvmanager.policy.ledger import Ledger
-from services.kvmanager.policy.policies import KvKnobs
-from services.scheduler.policy.config import PolicyName
-from services.scheduler.policy.job import JobState as SchedulerJobState
-from services.scheduler.policy.leaving import Leaving
-from services.scheduler.policy.machine import Scheduler
-from services.scheduler.policy.messages import Event, FromKv
+from services.kvmanager.machine import decisions as decide
+from services.kvmanager.machine import moves
+from services.kvmanager.machine.decisions import blocks_wanted
+from services.kvmanager.machine.kv_job import KvJob, KvState
+from services.kvmanager.machine.ledger import Ledger
+from services.kvmanager.policies.kv_policy import KvConfig
+from services.scheduler.job import JobState
+from services.scheduler.machine.releases import Releases
+from services.scheduler.machine.scheduler import Scheduler
+from services.scheduler.machine.scheduler_events import Event, FromKv
+from services.scheduler.scheduler_config import PolicyName
 from tests.protocol.explorer import CounterexampleError, explore
 from tests.protocol.instance import Instance, JobSize
 from tests.protocol.worker_model import WorkerModel
@@ -32,25 +33,25 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 def release_at_once(patch: pytest.MonkeyPatch) -> None:
     """[3 release-waits] an ended job is released while a plan still names it."""
 
-    def release(self: Leaving, now_s: float) -> list[SchedulerToKv]:
+    def release(self: Releases, now_s: float) -> list[SchedulerToKv]:
         ended, self.closing = self.closing, []
         for job in ended:
             self._forget(job, now_s)
-        return [Release(job.job) for job in ended]
+        return [Release(job.job_id) for job in ended]
 
-    patch.setattr(Leaving, "release", release)
+    patch.setattr(Releases, "release", release)
 
 
 def consent_at_once(patch: pytest.MonkeyPatch) -> None:
     """[4 ack-waits] consent is given while a plan still names the job."""
 
-    def acknowledge(self: Leaving, now_s: float) -> list[SchedulerToKv]:
+    def acknowledge(self: Releases, now_s: float) -> list[SchedulerToKv]:
         draining, self.draining = self.draining, []
         for job in draining:
-            job.move(SchedulerJobState.OUT, now_s, "consented")
-        return [Ack(job.job) for job in draining]
+            job.move(JobState.OUT, now_s, "consented")
+        return [Ack(job.job_id) for job in draining]
 
-    patch.setattr(Leaving, "acknowledge", acknowledge)
+    patch.setattr(Releases, "acknowledge", acknowledge)
     patch.setattr(Scheduler, "check", lambda self: None)
 
 
@@ -67,14 +68,14 @@ def ask_again_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def refuse_the_planned(patch: pytest.MonkeyPatch) -> None:
     """[4 consent-only-delayed] a job is refused because a plan names it: asking again at once floods the link."""
-    original = Leaving.answer
+    original = Releases.answer
 
-    def answer(self: Leaving, now_s: float) -> list[SchedulerToKv]:
-        busy = [request for request in self._requests if self._jobs[request.job].in_flight]
+    def answer(self: Releases, now_s: float) -> list[SchedulerToKv]:
+        busy = [request for request in self._requests if self._jobs[request.job_id].in_flight]
         self._requests = [request for request in self._requests if request not in busy]
-        return [*(Refuse(request.job) for request in busy), *original(self, now_s)]
+        return [*(Refuse(request.job_id) for request in busy), *original(self, now_s)]
 
-    patch.setattr(Leaving, "answer", answer)
+    patch.setattr(Releases, "answer", answer)
     ask_again_at_once(patch)
 
 
@@ -84,13 +85,13 @@ def grown_is_resident(patch: pytest.MonkeyPatch) -> None:
     refuse = moves._assigned
 
     def from_kv(self: Scheduler, message: Any, now_s: float) -> None:
-        job = self.jobs.get(message.job)
-        if isinstance(message, Grown) and job is not None and job.state is SchedulerJobState.OUT:
-            message = Resident(message.job, message.capacity_tokens, job.finished_tokens)
+        job = self.jobs.get(message.job_id)
+        if isinstance(message, Grown) and job is not None and job.state is JobState.OUT:
+            message = Resident(message.job_id, message.capacity_tokens, job.finished_tokens)
         take(self, message, now_s)
 
     def assigned(ledger: Ledger, command: Any) -> None:
-        was_asked = command.job.state is JobState.ASKED
+        was_asked = command.job.state is KvState.ASKED
         refuse(ledger, command)
         if was_asked:
             moves._announce_growth(ledger, command.job)
@@ -116,8 +117,8 @@ def resident_before_uploaded(patch: pytest.MonkeyPatch) -> None:
     original = moves.worker_said
 
     def said(ledger: Ledger, message: Applied | Done, keeps_kv: bool) -> None:
-        command = ledger.pending.get(message.command)
-        if command is not None and isinstance(message, Applied) and command.job.state is JobState.UPLOADING:
+        command = ledger.pending.get(message.command_number)
+        if command is not None and isinstance(message, Applied) and command.job.state is KvState.UPLOADING:
             command.done |= 1
         original(ledger, message, keeps_kv)
 
@@ -142,7 +143,7 @@ def give_away_under_a_released_copy(patch: pytest.MonkeyPatch) -> None:
 
     def release(ledger: Ledger, job: KvJob) -> None:
         original(ledger, job)
-        if job.state is JobState.ZOMBIE:
+        if job.state is KvState.ZOMBIE:
             ledger.free_device(job, keep=0)
 
     patch.setattr(moves, "release", release)
@@ -159,7 +160,7 @@ def forget_growth_at_refusal(patch: pytest.MonkeyPatch) -> None:
     """[14 refusal-announces] growth that was applied while the job was asked for is never announced."""
 
     def refused(ledger: Ledger, job: KvJob) -> None:
-        ledger.enter(job, JobState.DEVICE)
+        ledger.enter(job, KvState.DEVICE)
 
     patch.setattr(moves, "refused", refused)
 
@@ -167,7 +168,7 @@ def forget_growth_at_refusal(patch: pytest.MonkeyPatch) -> None:
 def overtake(patch: pytest.MonkeyPatch) -> None:
     """[12 no-overtaking] lower jobs are served what a higher one could use."""
 
-    def serve_window(ledger: Ledger, knobs: KvKnobs, reserve: int) -> int:
+    def serve_window(ledger: Ledger, knobs: KvConfig, reserve: int) -> int:
         for job in ledger.order.slice(0, ledger.max_batch):
             wanted = blocks_wanted(ledger, job, knobs)
             if wanted == 0:

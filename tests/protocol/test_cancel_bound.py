@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from services.domain.ids import JobId
-from services.kvmanager.policy.policies import POLICY_NAMES
+from services.kvmanager.policies.kv_policy import POLICY_NAMES
 from tests.protocol.instance import Instance, JobSize
 from tests.protocol.world import State, Step, World
 
@@ -52,23 +52,23 @@ def is_quiet(state: State) -> bool:
     return not any(getattr(state, link) for link in LINKS)
 
 
-def holds_blocks(world: World, state: State, job: JobId) -> bool:
+def holds_blocks(world: World, state: State, job_id: JobId) -> bool:
     """The job, or a copy of its blocks, has a place at the KV manager or a table at the worker."""
     ledger = world.managers.get(state.manager)._ledger
     worker = world.workers.get(state.worker)
-    leaving = any(zombie.id == job for zombie in ledger.zombies.values())
-    return job in ledger.jobs or leaving or job in worker.tables or job in worker.host_tables
+    leaving = any(zombie.job_id == job_id for zombie in ledger.zombies.values())
+    return job_id in ledger.jobs or leaving or job_id in worker.tables or job_id in worker.host_tables
 
 
 def iterations_until_free(world: World, state: State, number: int, slow_copies: bool) -> int:
     """Iterations that end after the cancel of the job and before its blocks are free everywhere."""
-    job = world.instance.job_ids[number]
+    job_id = world.instance.job_ids[number]
     iterations = 0
     for moment in walk(world, world.take(state, ("cancel", number)), slow_copies):
         iterations += int(moment.step[0] == "run")
-        if is_quiet(moment.state) and not holds_blocks(world, moment.state, job):
+        if is_quiet(moment.state) and not holds_blocks(world, moment.state, job_id):
             return iterations
-    raise AssertionError(f"{job} holds blocks for ever")
+    raise AssertionError(f"{job_id} holds blocks for ever")
 
 
 @pytest.mark.parametrize("slow_copies", [False, True], ids=["fast copies", "slow copies"])
@@ -93,7 +93,7 @@ def test_a_job_cancelled_at_any_moment_is_free_everywhere_when_the_plans_under_w
         living = world.schedulers.get(state.scheduler).jobs
         waits += [
             iterations_until_free(world, state, number, slow_copies)
-            for number, job in enumerate(instance.job_ids)
-            if job in living
+            for number, job_id in enumerate(instance.job_ids)
+            if job_id in living
         ]
     assert max(waits) == plans_in_flight

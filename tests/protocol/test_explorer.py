@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.kvmanager.policy.policies import POLICY_NAMES
-from services.scheduler.policy.config import PolicyName
+from services.kvmanager.policies.kv_policy import POLICY_NAMES
+from services.scheduler.scheduler_config import PolicyName
 from tests.protocol.explorer import explore
 from tests.protocol.instance import STEEP_PROFILE, Instance, JobSize
 

@@ -9,8 +9,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.kvmanager.policy.policies import POLICY_NAMES
-from services.scheduler.policy.config import PolicyName
+from services.kvmanager.policies.kv_policy import POLICY_NAMES
+from services.scheduler.scheduler_config import PolicyName
 from tests.protocol.instance import Instance, JobSize
 from tests.protocol.world import Step, World
 

@@ -24,7 +24,7 @@ class Copy(NamedTuple):
     """A copy under way."""
 
     to_host: bool
-    job: JobId
+    job_id: JobId
     moves: tuple[BlockMove, ...]
     valid_tokens: int
 
@@ -53,41 +53,41 @@ class WorkerModel:
 
     def apply(self, commands: tuple[KvToWorker, ...]) -> tuple[int, ...]:
         """Apply a batch in order. Returns the numbers of the commands that began a copy."""
-        return tuple(command.command for command in commands if self._apply(command))
+        return tuple(command.command_number for command in commands if self._apply(command))
 
     def _apply(self, command: KvToWorker) -> bool:
-        job = command.job
+        job_id = command.job_id
         match command:
             case Assign():
                 self._take_device(command.device_blocks)
-                self.tables[job] = (*self.tables.get(job, ()), *command.device_blocks)
+                self.tables[job_id] = (*self.tables.get(job_id, ()), *command.device_blocks)
                 return False
             case Offload():
-                table = self._pop(self.tables, job, "Offload without a device table")
+                table = self._pop(self.tables, job_id, "Offload without a device table")
                 if any(table[move.table_index] != move.device_block for move in command.moves):
                     raise ViolationError(f"{command} does not name the blocks of {table}")
                 self._take_host(tuple(move.host_block for move in command.moves))
-                self.host_tables[job] = tuple(move.host_block for move in command.moves)
-                self.copies.append(Copy(True, job, command.moves, command.valid_tokens))
+                self.host_tables[job_id] = tuple(move.host_block for move in command.moves)
+                self.copies.append(Copy(True, job_id, command.moves, command.valid_tokens))
                 return True
             case Upload():
-                table = self._pop(self.host_tables, job, "Upload without a host table")
-                if tuple(move.host_block for move in command.moves) != table or job in self.tables:
+                table = self._pop(self.host_tables, job_id, "Upload without a host table")
+                if tuple(move.host_block for move in command.moves) != table or job_id in self.tables:
                     raise ViolationError(f"{command} does not fit host table {table}")
                 self._take_device(command.device_blocks)
-                self.tables[job] = command.device_blocks
-                self.copies.append(Copy(False, job, command.moves, command.valid_tokens))
+                self.tables[job_id] = command.device_blocks
+                self.copies.append(Copy(False, job_id, command.moves, command.valid_tokens))
                 return True
             case ReleaseBlocks():
-                self.tables.pop(job, None)
-                self.host_tables.pop(job, None)
+                self.tables.pop(job_id, None)
+                self.host_tables.pop(job_id, None)
                 return False
 
     @staticmethod
-    def _pop(tables: dict[JobId, tuple[BlockId, ...]], job: JobId, problem: str) -> tuple[BlockId, ...]:
-        if job not in tables:
-            raise ViolationError(f"{problem}: {job}")
-        return tables.pop(job)
+    def _pop(tables: dict[JobId, tuple[BlockId, ...]], job_id: JobId, problem: str) -> tuple[BlockId, ...]:
+        if job_id not in tables:
+            raise ViolationError(f"{problem}: {job_id}")
+        return tables.pop(job_id)
 
     def _take_device(self, blocks: tuple[BlockId, ...]) -> None:
         self._take(blocks, self.device, [block for table in self.tables.values() for block in table], host=False)
@@ -114,7 +114,7 @@ class WorkerModel:
             source = self.device[move.device_block] if copy.to_host else self.host[move.host_block]
             first = move.table_index * self.block_size
             for offset in range(min(self.block_size, copy.valid_tokens - first)):
-                if source[offset] != (copy.job, first + offset):
+                if source[offset] != (copy.job_id, first + offset):
                     raise ViolationError(f"{copy} finds {source[offset]} at position {first + offset}")
             if copy.to_host:
                 self.host[move.host_block] = source
@@ -125,23 +125,23 @@ class WorkerModel:
 
     def can_start(self, entries: tuple[PlanEntry, ...]) -> bool:
         """No upload of the plan's jobs is unfinished (PROTOCOL 17)."""
-        uploading = [copy.job for copy in self.copies if not copy.to_host]
-        return not any(entry.job in uploading for entry in entries)
+        uploading = [copy.job_id for copy in self.copies if not copy.to_host]
+        return not any(entry.job_id in uploading for entry in entries)
 
     def run(self, entries: tuple[PlanEntry, ...]) -> None:
         """Run an iteration: read all that is behind, write what is computed."""
-        for job, from_token, to_token in entries:
-            table = self.tables.get(job, ())
+        for job_id, from_token, to_token in entries:
+            table = self.tables.get(job_id, ())
             if to_token > len(table) * self.block_size:
                 raise ViolationError(
-                    f"a plan computes positions {from_token} to {to_token} of {job}, whose table is {table}"
+                    f"a plan computes positions {from_token} to {to_token} of {job_id}, whose table is {table}"
                 )
             for position in range(from_token):
                 found = self.device[table[position // self.block_size]][position % self.block_size]
-                if found != (job, position):
-                    raise ViolationError(f"{job} reads {found} at position {position} of {table}")
+                if found != (job_id, position):
+                    raise ViolationError(f"{job_id} reads {found} at position {position} of {table}")
             for position in range(from_token, to_token):
-                self._write(table[position // self.block_size], position % self.block_size, (job, position))
+                self._write(table[position // self.block_size], position % self.block_size, (job_id, position))
 
     def _write(self, block: BlockId, offset: int, tag: Tag) -> None:
         slots = list(self.device[block])

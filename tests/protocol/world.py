@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from services.domain.generation import EndReason
 from services.domain.ids import CommandNumber, Epoch, JobId
 from services.domain.protocol import (
     Applied,
@@ -17,10 +18,10 @@ from services.domain.protocol import (
     SampledToken,
     WorkerPools,
 )
-from services.kvmanager.policy import messages as kv
-from services.kvmanager.policy.machine import KvManager
-from services.scheduler.policy import messages as sched
-from services.scheduler.policy.machine import Scheduler
+from services.kvmanager.machine import kv_manager_events as kv
+from services.kvmanager.machine.kv_manager import KvManager
+from services.scheduler.machine import scheduler_events as sched
+from services.scheduler.machine.scheduler import Scheduler
 from tests.protocol.instance import Instance
 from tests.protocol.links import (
     NO_NUMBER,
@@ -96,7 +97,7 @@ class World:
         if state.arrived < len(self.instance.jobs) or self.schedulers.get(state.scheduler).jobs:
             return False
         manager = self.managers.get(state.manager)
-        figures = manager.figures()
+        figures = manager.pool_usage()
         worker = self.workers.get(state.worker)
         free = figures is not None and (figures.device_blocks_free, figures.host_blocks_free) == (
             self.instance.device_blocks,
@@ -143,9 +144,9 @@ class World:
         plan: PlanOnLink = self.batches.get(state.plans[0])
         if plan.epoch == state.epoch and not self._can_start(state.worker, plan):
             return
-        may_end = [job for job in plan.samples if ord(job) - ord("a") in self.instance.early_ends]
+        may_end = [job_id for job_id in plan.sampling_job_ids if ord(job_id) - ord("a") in self.instance.early_ends]
         for ended in _choices(may_end):
-            for cut in _choices([job for job in plan.may_be_cut if job not in ended]):
+            for cut in _choices([job_id for job_id in plan.may_be_cut_job_ids if job_id not in ended]):
                 yield ("run", ended, cut)
 
     def _can_start(self, worker: int, plan: PlanOnLink) -> bool:
@@ -166,9 +167,9 @@ class World:
             case ("arrive",):
                 return self._submit(state)
             case ("cancel", number):
-                job = self.instance.job_ids[number]
+                job_id = self.instance.job_ids[number]
                 state = state._replace(cancelled=state.cancelled | {number})
-                return self._scheduler_turn(state, (sched.Cancel(job, sched.EndReason.CANCELLED),))
+                return self._scheduler_turn(state, (sched.Cancel(job_id, EndReason.CANCELLED),))
             case ("kill", how):
                 return self._kill(state._replace(kills=state.kills + 1), loses=how == "losing messages")
             case ("break",):
@@ -206,14 +207,14 @@ class World:
     def _scheduler_acts(self, machine: Scheduler, events: tuple[sched.Event, ...], now_s: float) -> tuple[Any, ...]:
         """Plans and a batch for the KV manager, by number, and the epoch of a worker to be dropped."""
         commands = machine.handle([with_plan(event, machine) for event in events], now_s)
-        flights = {flight.plan: flight for flight in machine.iterations.unfinished}
+        flights = {flight.plan_number: flight for flight in machine.iterations.unfinished}
         plans: list[int] = []
         messages: list[kv.Event] = []
         dropped = None
         for command in commands:
             if isinstance(command, sched.SendPlan):
-                samples = tuple(part.job.job for part in flights[command.plan].parts if part.samples)
-                cuts = tuple(job for job, _ in command.cut_after_s)
+                samples = tuple(part.job.job_id for part in flights[command.plan_number].parts if part.samples)
+                cuts = tuple(job_id for job_id, _ in command.cut_after_s)
                 plans.append(self.batches.put(PlanOnLink(command.epoch, command.entries, samples, cuts)))
             elif isinstance(command, sched.ToKv):
                 messages.append(kv.FromScheduler(command.epoch, without_plan(command.message)))
@@ -247,8 +248,10 @@ class World:
         ended = next((command.epoch for command in commands if isinstance(command, kv.EndWorker)), None)
         batch: tuple[int, ...] = ()
         if to_worker:
-            base = to_worker[-1].command + 1
-            relative = tuple(message._replace(command=CommandNumber(message.command - base)) for message in to_worker)
+            base = to_worker[-1].command_number + 1
+            relative = tuple(
+                message._replace(command_number=CommandNumber(message.command_number - base)) for message in to_worker
+            )
             batch = (self.batches.put(CommandsOnLink(machine.epoch, relative)),)
         return batch, len(to_worker), self._as_batch(messages), ended
 
@@ -280,7 +283,7 @@ class World:
         """The worker dies and comes back; what it had sent arrives before the news, or is lost."""
         if loses:
             state = state._replace(results=(), answers=())
-        state = self._answer(self._say(state, sched.WorkerLost(state.epoch)), kv.WorkerLost(state.epoch, 0))
+        state = self._answer(self._say(state, sched.WorkerLost(state.epoch)), kv.StageLost(state.epoch, 0))
         return self._new_worker(state)
 
     def _break(self, state: State) -> State:
@@ -294,12 +297,12 @@ class World:
         state = state._replace(commands=state.commands[1:])
         if epoch != state.epoch:
             return state
-        plain = tuple(command._replace(command=CommandNumber(index)) for index, command in enumerate(batch))
+        plain = tuple(command._replace(command_number=CommandNumber(index)) for index, command in enumerate(batch))
         given = ("apply", self.batches.put(plain))
         number, copying = self.workers.step(state.worker, given, lambda machine: machine.apply(plain))
-        copies = (*state.copies, *(batch[index].command for index in copying))
+        copies = (*state.copies, *(batch[index].command_number for index in copying))
         state = state._replace(worker=number, copies=copies)
-        return self._answer(state, *(kv.FromWorker(epoch, Applied(command.command, 0)) for command in batch))
+        return self._answer(state, *(kv.FromWorker(epoch, Applied(command.command_number, 0)) for command in batch))
 
     def _end_copy(self, state: State, index: int) -> State:
         number, _ = self.workers.step(state.worker, ("copy", index), lambda machine: machine.end_copy(index))
@@ -312,16 +315,18 @@ class World:
         state = state._replace(plans=state.plans[1:])
         if plan.epoch != state.epoch:
             return state
-        entries = tuple(entry for entry in plan.entries if entry.job not in cut)
+        entries = tuple(entry for entry in plan.entries if entry.job_id not in cut)
         number, _ = self.workers.step(state.worker, ("run", entries), lambda machine: machine.run(entries))
-        tokens = tuple(SampledToken(job, 0, job in ended) for job in plan.samples if job not in cut)
+        tokens = tuple(
+            SampledToken(job_id, 0, job_id in ended) for job_id in plan.sampling_job_ids if job_id not in cut
+        )
         return self._say(state._replace(worker=number), IterationResult(plan.epoch, NO_NUMBER, tokens, cut, 1.0))
 
     def _submit(self, state: State) -> State:
         size = self.instance.jobs[state.arrived]
-        job = self.instance.job_ids[state.arrived]
+        job_id = self.instance.job_ids[state.arrived]
         state = state._replace(arrived=state.arrived + 1)
-        return self._scheduler_turn(state, (sched.Submit(job, size.prompt_tokens, size.max_tokens),))
+        return self._scheduler_turn(state, (sched.Submit(job_id, size.prompt_tokens, size.max_tokens),))
 
     def _shifted(self, state: State, by: int) -> State:
         """Commands were given: those given before are that much further back."""
@@ -337,7 +342,8 @@ class World:
             batch = self.batches.get(number)
             if isinstance(batch, CommandsOnLink):
                 moved = tuple(
-                    command._replace(command=CommandNumber(command.command + by)) for command in batch.commands
+                    command._replace(command_number=CommandNumber(command.command_number + by))
+                    for command in batch.commands
                 )
                 known = self.batches.put(batch._replace(commands=moved))
             else:
@@ -353,6 +359,6 @@ def _choices(jobs: list[JobId]) -> list[tuple[JobId, ...]]:
 
 def _scheduler_key(machine: Scheduler) -> tuple[object, ...]:
     """Names of ranks count here, unlike in the machine's own key: the KV manager knows them."""
-    ranks = tuple((job.job, job.rank, job.place, job.starvation_timer) for job in machine.jobs.values())
+    ranks = tuple((job.job_id, job.rank, job.place, job.starvation_timer) for job in machine.jobs.values())
     timers = tuple(sorted(entry[:2] for entry in machine.promotion._timers._heap))
     return (machine.state_key(), ranks, getattr(machine.policy, "_joins", 0), timers)

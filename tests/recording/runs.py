@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from services.domain.turns import Turn
-from services.kvmanager.policy.policies import KvKnobs, policy_named
-from services.kvmanager.recording import KV_MANAGER_FORMAT
+from services.kvmanager.kv_manager_recording import KV_MANAGER_FORMAT
+from services.kvmanager.policies.kv_policy import KvConfig, policy_named
 from services.runtime.recording.lines import MachineFormat
 from services.runtime.recording.reader import Recording
 from services.runtime.recording.recorder import Recorder, recording
-from services.runtime.recording.settings import RecordingSettings
-from services.scheduler.policy.config import SchedulerConfig
-from services.scheduler.recording import SCHEDULER_FORMAT
+from services.runtime.recording.recording_settings import RecordingSettings
+from services.scheduler.scheduler_config import SchedulerConfig
+from services.scheduler.scheduler_recording import SCHEDULER_FORMAT
 from tests.golden.stage import Setup, Stage, StageJob
 from tests.golden.stories import TEN_MS
 
@@ -22,7 +22,7 @@ FORMATS = (SCHEDULER_FORMAT, KV_MANAGER_FORMAT)
 
 BUSY = Setup(
     scheduler=SchedulerConfig(max_batch=2, starvation_limit_s=0.2, prefill_chunk_tokens=16),
-    kv=KvKnobs(policy_named("proactive")),
+    kv=KvConfig(policy_named("proactive")),
     profile=TEN_MS,
     device_blocks=6,
     host_blocks=12,
@@ -41,7 +41,7 @@ BUSY = Setup(
 """Twelve jobs in a pool for two or three: preemption, offloads, uploads, promotions, a cancel."""
 
 
-def machine_settings(machine: MachineFormat, setup: Setup = BUSY) -> SchedulerConfig | KvKnobs:
+def machine_settings(machine: MachineFormat, setup: Setup = BUSY) -> SchedulerConfig | KvConfig:
     """What the setup sets the machine with."""
     return setup.scheduler if machine is SCHEDULER_FORMAT else setup.kv
 

@@ -20,12 +20,12 @@ from services.domain.protocol import (
     Resident,
     SampledToken,
 )
-from services.kvmanager.policy.messages import FromScheduler, ToWorker
-from services.kvmanager.recording import KV_MANAGER_FORMAT
+from services.kvmanager.kv_manager_recording import KV_MANAGER_FORMAT
+from services.kvmanager.machine.kv_manager_events import FromScheduler, ToWorker
 from services.runtime.recording.codec import Aliases, Codec
 from services.runtime.recording.lines import MachineFormat
-from services.scheduler.policy.messages import DropWorker, Emit, FromKv, Submit, ToKv
-from services.scheduler.recording import SCHEDULER_FORMAT
+from services.scheduler.machine.scheduler_events import DropWorker, Emit, FromKv, Submit, ToKv
+from services.scheduler.scheduler_recording import SCHEDULER_FORMAT
 from tests.recording.values import values
 
 MACHINES = (SCHEDULER_FORMAT, KV_MANAGER_FORMAT)

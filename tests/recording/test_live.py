@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from fastserve.v1 import inference_pb2, inference_pb2_grpc
-from services.cli.replay_recording import replay_file
+from services.cli.simulate.replay_command import replay_file
 from services.runtime.recording.lines import Ending
 from tests.e2e.cluster import BUNDLED, Cluster, wait_until
 from tests.e2e.jobs import Given, make_jobs, request_of, run_together

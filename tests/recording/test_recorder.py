@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from services.cli.up import flags_of_services
-from services.cli.up_settings import UpSettings
+from services.cli.up.up_command import flags_of_services
+from services.cli.up.up_settings import UpSettings
 from services.domain.errors import InvalidFieldError, ProtocolError, RecordingError
 from services.domain.ids import Epoch, JobId
 from services.runtime.recording import recorder as module
 from services.runtime.recording.lines import Ending, Head, ending_line
 from services.runtime.recording.reader import Recording
 from services.runtime.recording.recorder import Recorder, recording
-from services.runtime.recording.settings import RecordingSettings
+from services.runtime.recording.recording_settings import RecordingSettings
 from services.runtime.settings import parse_flags, resolve
-from services.scheduler.policy.config import SchedulerConfig
-from services.scheduler.policy.machine import Scheduler
-from services.scheduler.policy.messages import KvConnected, Submit, Tick, WakeAt, WorkerLost
-from services.scheduler.recording import SCHEDULER_FORMAT
+from services.scheduler.machine.scheduler import Scheduler
+from services.scheduler.machine.scheduler_events import KvConnected, Submit, Tick, WakeAt, WorkerLost
+from services.scheduler.scheduler_config import SchedulerConfig
+from services.scheduler.scheduler_recording import SCHEDULER_FORMAT
 from tests.e2e.cluster import wait_until
 from tests.recording.runs import FORMATS, record, turns_of
 
@@ -52,7 +52,7 @@ def test_what_was_recorded_reads_back_with_its_settings(tmp_path: Path) -> None:
     assert recording.ending is Ending.CLOSED
     assert [turn.now_s for turn in turns] == [1.25, 1.0000000000000002]
     assert turns[0].events == (KvConnected(), Submit(JobId("j0"), 3, 4, 9.5))
-    assert [command._replace(job=JobId("a/0")) for command in turns[0].commands] == first
+    assert [command._replace(job_id=JobId("a/0")) for command in turns[0].commands] == first
     assert list(turns[1].commands) == second
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.cli.__main__ import main
-from services.cli.replay_recording import replay_file
+from services.cli.simulate.replay_command import replay_file
 from services.domain.errors import ProtocolError
 from services.domain.ids import CommandNumber, Epoch, JobId
 from services.domain.protocol import (
@@ -27,13 +27,19 @@ from services.domain.protocol import (
     WorkerPools,
 )
 from services.domain.turns import Turn
-from services.kvmanager.policy.machine import KvManager
-from services.kvmanager.policy.messages import FromScheduler, FromWorker, SchedulerConnected, ToScheduler, ToWorker
-from services.kvmanager.policy.policies import KvKnobs, policy_named
-from services.kvmanager.recording import KV_MANAGER_FORMAT
+from services.kvmanager.kv_manager_recording import KV_MANAGER_FORMAT
+from services.kvmanager.machine.kv_manager import KvManager
+from services.kvmanager.machine.kv_manager_events import (
+    FromScheduler,
+    FromWorker,
+    SchedulerConnected,
+    ToScheduler,
+    ToWorker,
+)
+from services.kvmanager.policies.kv_policy import KvConfig, policy_named
 from services.runtime.recording.lines import Head
 from services.runtime.recording.recorder import Recorder
-from services.simulator.replay import replay
+from services.simulator.turn_replay import replay
 from tests.recording.runs import lines_of, record, turns_of, write_lines
 
 MACHINES = ("scheduler", "kvmanager")
@@ -193,12 +199,12 @@ def test_the_command_says_that_all_is_identical(
 
 
 def test_an_id_that_is_released_and_used_again_in_one_turn_replays(tmp_path: Path) -> None:
-    knobs = KvKnobs(policy_named("proactive"))
+    knobs = KvConfig(policy_named("proactive"))
     path = tmp_path / "kvmanager.jsonl.gz"
     head = Head("kvmanager", knobs, True, "0.1.0", "3.11.0", "2026-01-01T00:00:00+00:00")
     recorder = Recorder(KV_MANAGER_FORMAT, head, path.open("xb"), 1_000_000)
     handle = recorder.watching(KvManager(knobs).handle)
-    epoch, job = Epoch(1), JobId("a/0")
+    epoch, job_id = Epoch(1), JobId("a/0")
 
     def said(*messages: SchedulerToKv) -> list[FromScheduler]:
         return [FromScheduler(epoch, message) for message in messages]
@@ -206,13 +212,13 @@ def test_an_id_that_is_released_and_used_again_in_one_turn_replays(tmp_path: Pat
     def applied(command: int) -> FromWorker:
         return FromWorker(epoch, Applied(CommandNumber(command), 0))
 
-    arrives = said(Arrive(ArrivedJob(job, 20, 40)), Order((OrderChange(job, Rank(0, 0.0, 0)),)))
+    arrives = said(Arrive(ArrivedJob(job_id, 20, 40)), Order((OrderChange(job_id, Rank(0, 0.0, 0)),)))
     pools = FromWorker(epoch, WorkerPools(epoch, 16, 100, 100, 0, 1))
     handle([SchedulerConnected(), pools, *said(Jobs(epoch, (), (), 16, (0.1,), None))], 1.0)
     handle(arrives, 2.0)
     handle([applied(1)], 2.1)
-    handle([*said(Release(job)), *arrives], 3.0)
-    assert handle([applied(3)], 3.1) == [ToScheduler(epoch, Resident(job, 48, 0))]
+    handle([*said(Release(job_id)), *arrives], 3.0)
+    assert handle([applied(3)], 3.1) == [ToScheduler(epoch, Resident(job_id, 48, 0))]
     recorder.close()
     _, outcome = replay_file(path)
     assert outcome.difference is None
@@ -227,10 +233,10 @@ def test_the_command_shows_the_first_turn_that_differs(
     assert main(["replay", str(write_lines(tmp_path / "altered.jsonl", lines))]) == 1
     said = capsys.readouterr().out
     assert f"turn {number} at " in said
-    assert f"Submit(job='{event[1]}', prompt_tokens=11" in said
+    assert f"Submit(job_id='{event[1]}', prompt_tokens=11" in said
     recorded, replayed = said.split("then recorded:")[1].split("then replayed:")
-    assert f"ArrivedJob(job='{event[1]}'" in recorded
-    assert f"ArrivedJob(job='{event[1]}', known_tokens=11" in replayed
+    assert f"ArrivedJob(job_id='{event[1]}'" in recorded
+    assert f"ArrivedJob(job_id='{event[1]}', known_tokens=11" in replayed
 
 
 @pytest.mark.parametrize(

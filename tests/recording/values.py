@@ -10,7 +10,7 @@ from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.ids import JobId
 from services.runtime.recording.codec import Codec
 from services.runtime.recording.lines import MachineFormat
-from services.scheduler.policy.config import Charge, PolicyName, SchedulerConfig
+from services.scheduler.scheduler_config import Charge, PolicyName, SchedulerConfig
 
 JOB_IDS = tuple(JobId(name) for name in ("a/0", "a/1", 'quoted "one"/0', "käse/0", "\x00/0", "j0"))
 

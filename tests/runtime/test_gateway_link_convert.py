@@ -14,10 +14,11 @@ from services.domain.errors import (
     NotReadyError,
     ProtocolError,
 )
+from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId
 from services.domain.sampling import JobSampling
-from services.domain.work import CancelReason, FinishReason, JobTimings, JobUpdate, Submission, TokenLogprob
-from services.runtime.gateway_link.convert import (
+from services.domain.submission import JobTimings, JobUpdate, Submission
+from services.wire.gateway_scheduler import (
     cancel_from_wire,
     cancel_to_wire,
     submission_from_wire,
@@ -37,20 +38,23 @@ def test_a_submission_comes_back_from_the_wire(deadline_in_s: float | None, logp
     assert submission_from_wire(submission_to_wire(one)) == one
 
 
+TOLD_TO_CLIENTS = (EndReason.STOP, EndReason.LENGTH, EndReason.ABORT)
+
+
 def test_a_submission_without_an_id_is_a_gateways_bug() -> None:
     with pytest.raises(ProtocolError):
         submission_from_wire(wire.SubmitJob())
 
 
-@pytest.mark.parametrize("reason", list(CancelReason))
-def test_a_cancel_comes_back_from_the_wire(reason: CancelReason) -> None:
+@pytest.mark.parametrize("reason", [EndReason.CANCELLED, EndReason.STOP, EndReason.DEADLINE])
+def test_a_cancel_comes_back_from_the_wire(reason: EndReason) -> None:
     assert cancel_from_wire(cancel_to_wire(A, reason)) == (A, reason)
 
 
 def test_updates_come_back_from_the_wire() -> None:
     logprob = TokenLogprob(5, -0.5, ((5, -0.5), (6, -1.0)))
     updates = [JobUpdate(A, 3, (5, 6), (logprob, logprob))]
-    updates += [JobUpdate(A, 0, (), (), finish, None, JobTimings(0.5, 0.25, 2.0, 3)) for finish in FinishReason]
+    updates += [JobUpdate(A, 0, (), (), finish, None, JobTimings(0.5, 0.25, 2.0, 3)) for finish in TOLD_TO_CLIENTS]
     updates.append(JobUpdate(A, 0, (5,), (), is_joined=True))
     back = updates_from_wire(updates_to_wire(updates))
     assert [one._replace(token_ids=tuple(one.token_ids), logprobs=tuple(one.logprobs)) for one in back] == updates

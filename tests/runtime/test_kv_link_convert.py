@@ -34,8 +34,9 @@ from services.domain.protocol import (
     Upload,
     WorkerPools,
 )
-from services.domain.work import KvLinkItem, KvWorkerFacts, PoolStatus
-from services.runtime.kv_link import convert
+from services.domain.server_status import KvLinkItem, PoolStatus
+from services.domain.worker_facts import KvWorkerFacts
+from services.wire import kvmanager_worker, scheduler_kvmanager
 
 EPOCH = Epoch(2**63)
 counts = st.integers(0, 2**32 - 1)
@@ -86,20 +87,26 @@ commands: st.SearchStrategy[KvToWorker] = st.one_of(
 
 @given(st.lists(scheduler_messages, max_size=5).map(tuple))
 def test_a_turn_of_the_scheduler_comes_back_as_it_was_sent(messages: tuple[SchedulerToKv, ...]) -> None:
-    data = convert.scheduler_batch_to_wire(EPOCH, messages).SerializeToString()
-    assert convert.scheduler_batch_from_wire(wire.SchedulerLinkRequest.FromString(data)) == (EPOCH, messages)
+    data = scheduler_kvmanager.scheduler_batch_to_wire(EPOCH, messages).SerializeToString()
+    assert scheduler_kvmanager.scheduler_batch_from_wire(wire.SchedulerLinkRequest.FromString(data)) == (
+        EPOCH,
+        messages,
+    )
 
 
 @given(st.lists(kv_messages, max_size=5).map(tuple))
 def test_a_turn_of_the_kv_manager_comes_back_as_it_was_sent(messages: tuple[KvLinkItem, ...]) -> None:
-    data = convert.kv_batch_to_wire(EPOCH, messages).SerializeToString()
-    assert convert.kv_batch_from_wire(wire.SchedulerLinkResponse.FromString(data)) == (EPOCH, messages)
+    data = scheduler_kvmanager.kv_batch_to_wire(EPOCH, messages).SerializeToString()
+    assert scheduler_kvmanager.kv_batch_from_wire(wire.SchedulerLinkResponse.FromString(data)) == (EPOCH, messages)
 
 
 @given(st.lists(commands, max_size=5).map(tuple))
 def test_commands_to_a_worker_come_back_as_they_were_sent(turn: tuple[KvToWorker, ...]) -> None:
-    data = convert.commands_to_wire(EPOCH, turn).SerializeToString()
-    assert convert.commands_from_wire(wire.KvManagerServiceWorkerLinkResponse.FromString(data)) == (EPOCH, turn)
+    data = kvmanager_worker.commands_to_wire(EPOCH, turn).SerializeToString()
+    assert kvmanager_worker.commands_from_wire(wire.KvManagerServiceWorkerLinkResponse.FromString(data)) == (
+        EPOCH,
+        turn,
+    )
 
 
 @given(st.integers(0, 7), st.lists(st.tuples(st.sampled_from([Applied, Done]), numbers), max_size=5))
@@ -107,29 +114,29 @@ def test_acknowledgements_come_back_under_the_stage_of_their_stream(
     stage: int, pairs: list[tuple[type[Applied] | type[Done], CommandNumber]]
 ) -> None:
     values = tuple(kind(number, stage) for kind, number in pairs)
-    data = convert.acknowledgements_to_wire(EPOCH, values).SerializeToString()
+    data = kvmanager_worker.acknowledgements_to_wire(EPOCH, values).SerializeToString()
     message = wire.KvManagerServiceWorkerLinkRequest.FromString(data)
-    assert convert.acknowledgements_from_wire(message, stage) == (EPOCH, values)
+    assert kvmanager_worker.acknowledgements_from_wire(message, stage) == (EPOCH, values)
 
 
 @given(st.builds(WorkerPools, st.integers(1, 2**64 - 1).map(Epoch), counts, counts, counts, counts, counts), big_counts)
 def test_the_pools_of_a_worker_come_back_as_they_were_sent(pools: WorkerPools, block_bytes: int) -> None:
     facts = KvWorkerFacts(0, pools, block_bytes)
-    data = convert.kv_hello_to_wire(facts).SerializeToString()
-    assert convert.kv_hello_from_wire(wire.KvManagerServiceWorkerLinkRequest.FromString(data)) == facts
+    data = kvmanager_worker.kv_hello_to_wire(facts).SerializeToString()
+    assert kvmanager_worker.kv_hello_from_wire(wire.KvManagerServiceWorkerLinkRequest.FromString(data)) == facts
 
 
 def test_a_message_of_no_known_kind_breaks_the_protocol() -> None:
     with pytest.raises(ProtocolError):
-        convert.scheduler_batch_from_wire(wire.SchedulerLinkRequest(messages=[wire.SchedulerToKv()]))
+        scheduler_kvmanager.scheduler_batch_from_wire(wire.SchedulerLinkRequest(messages=[wire.SchedulerToKv()]))
     with pytest.raises(ProtocolError):
-        convert.kv_batch_from_wire(wire.SchedulerLinkResponse(messages=[wire.KvToScheduler()]))
+        scheduler_kvmanager.kv_batch_from_wire(wire.SchedulerLinkResponse(messages=[wire.KvToScheduler()]))
     with pytest.raises(ProtocolError, match="command 7 for job a/0"):
-        convert.commands_from_wire(
+        kvmanager_worker.commands_from_wire(
             wire.KvManagerServiceWorkerLinkResponse(commands=[wire.KvCommand(command_number=7, job_id="a/0")])
         )
     with pytest.raises(ProtocolError, match="command 9"):
-        convert.acknowledgements_from_wire(
+        kvmanager_worker.acknowledgements_from_wire(
             wire.KvManagerServiceWorkerLinkRequest(acknowledgements=[wire.KvAcknowledgement(command_number=9)]), 0
         )
 
@@ -145,4 +152,4 @@ def test_a_stream_of_a_worker_begins_with_a_hello_that_names_an_epoch(
     message: wire.KvManagerServiceWorkerLinkRequest,
 ) -> None:
     with pytest.raises(ProtocolError):
-        convert.kv_hello_from_wire(message)
+        kvmanager_worker.kv_hello_from_wire(message)

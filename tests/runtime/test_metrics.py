@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import Counter
 
 from services.domain.errors import AddressInUseError
-from services.runtime.metrics import MetricsServer, new_registry
+from services.runtime.metrics_server import MetricsServer, new_registry
 from tests.runtime.ipv6 import has_ipv6
 
 

@@ -9,20 +9,15 @@ from hypothesis import strategies as st
 from fastserve.v1 import inference_pb2, scheduler_pb2
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError, ProtocolError
+from services.domain.generation import TokenLogprob
 from services.domain.ids import Epoch, JobId, PlanNumber
+from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerCounters, WorkerResult
 from services.domain.protocol import IterationResult, SampledToken
 from services.domain.sampling import JobSampling
-from services.domain.work import (
-    JobSpec,
-    Plan,
-    PlanWork,
-    ServingLimits,
-    TokenLogprob,
-    WorkerCounters,
-    WorkerFacts,
-    WorkerResult,
-)
-from services.runtime.scheduler_link import convert
+from services.domain.submission import ServingLimits
+from services.domain.worker_facts import WorkerFacts
+from services.wire import gateway_scheduler, scheduler_worker
+from services.wire import sampling as sampling_wire
 
 counts = st.integers(0, 2**32 - 1)
 big_counts = st.integers(0, 2**64 - 1)
@@ -53,40 +48,42 @@ specs = st.builds(JobSpec, counts, counts, samplings)
 works = st.builds(PlanWork, jobs, counts, counts, token_ids, st.none() | specs, st.none() | seconds)
 plans = st.builds(Plan, big_counts.map(Epoch), big_counts.map(PlanNumber), st.lists(works, max_size=4).map(tuple))
 logprobs = st.builds(TokenLogprob, counts, singles, st.lists(st.tuples(counts, singles), max_size=3).map(tuple))
-tokens = st.lists(st.builds(SampledToken, jobs, counts, st.booleans()), max_size=4, unique_by=lambda token: token.job)
+tokens = st.lists(
+    st.builds(SampledToken, jobs, counts, st.booleans()), max_size=4, unique_by=lambda token: token.job_id
+)
 counters = st.builds(WorkerCounters, seconds, seconds, seconds, big_counts, big_counts)
 
 
 @given(plans)
 def test_a_plan_comes_back_as_it_was_sent(plan: Plan) -> None:
-    data = convert.plan_to_wire(plan.epoch, plan.plan, plan.entries).SerializeToString()
-    assert convert.plan_from_wire(scheduler_pb2.Plan.FromString(data)) == plan
+    data = scheduler_worker.plan_to_wire(plan.epoch, plan.plan_number, plan.entries).SerializeToString()
+    assert scheduler_worker.plan_from_wire(scheduler_pb2.Plan.FromString(data)) == plan
 
 
 def test_the_tokens_of_a_plan_may_be_an_array() -> None:
     work = PlanWork(JobId("a/0"), 0, 3, array("I", [7, 8, 9]), None, None)
-    message = convert.plan_to_wire(Epoch(1), PlanNumber(2), [work])
-    assert convert.plan_from_wire(message).entries[0].token_ids == (7, 8, 9)
+    message = scheduler_worker.plan_to_wire(Epoch(1), PlanNumber(2), [work])
+    assert scheduler_worker.plan_from_wire(message).entries[0].token_ids == (7, 8, 9)
 
 
 @given(st.data(), tokens, counters, seconds)
 def test_a_result_comes_back_as_it_was_sent(
     data: st.DataObject, made: list[SampledToken], own: WorkerCounters, duration_s: float
 ) -> None:
-    with_logprob = data.draw(st.sets(st.sampled_from([token.job for token in made]))) if made else set()
+    with_logprob = data.draw(st.sets(st.sampled_from([token.job_id for token in made]))) if made else set()
     result = WorkerResult(
         IterationResult(Epoch(3), PlanNumber(4), tuple(made), (JobId("x/0"),), duration_s),
-        {job: data.draw(logprobs) for job in sorted(with_logprob)},
+        {job_id: data.draw(logprobs) for job_id in sorted(with_logprob)},
         own,
     )
-    wire = convert.result_to_wire(result).SerializeToString()
-    assert convert.result_from_wire(scheduler_pb2.IterationResult.FromString(wire)) == result
+    wire = scheduler_worker.result_to_wire(result).SerializeToString()
+    assert scheduler_worker.result_from_wire(scheduler_pb2.IterationResult.FromString(wire)) == result
 
 
 @given(logprobs)
 def test_a_log_probability_comes_back_as_it_was_sent(logprob: TokenLogprob) -> None:
-    wire = convert.logprob_to_wire(logprob).SerializeToString()
-    assert convert.logprob_from_wire(inference_pb2.TokenLogprob.FromString(wire)) == logprob
+    wire = sampling_wire.logprob_to_wire(logprob).SerializeToString()
+    assert sampling_wire.logprob_from_wire(inference_pb2.TokenLogprob.FromString(wire)) == logprob
 
 
 PROFILE = CostProfile(
@@ -108,26 +105,26 @@ FACTS = WorkerFacts(
 
 
 def test_what_a_worker_says_of_itself_comes_back_as_it_was_sent() -> None:
-    wire = convert.worker_facts_to_wire(FACTS).SerializeToString()
-    assert convert.worker_facts_from_wire(scheduler_pb2.WorkerHello.FromString(wire)) == FACTS
+    wire = scheduler_worker.worker_facts_to_wire(FACTS).SerializeToString()
+    assert scheduler_worker.worker_facts_from_wire(scheduler_pb2.WorkerHello.FromString(wire)) == FACTS
 
 
 def test_a_worker_without_an_epoch_is_refused() -> None:
-    message = convert.worker_facts_to_wire(FACTS)
+    message = scheduler_worker.worker_facts_to_wire(FACTS)
     message.epoch = 0
     with pytest.raises(ProtocolError, match="epoch"):
-        convert.worker_facts_from_wire(message)
+        scheduler_worker.worker_facts_from_wire(message)
 
 
 def test_a_worker_without_a_profile_is_refused_by_the_name_of_the_field() -> None:
-    message = convert.worker_facts_to_wire(FACTS)
+    message = scheduler_worker.worker_facts_to_wire(FACTS)
     message.ClearField("profile")
     with pytest.raises(InvalidFieldError) as caught:
-        convert.worker_facts_from_wire(message)
+        scheduler_worker.worker_facts_from_wire(message)
     assert caught.value.field == "profile"
 
 
 @given(st.builds(ServingLimits, st.booleans(), counts, counts))
 def test_the_limits_of_a_job_come_back_as_they_were_sent(limits: ServingLimits) -> None:
-    wire = convert.limits_to_wire(limits).SerializeToString()
-    assert convert.limits_from_wire(scheduler_pb2.ServingLimits.FromString(wire)) == limits
+    wire = gateway_scheduler.limits_to_wire(limits).SerializeToString()
+    assert gateway_scheduler.limits_from_wire(scheduler_pb2.ServingLimits.FromString(wire)) == limits

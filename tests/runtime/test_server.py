@@ -24,8 +24,8 @@ from services.domain.errors import (
     UnknownModelError,
 )
 from services.runtime.channel import CHANNEL_OPTIONS, Backoff, Options, channel_options, open_channel
+from services.runtime.error_statuses import from_grpc
 from services.runtime.server import RpcServer, server_options
-from services.runtime.status import from_grpc
 from tests.runtime.ipv6 import has_ipv6
 
 INFERENCE = "fastserve.v1.InferenceService"

@@ -20,7 +20,7 @@ from services.domain.errors import (
     UnknownModelError,
     UnreachableError,
 )
-from services.runtime.status import (
+from services.runtime.error_statuses import (
     MOST_MESSAGE_BYTES,
     ErrorStatus,
     code_of_number,

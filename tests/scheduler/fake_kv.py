@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from services.domain.ids import Epoch
 from services.domain.protocol import Ack, Arrive, ArrivedJob, Jobs, Release, Resident, SchedulerToKv
-from services.scheduler.policy.messages import Command, FromKv, ToKv
+from services.scheduler.machine.scheduler_events import Command, FromKv, ToKv
 
 
 class FakeKv:
@@ -37,9 +37,9 @@ class FakeKv:
             case Ack():
                 raise AssertionError("nothing was asked for")
             case Release():
-                self.released.append(message.job)
+                self.released.append(message.job_id)
         return []
 
     def _resident(self, job: ArrivedJob) -> Resident:
         limit = self._capacity_tokens
-        return Resident(job.job, job.most_tokens if limit is None else max(limit, job.known_tokens), 0)
+        return Resident(job.job_id, job.most_tokens if limit is None else max(limit, job.known_tokens), 0)

@@ -15,38 +15,25 @@ from fastserve.v1 import admin_pb2_grpc, kvmanager_pb2_grpc, scheduler_pb2_grpc
 from fastserve.v1 import kvmanager_pb2 as kv_wire
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import FastServeError
+from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import Epoch, JobId
+from services.domain.iteration import Plan, WorkerCounters, WorkerResult
 from services.domain.protocol import IterationResult, SampledToken, SchedulerToKv
 from services.domain.sampling import JobSampling
-from services.domain.work import (
-    CancelReason,
-    FinishReason,
-    JobUpdate,
-    KvLinkItem,
-    Plan,
-    ServingLimits,
-    Submission,
-    TokenLogprob,
-    WorkerCounters,
-    WorkerFacts,
-    WorkerResult,
-)
+from services.domain.server_status import KvLinkItem
+from services.domain.submission import JobUpdate, ServingLimits, Submission
+from services.domain.worker_facts import WorkerFacts
 from services.runtime.channel import open_channel
-from services.runtime.gateway_link.convert import cancel_to_wire, submission_to_wire, updates_from_wire
-from services.runtime.kv_link.convert import kv_batch_to_wire, scheduler_batch_from_wire
-from services.runtime.scheduler_link.convert import (
-    limits_from_wire,
-    plan_from_wire,
-    result_to_wire,
-    worker_facts_to_wire,
-)
+from services.runtime.error_statuses import from_grpc
 from services.runtime.server import RpcServer
-from services.runtime.status import from_grpc
-from services.scheduler.clients import KvLink
-from services.scheduler.driver import Driver, Served
-from services.scheduler.policy.config import SchedulerConfig
-from services.scheduler.policy.messages import ToKv
+from services.scheduler.driver import SchedulerDriver, ServedSetup
+from services.scheduler.machine.scheduler_events import ToKv
+from services.scheduler.scheduler_config import SchedulerConfig
+from services.scheduler.scheduler_link import SchedulerLink
 from services.scheduler.service import ADMIN_SERVICE, SCHEDULER_SERVICE, register
+from services.wire.gateway_scheduler import cancel_to_wire, limits_from_wire, submission_to_wire, updates_from_wire
+from services.wire.scheduler_kvmanager import kv_batch_to_wire, scheduler_batch_from_wire
+from services.wire.scheduler_worker import plan_from_wire, result_to_wire, worker_facts_to_wire
 from tests.scheduler.fake_kv import FakeKv
 from tests.scheduler.virtual import profile
 
@@ -144,18 +131,18 @@ class FakeWorker:
         logprobs: dict[JobId, TokenLogprob] = {}
         for work in plan.entries:
             if work.spec is not None:
-                self._known[work.job] = work.spec.known_tokens
-                self._prompts[work.job] = work.spec.prompt_tokens
-                self._wants[work.job] = work.spec.sampling.logprobs is not None
-            if work.to_token == self._known[work.job]:
-                number = work.to_token - self._prompts[work.job]
-                token = token_of(work.job, number)
-                tokens.append(SampledToken(work.job, token, self.ends_at.get(work.job) == number))
-                if self._wants.get(work.job):
-                    logprobs[work.job] = TokenLogprob(token, -0.5, ((token, -0.5),))
-                self._known[work.job] += 1
+                self._known[work.job_id] = work.spec.known_tokens
+                self._prompts[work.job_id] = work.spec.prompt_tokens
+                self._wants[work.job_id] = work.spec.sampling.logprobs is not None
+            if work.to_token == self._known[work.job_id]:
+                number = work.to_token - self._prompts[work.job_id]
+                token = token_of(work.job_id, number)
+                tokens.append(SampledToken(work.job_id, token, self.ends_at.get(work.job_id) == number))
+                if self._wants.get(work.job_id):
+                    logprobs[work.job_id] = TokenLogprob(token, -0.5, ((token, -0.5),))
+                self._known[work.job_id] += 1
         self._busy_s += 0.25
-        result = IterationResult(plan.epoch, plan.plan, tuple(tokens), (), 0.001)
+        result = IterationResult(plan.epoch, plan.plan_number, tuple(tokens), (), 0.001)
         counters = WorkerCounters(busy_s=self._busy_s)
         message = result_to_wire(WorkerResult(result, logprobs, counters))
         await self.call.write(wire.WorkerLinkRequest(result=message))
@@ -201,7 +188,7 @@ class FakeGateway:
         self.last.pop(job, None)
         await self.call.write(wire.GatewayLinkRequest(submit=submission_to_wire(submission)))
 
-    async def cancel(self, job: str, reason: CancelReason = CancelReason.CLIENT_GONE) -> None:
+    async def cancel(self, job: str, reason: EndReason = EndReason.CANCELLED) -> None:
         await self.call.write(wire.GatewayLinkRequest(cancel=cancel_to_wire(JobId(job), reason)))
 
     async def read(self) -> None:
@@ -212,16 +199,16 @@ class FakeGateway:
         if response.HasField("limits"):
             self.limits.append(limits_from_wire(response.limits))
         for update in updates_from_wire(response.updates):
-            output = self.outputs.setdefault(update.job, [])
-            first = self.first_numbers.setdefault(update.job, update.first_token_number)
+            output = self.outputs.setdefault(update.job_id, [])
+            first = self.first_numbers.setdefault(update.job_id, update.first_token_number)
             if update.token_ids:
                 assert update.first_token_number == first + len(output), "a gap or a repeat"
             output.extend(update.token_ids)
-            self.logprobs.setdefault(update.job, []).extend(update.logprobs)
+            self.logprobs.setdefault(update.job_id, []).extend(update.logprobs)
             if update.finish is not None or update.error is not None:
-                self.last[update.job] = update
+                self.last[update.job_id] = update
 
-    def finish_of(self, job: str) -> FinishReason | None:
+    def finish_of(self, job: str) -> EndReason | None:
         """How the job ended."""
         return self.last[job].finish
 
@@ -238,7 +225,7 @@ class FakeGateway:
 class Running:
     """A running scheduler."""
 
-    driver: Driver
+    driver: SchedulerDriver
     kv: FakeKvService
     channel: grpc.aio.Channel
     ready: list[bool]
@@ -270,9 +257,9 @@ async def kv_manager() -> AsyncIterator[tuple[FakeKvService, str]]:
         await server.stop(0)
 
 
-def served_with(config: SchedulerConfig) -> Served:
+def served_with(config: SchedulerConfig) -> ServedSetup:
     """What the scheduler of these tests serves."""
-    return Served("tiny", FINGERPRINT, VOCABULARY_SIZE, 2048, BLOCK_SIZE, config)
+    return ServedSetup("tiny", FINGERPRINT, VOCABULARY_SIZE, 2048, BLOCK_SIZE, config)
 
 
 @asynccontextmanager
@@ -281,8 +268,8 @@ async def running(config: SchedulerConfig | None = None) -> AsyncIterator[Runnin
     served = served_with(config or SchedulerConfig())
     ready: list[bool] = []
     async with kv_manager() as (kv, kv_address), open_channel(kv_address) as kv_channel:
-        link = KvLink(kv_channel, kv_address)
-        driver = Driver(served, link, ready.append)
+        link = SchedulerLink(kv_channel, kv_address)
+        driver = SchedulerDriver(served, link, ready.append)
         server = RpcServer("127.0.0.1:0", (SCHEDULER_SERVICE, ADMIN_SERVICE), lambda one: register(one, driver))
         await server.start()
         tasks = [asyncio.create_task(driver.run()), asyncio.create_task(link.run(driver.post))]

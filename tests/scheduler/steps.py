@@ -2,9 +2,9 @@
 
 from services.domain.ids import Epoch, JobId
 from services.domain.protocol import ReclaimRequest, Resident
-from services.scheduler.policy.config import PolicyName, SchedulerConfig
-from services.scheduler.policy.job import JobState
-from services.scheduler.policy.messages import FromKv, Submit
+from services.scheduler.job import JobState
+from services.scheduler.machine.scheduler_events import FromKv, Submit
+from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.scheduler.virtual import EPOCH, Machine
 
 A, B, C = JobId("a"), JobId("b"), JobId("c")
@@ -14,12 +14,12 @@ def fcfs(**knobs: object) -> SchedulerConfig:
     return SchedulerConfig(**({"policy": PolicyName.FCFS} | knobs))  # type: ignore[arg-type]
 
 
-def resident(job: JobId, capacity: int = 1000, valid: int = 0, epoch: Epoch = EPOCH) -> FromKv:
-    return FromKv(epoch, Resident(job, capacity, valid))
+def resident(job_id: JobId, capacity: int = 1000, valid: int = 0, epoch: Epoch = EPOCH) -> FromKv:
+    return FromKv(epoch, Resident(job_id, capacity, valid))
 
 
-def reclaim(job: JobId, beneficiary: JobId | None = None) -> FromKv:
-    return FromKv(EPOCH, ReclaimRequest(job, beneficiary))
+def reclaim(job_id: JobId, beneficiary_id: JobId | None = None) -> FromKv:
+    return FromKv(EPOCH, ReclaimRequest(job_id, beneficiary_id))
 
 
 def started(config: SchedulerConfig | None = None, *jobs: JobId, prompt: int = 10, output: int = 100) -> Machine:
@@ -27,9 +27,9 @@ def started(config: SchedulerConfig | None = None, *jobs: JobId, prompt: int = 1
     machine = Machine(config or fcfs())
     machine.start()
     if jobs:
-        machine.turn(*(Submit(job, prompt, output) for job in jobs))
+        machine.turn(*(Submit(job_id, prompt, output) for job_id in jobs))
     return machine
 
 
-def state(machine: Machine, job: JobId) -> JobState:
-    return machine.scheduler.jobs[job].state
+def state(machine: Machine, job_id: JobId) -> JobState:
+    return machine.scheduler.jobs[job_id].state

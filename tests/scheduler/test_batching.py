@@ -2,12 +2,11 @@
 
 import pytest
 
+from services.domain.generation import EndReason
 from services.domain.ids import Epoch, JobId
 from services.domain.protocol import Grown, ReclaimRequest, Release, Resident
-from services.scheduler.policy.config import PolicyName, SchedulerConfig
-from services.scheduler.policy.messages import (
+from services.scheduler.machine.scheduler_events import (
     Cancel,
-    EndReason,
     FromKv,
     KvConnected,
     Reject,
@@ -17,6 +16,7 @@ from services.scheduler.policy.messages import (
     WakeAt,
     WorkerLost,
 )
+from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.scheduler.virtual import (
     EPOCH,
     Machine,
@@ -286,5 +286,5 @@ def test_plans_of_a_new_worker_are_numbered_from_zero() -> None:
     machine = machine_with([("a", 10, 5)])
     machine.turn(joined(epoch=8))
     commands = machine.turn(FromKv(Epoch(8), Resident(JobId("a"), 100, 0)))
-    assert [plan.plan for plan in plans(commands)] == [0, 1]
+    assert [plan.plan_number for plan in plans(commands)] == [0, 1]
     assert entries(plans(commands)[0]) == [("a", 0, 10)]

@@ -3,6 +3,7 @@
 import pytest
 
 from services.domain.errors import ProtocolError
+from services.domain.generation import EndReason
 from services.domain.ids import Epoch, PlanNumber
 from services.domain.protocol import (
     ArrivedJob,
@@ -12,12 +13,11 @@ from services.domain.protocol import (
     Rank,
     SampledToken,
 )
-from services.scheduler.policy.machine import NO_WORKER, Scheduler
-from services.scheduler.policy.messages import (
+from services.scheduler.machine.scheduler import NO_WORKER, Scheduler
+from services.scheduler.machine.scheduler_events import (
     Cancel,
     Command,
     DropWorker,
-    EndReason,
     KvConnected,
     KvLost,
     Submit,
@@ -72,7 +72,7 @@ def test_rule_23_after_a_new_worker_every_job_is_out_with_nothing_valid_and_the_
     ]
     assert not machine.scheduler.knows(B)
     (again, _) = plans(machine.turn(resident(A, epoch=Epoch(8))))
-    assert again.plan == 0
+    assert again.plan_number == 0
     assert entries(again) == [(A, 0, 11)]
     assert machine.scheduler.counters.recomputed_tokens == 10
 
@@ -85,7 +85,7 @@ def test_a_lost_worker_keeps_its_jobs_and_nothing_is_sent_to_anybody_until_the_n
     assert machine.scheduler.epoch == NO_WORKER
     (message,) = told(machine.turn(joined(epoch=8)))
     assert isinstance(message, Jobs)
-    assert [job.job for job in message.jobs] == [A, B]
+    assert [job.job_id for job in message.jobs] == [A, B]
 
 
 def test_a_lost_kv_manager_makes_the_worker_come_back_with_empty_pools() -> None:
@@ -105,7 +105,7 @@ def test_a_worker_that_joined_before_the_kv_manager_is_kept() -> None:
     machine.turn(Submit(A, 10, 10))
     (message,) = told(machine.turn(KvConnected()))
     assert isinstance(message, Jobs)
-    assert [job.job for job in message.jobs] == [A]
+    assert [job.job_id for job in message.jobs] == [A]
 
 
 def test_the_kv_manager_never_hears_of_a_job_that_ended_before_it_was_told() -> None:

@@ -13,11 +13,11 @@ from services.domain.errors import (
     NotReadyError,
     PeerMismatchError,
 )
+from services.domain.generation import EndReason
 from services.domain.ids import JobId
 from services.domain.protocol import Finished, Release
-from services.domain.work import CancelReason, FinishReason
-from services.runtime.status import from_grpc
-from services.scheduler.policy.config import SchedulerConfig
+from services.runtime.error_statuses import from_grpc
+from services.scheduler.scheduler_config import SchedulerConfig
 from tests.scheduler.fakes import (
     FakeGateway,
     FakeWorker,
@@ -87,7 +87,7 @@ async def test_the_same_id_and_body_joins_the_job_and_another_body_is_refused() 
         await other.until_ended("a")
         assert gateway.outputs["a"] == other.outputs["a"] == tokens_of("a", 4)
         assert (gateway.last["a"].is_joined, other.last["a"].is_joined) == (False, True)
-        assert served.driver.report().counters.jobs_admitted == 1
+        assert served.driver.status().counters.jobs_admitted == 1
 
 
 async def test_a_job_that_ended_is_replayed_from_the_token_asked_for() -> None:
@@ -101,7 +101,7 @@ async def test_a_job_that_ended_is_replayed_from_the_token_asked_for() -> None:
         await other.until_ended("a")
         assert other.first_numbers["a"] == 2
         assert other.outputs["a"] == tokens_of("a", 2, first=2)
-        assert other.last["a"].finish is FinishReason.LENGTH
+        assert other.last["a"].finish is EndReason.LENGTH
         assert other.last["a"].is_joined
 
 
@@ -127,14 +127,14 @@ async def test_a_cancelled_job_frees_its_kv_and_its_id_can_be_used_again() -> No
         await worker.step()
         await gateway.cancel("a")
         await gateway.until_ended("a")
-        assert gateway.finish_of("a") is FinishReason.ABORT
+        assert gateway.finish_of("a") is EndReason.ABORT
         gateway.outputs.clear()
         await gateway.submit("a", output=2)  # while a plan still names the cancelled one
         serve = asyncio.create_task(worker.serve())
         await gateway.until_ended("a")
         serve.cancel()
         assert served.kv.kv.released[0] == "a"
-        assert gateway.finish_of("a") is FinishReason.LENGTH
+        assert gateway.finish_of("a") is EndReason.LENGTH
         assert gateway.outputs["a"] == tokens_of("a", 2)
 
 
@@ -142,11 +142,11 @@ async def test_a_stop_string_found_by_the_gateway_ends_the_job_as_stopped() -> N
     async with serving() as (served, worker, gateway):
         await gateway.submit("a", output=50)
         await worker.step()
-        await gateway.cancel("a", CancelReason.STOP_STRING)
+        await gateway.cancel("a", EndReason.STOP)
         await gateway.until_ended("a")
-        assert gateway.last["a"].finish is FinishReason.STOP
+        assert gateway.last["a"].finish is EndReason.STOP
         assert gateway.last["a"].timings is not None
-        assert served.driver.report().counters.jobs_finished == 1
+        assert served.driver.status().counters.jobs_finished == 1
 
 
 async def test_one_of_two_gateways_that_leaves_a_job_does_not_end_it() -> None:
@@ -159,7 +159,7 @@ async def test_one_of_two_gateways_that_leaves_a_job_does_not_end_it() -> None:
         await other.read()
         await other.cancel("a")
         await other.until_ended("a")
-        assert other.last["a"].finish is FinishReason.ABORT
+        assert other.last["a"].finish is EndReason.ABORT
         await steps(worker, 2)
         await gateway.until_ended("a")
         assert gateway.outputs["a"] == tokens_of("a", 3)
@@ -182,7 +182,7 @@ async def test_draining_refuses_new_jobs_and_aborts_those_that_do_not_end() -> N
         await asyncio.sleep(0)
         await gateway.submit("b")
         await gateway.until_ended("a", "b")
-        assert gateway.last["a"].finish is FinishReason.ABORT
+        assert gateway.last["a"].finish is EndReason.ABORT
         assert isinstance(gateway.last["b"].error, NotReadyError)
         await drain
         assert isinstance(await end_of(gateway.call), NotReadyError)

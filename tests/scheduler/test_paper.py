@@ -3,10 +3,11 @@
 import pytest
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
+from services.domain.generation import EndReason
 from services.domain.ids import JobId
-from services.scheduler.policy.config import Charge, PolicyName, SchedulerConfig
-from services.scheduler.policy.messages import Cancel, EndReason, Submit
-from services.scheduler.policy.queues import quanta
+from services.scheduler.machine.scheduler_events import Cancel, Submit
+from services.scheduler.policies.mlfq import quanta
+from services.scheduler.scheduler_config import Charge, PolicyName, SchedulerConfig
 from tests.scheduler.virtual import Arrival, Machine, Replay, ended, entries, joined, plans, profile, replay
 
 COST = CostProfile((PrefillCost(1, 0.001), PrefillCost(10_000, 10.0)), (DecodeCost(1, 1, 0.2), DecodeCost(8, 1, 0.2)))

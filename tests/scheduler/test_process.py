@@ -18,11 +18,11 @@ from fastserve.v1 import admin_pb2, admin_pb2_grpc
 from services.domain.ids import Epoch, JobId
 from services.domain.protocol import ArrivedJob, Jobs, OrderChange, Rank
 from services.runtime.channel import MOST_MESSAGE_BYTES, open_channel
-from services.runtime.kv_link.convert import scheduler_batch_to_wire
 from services.runtime.model_files import fingerprint, read_facts
 from services.scheduler.__main__ import main
-from services.scheduler.policy.config import Charge, PolicyName
+from services.scheduler.scheduler_config import Charge, PolicyName
 from services.scheduler.settings import MOST_QUEUED_JOBS, SchedulerSettings
+from services.wire.scheduler_kvmanager import scheduler_batch_to_wire
 from tests.scheduler.fakes import FakeGateway, FakeWorker, kv_manager
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
@@ -125,8 +125,8 @@ def test_bad_settings_end_the_start_with_one_line(
 def test_as_many_jobs_as_may_be_queued_fit_in_one_message_to_the_kv_manager() -> None:
     counted = 1000
     ids = [JobId(f"{number:0128d}/15") for number in range(counted)]
-    jobs = tuple(ArrivedJob(job, 1 << 20, 1 << 20) for job in ids)
-    order = tuple(OrderChange(job, Rank(30, 1e6 / 7, 1 << 40)) for job in ids)
+    jobs = tuple(ArrivedJob(job_id, 1 << 20, 1 << 20) for job_id in ids)
+    order = tuple(OrderChange(job_id, Rank(30, 1e6 / 7, 1 << 40)) for job_id in ids)
     epoch = Epoch(time.time_ns())
     size_bytes = scheduler_batch_to_wire(epoch, [Jobs(epoch, jobs, order, 4096, (0.1,) * 30, 10.0)]).ByteSize()
     assert size_bytes / counted * MOST_QUEUED_JOBS < MOST_MESSAGE_BYTES

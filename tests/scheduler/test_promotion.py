@@ -4,13 +4,8 @@ import pytest
 
 from services.domain.ids import JobId
 from services.domain.protocol import Order, OrderChange, Rank, Resident
-from services.scheduler.policy.config import PolicyName, SchedulerConfig
-from services.scheduler.policy.messages import (
-    FromKv,
-    Submit,
-    Tick,
-    WakeAt,
-)
+from services.scheduler.machine.scheduler_events import FromKv, Submit, Tick, WakeAt
+from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.scheduler.virtual import EPOCH, FLAT, Arrival, Machine, Replay, machine_with, plans, shape, told
 
 
@@ -49,7 +44,9 @@ def test_promotions_per_step_are_bounded_and_the_longest_wait_comes_first(per_st
             if isinstance(message, Order)
             for change in message.changes
         ]
-        jumped: list[str] = [change.job for change in changes if change.rank.level == 0 and serving.machine.now_s > 1.0]
+        jumped: list[str] = [
+            change.job_id for change in changes if change.rank.level == 0 and serving.machine.now_s > 1.0
+        ]
         if jumped:
             promoted.append(jumped)
     assert max(len(jobs) for jobs in promoted) <= per_step

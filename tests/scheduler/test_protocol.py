@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.domain.generation import EndReason
 from services.domain.ids import PlanNumber
 from services.domain.protocol import (
     Ack,
@@ -18,19 +19,9 @@ from services.domain.protocol import (
     Release,
     SampledToken,
 )
-from services.scheduler.policy.config import PolicyName, SchedulerConfig
-from services.scheduler.policy.job import JobState
-from services.scheduler.policy.messages import (
-    Cancel,
-    Emit,
-    End,
-    EndReason,
-    FromKv,
-    SendPlan,
-    Submit,
-    Tick,
-    ToKv,
-)
+from services.scheduler.job import JobState
+from services.scheduler.machine.scheduler_events import Cancel, Emit, End, FromKv, SendPlan, Submit, Tick, ToKv
+from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.scheduler.steps import A, B, C, fcfs, reclaim, resident, started, state
 from tests.scheduler.virtual import EPOCH, ended, entries, plans, told
 
@@ -134,7 +125,7 @@ def test_rule_3_a_cancelled_job_is_released_within_the_iterations_under_way(plan
         iterations += 1
     assert iterations <= plans_in_flight
     assert Release(A) in told(machine.commands)
-    assert all(A not in [entry.job for entry in plan.entries] for plan in queued)
+    assert all(A not in [entry.job_id for entry in plan.entries] for plan in queued)
 
 
 # --- rule 4 ----------------------------------------------------------------------------------------------------------
@@ -250,10 +241,10 @@ def test_rule_5_growth_makes_no_job_resident_that_never_was() -> None:
 def test_rule_6_two_jobs_promoted_in_turn_would_take_each_others_blocks_before_either_ran() -> None:
     machine = started(SchedulerConfig(policy=PolicyName.FIXED_PRIORITY, plans_in_flight=1), A)
     machine.turn(Submit(B, 9, 100))  # shorter than A, and A has not run
-    assert [job.job for job in machine.scheduler.ranking.by_rank()] == [A, B]
+    assert [job.job_id for job in machine.scheduler.ranking.by_rank()] == [A, B]
     machine.turn(resident(B))
     machine.turn(Submit(C, 8, 100))
-    assert [job.job for job in machine.scheduler.ranking.by_rank()] == [A, C, B]
+    assert [job.job_id for job in machine.scheduler.ranking.by_rank()] == [A, C, B]
 
 
 def test_rule_6_the_top_job_falls_back_to_its_place_when_it_ran_one_iteration() -> None:
@@ -261,7 +252,7 @@ def test_rule_6_the_top_job_falls_back_to_its_place_when_it_ran_one_iteration() 
     machine.turn(Submit(B, 9, 100))
     (one,) = plans(machine.turn(resident(A)))
     messages = told(machine.turn(machine.result(one)))
-    assert [job.job for job in machine.scheduler.ranking.by_rank()] == [B, A]
+    assert [job.job_id for job in machine.scheduler.ranking.by_rank()] == [B, A]
     assert Order((OrderChange(A, Rank(0, 10.0, 0)),)) in messages
 
 
@@ -275,13 +266,13 @@ def test_rule_6_a_promoted_job_demoted_between_chunks_would_lose_them_to_the_nex
         (chunk,) = plans(machine.turn(machine.result(chunk, silent=[A])))
         assert entries(chunk) == [(A, end - 100, end)]
         assert machine.scheduler.jobs[A].place > machine.scheduler.jobs[B].place
-        assert [job.job for job in machine.scheduler.ranking.by_rank()] == [A, B]
+        assert [job.job_id for job in machine.scheduler.ranking.by_rank()] == [A, B]
     machine.turn(machine.result(chunk))
-    assert [job.job for job in machine.scheduler.ranking.by_rank()] == [B, A]
+    assert [job.job_id for job in machine.scheduler.ranking.by_rank()] == [B, A]
 
 
 def test_rule_6_the_top_job_falls_back_when_it_is_cancelled() -> None:
     machine = started(SchedulerConfig(policy=PolicyName.FIXED_PRIORITY), A)
     machine.turn(Submit(B, 9, 100), Submit(C, 8, 100))
     machine.turn(Cancel(A, EndReason.CANCELLED))
-    assert [job.job for job in machine.scheduler.ranking.by_rank()] == [C, B]
+    assert [job.job_id for job in machine.scheduler.ranking.by_rank()] == [C, B]

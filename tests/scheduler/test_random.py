@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
+from services.domain.generation import EndReason
 from services.domain.ids import Epoch, JobId
 from services.domain.protocol import (
     Ack,
@@ -26,14 +27,12 @@ from services.domain.protocol import (
     Resident,
     SampledToken,
 )
-from services.scheduler.policy.config import Charge, PolicyName, SchedulerConfig
-from services.scheduler.policy.machine import Scheduler
-from services.scheduler.policy.messages import (
+from services.scheduler.machine.scheduler import Scheduler
+from services.scheduler.machine.scheduler_events import (
     Cancel,
     Command,
     Emit,
     End,
-    EndReason,
     Event,
     FromKv,
     KvConnected,
@@ -43,6 +42,7 @@ from services.scheduler.policy.messages import (
     WorkerJoined,
     WorkerLost,
 )
+from services.scheduler.scheduler_config import Charge, PolicyName, SchedulerConfig
 from tests.scheduler.virtual import Machine
 
 PROFILE = CostProfile((PrefillCost(1, 0.01), PrefillCost(100, 1.0)), (DecodeCost(1, 1, 0.02), DecodeCost(8, 1, 0.02)))
@@ -87,52 +87,52 @@ class RandomPeers:
                         self._arrive(job)
                 case ToKv(_, Arrive(job)):
                     self._arrive(job)
-                case ToKv(_, Ack(job)):
-                    del self._asked[job]
+                case ToKv(_, Ack(job_id)):
+                    del self._asked[job_id]
                     if self._random.random() < 0.5:
-                        self._valid[job] = 0
-                case ToKv(_, Refuse(job)):
-                    self._resident[job] = self._asked.pop(job)
-                case ToKv(_, Release(job)):
-                    self._most.pop(job)
-                    self._resident.pop(job, None)
-                    self._asked.pop(job, None)
+                        self._valid[job_id] = 0
+                case ToKv(_, Refuse(job_id)):
+                    self._resident[job_id] = self._asked.pop(job_id)
+                case ToKv(_, Release(job_id)):
+                    self._most.pop(job_id)
+                    self._resident.pop(job_id, None)
+                    self._asked.pop(job_id, None)
                 case SendPlan():
                     self._plans.append(command)
-                case Emit(job, _, number, _):
-                    assert number == self.tokens.get(job, 0), "a token is lost or repeated"
-                    self.tokens[job] = number + 1
-                case End(job, reason):
-                    self.ended[job] = reason
+                case Emit(job_id, _, number, _):
+                    assert number == self.tokens.get(job_id, 0), "a token is lost or repeated"
+                    self.tokens[job_id] = number + 1
+                case End(job_id, reason):
+                    self.ended[job_id] = reason
 
     def act(self) -> None:
         """One of them does something."""
         choice = self._random.random()
-        out = [job for job in self._most if job not in self._resident and job not in self._asked]
+        out = [job_id for job_id in self._most if job_id not in self._resident and job_id not in self._asked]
         inside = sorted(self._resident)
         if self._plans and choice < 0.5:
             self._run(self._plans.popleft())
         elif out and choice < 0.75:
-            job = self._random.choice(out)
-            capacity = min(self._most[job], self.known[job] + self._random.randrange(4))
-            self._resident[job] = capacity
-            self._say(Resident(job, capacity, self._valid[job]))
+            job_id = self._random.choice(out)
+            capacity = min(self._most[job_id], self.known[job_id] + self._random.randrange(4))
+            self._resident[job_id] = capacity
+            self._say(Resident(job_id, capacity, self._valid[job_id]))
         elif inside and choice < 0.9:
-            job = self._random.choice(inside)
-            if self._resident[job] < self._most[job]:
-                self._resident[job] = min(self._most[job], self._resident[job] + self._random.randrange(1, 5))
-                self._say(Grown(job, self._resident[job]))
+            job_id = self._random.choice(inside)
+            if self._resident[job_id] < self._most[job_id]:
+                self._resident[job_id] = min(self._most[job_id], self._resident[job_id] + self._random.randrange(1, 5))
+                self._say(Grown(job_id, self._resident[job_id]))
         elif inside:
-            job = self._random.choice(inside)
-            others = [other for other in self._most if other != job]
-            beneficiary = self._random.choice(others) if others and self._random.random() < 0.8 else None
-            self._asked[job] = self._resident.pop(job)
-            self._say(ReclaimRequest(job, beneficiary))
+            job_id = self._random.choice(inside)
+            others = [other for other in self._most if other != job_id]
+            beneficiary_id = self._random.choice(others) if others and self._random.random() < 0.8 else None
+            self._asked[job_id] = self._resident.pop(job_id)
+            self._say(ReclaimRequest(job_id, beneficiary_id))
 
     def _arrive(self, job: ArrivedJob) -> None:
-        self._most[job.job] = job.most_tokens
-        self._valid[job.job] = 0
-        self.known[job.job] = job.known_tokens
+        self._most[job.job_id] = job.most_tokens
+        self._valid[job.job_id] = 0
+        self.known[job.job_id] = job.known_tokens
 
     def _say(self, message: KvToScheduler) -> None:
         self.to_scheduler.append(FromKv(self._epoch, message))
@@ -140,16 +140,18 @@ class RandomPeers:
     def _run(self, plan: SendPlan) -> None:
         tokens, cut = [], []
         limits = dict(plan.cut_after_s)
-        for job, _, to_token in plan.entries:
-            if job in limits and self._random.random() < 0.5:
-                cut.append(job)
-                self._valid[job] = 0
+        for job_id, _, to_token in plan.entries:
+            if job_id in limits and self._random.random() < 0.5:
+                cut.append(job_id)
+                self._valid[job_id] = 0
                 continue
-            self._valid[job] = to_token
-            if to_token == self.known[job]:
-                self.known[job] += 1
-                tokens.append(SampledToken(job, 1, self._random.random() < 0.02))
-        result = IterationResult(plan.epoch, plan.plan, tuple(tokens), tuple(cut), 0.02 * self._random.randrange(1, 4))
+            self._valid[job_id] = to_token
+            if to_token == self.known[job_id]:
+                self.known[job_id] += 1
+                tokens.append(SampledToken(job_id, 1, self._random.random() < 0.02))
+        result = IterationResult(
+            plan.epoch, plan.plan_number, tuple(tokens), tuple(cut), 0.02 * self._random.randrange(1, 4)
+        )
         self.to_scheduler.append(result)
 
 
@@ -163,8 +165,8 @@ def live(seed: int, config: SchedulerConfig, jobs: int = 8) -> Machine:
     for _ in range(MOST_TURNS):
         events: list[Event] = []
         if submitted < jobs and random.random() < 0.1:
-            job = JobId(f"j{submitted}")
-            events.append(Submit(job, random.randrange(1, 60), random.randrange(1, 12)))
+            job_id = JobId(f"j{submitted}")
+            events.append(Submit(job_id, random.randrange(1, 60), random.randrange(1, 12)))
             submitted += 1
         if submitted and random.random() < 0.01:
             events.append(Cancel(JobId(f"j{random.randrange(submitted)}"), EndReason.CANCELLED))

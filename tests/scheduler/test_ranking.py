@@ -6,8 +6,8 @@ import pytest
 
 from services.domain.ids import JobId
 from services.domain.protocol import Rank
-from services.scheduler.policy.job import Job
-from services.scheduler.policy.ranking import LEAST_SWEEP, Ranking
+from services.scheduler.job import Job
+from services.scheduler.machine.ranking import LEAST_SWEEP, Ranking
 
 
 def ranked(number: int, level: int = 0) -> Job:

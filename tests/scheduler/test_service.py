@@ -15,17 +15,19 @@ from services.domain.errors import (
     PeerMismatchError,
     SupersededError,
 )
+from services.domain.generation import EndReason
 from services.domain.ids import Epoch, JobId
 from services.domain.protocol import Jobs
-from services.domain.work import FinishReason, PoolStatus, ServingLimits
+from services.domain.server_status import NO_POOLS, PoolStatus
+from services.domain.submission import ServingLimits
 from services.runtime.channel import open_channel
-from services.runtime.status import from_grpc
-from services.scheduler import book as books
-from services.scheduler.clients import KvLink
-from services.scheduler.driver import Driver
-from services.scheduler.messages import GatewayJoined, WorkerArrived
-from services.scheduler.peers import GatewayPeer, WorkerPeer
-from services.scheduler.policy.config import SchedulerConfig
+from services.runtime.error_statuses import from_grpc
+from services.scheduler import job_store as books
+from services.scheduler.driver import SchedulerDriver
+from services.scheduler.outgoing_streams import GatewayStream, WorkerStream
+from services.scheduler.scheduler_config import SchedulerConfig
+from services.scheduler.scheduler_inbox import GatewayJoined, WorkerArrived
+from services.scheduler.scheduler_link import SchedulerLink
 from tests.scheduler.fakes import (
     BLOCK_SIZE,
     LIMIT_S,
@@ -50,7 +52,7 @@ async def test_a_gateway_gets_every_token_of_its_jobs_in_order_and_their_end() -
         running_worker.cancel()
         for name in ("a", "b", "c"):
             assert gateway.outputs[name] == tokens_of(name, 5)
-            assert gateway.last[name].finish is FinishReason.LENGTH
+            assert gateway.last[name].finish is EndReason.LENGTH
             timings = gateway.last[name].timings
             assert timings is not None
             assert timings.decode_s > 0
@@ -86,7 +88,7 @@ async def test_a_stop_token_ends_the_job() -> None:
         await steps(worker, 3)
         await gateway.until_ended("a")
         assert gateway.outputs["a"] == tokens_of("a", 2)
-        assert gateway.last["a"].finish is FinishReason.STOP
+        assert gateway.last["a"].finish is EndReason.STOP
 
 
 async def test_log_probabilities_are_passed_on_where_asked_for() -> None:
@@ -212,9 +214,9 @@ async def test_a_gateway_that_does_not_read_loses_its_stream_to_its_next_one_alt
 
 async def test_a_gateway_that_says_hello_while_a_worker_joins_is_told_the_limits() -> None:
     async with kv_manager() as (_, kv_address), open_channel(kv_address) as channel:
-        driver = Driver(served_with(SchedulerConfig()), KvLink(channel, kv_address), lambda ready: None)
-        gateway = GatewayPeer("g")
-        driver.post(WorkerArrived(WorkerPeer(Epoch(1)), FakeWorker(channel).facts))
+        driver = SchedulerDriver(served_with(SchedulerConfig()), SchedulerLink(channel, kv_address), lambda ready: None)
+        gateway = GatewayStream("g")
+        driver.post(WorkerArrived(WorkerStream(Epoch(1)), FakeWorker(channel).facts))
         welcome = driver.limits
         driver.post(GatewayJoined(gateway))
         turns = asyncio.create_task(driver.run())
@@ -235,26 +237,25 @@ async def test_the_pools_of_a_lost_worker_are_nobodys() -> None:
         served.kv.extra = [PoolStatus(900, 3900, "proactive", (JobId("b"),), ())]
         await gateway.submit("c", output=50)
         await worker.step()
-        await served.until(lambda: served.driver.report().kv_policy == "proactive")
+        await served.until(lambda: served.driver.status().kv_policy == "proactive")
         worker.call.cancel()
         await served.until(lambda: served.ready[-1] is False)
-        report = served.driver.report()
-        (group,) = report.groups
-        assert (group.device_blocks_total, group.device_blocks_free) == (0, 0)
-        assert (group.host_blocks_total, group.host_blocks_free) == (0, 0)
+        status = served.driver.status()
+        (group,) = status.groups
+        assert group.pools == NO_POOLS
         assert (group.swapped_out, group.waiting) == (0, 3)
-        assert report.kv_policy == "proactive"
+        assert status.kv_policy == "proactive"
 
 
 async def test_status_counts_every_job_once_and_adds_up_the_lives_of_the_worker() -> None:
     async with serving() as (served, worker, gateway):
         for number in range(20):
             await gateway.submit(f"j{number}", output=50)
-        await served.until(lambda: served.driver.report().counters.jobs_admitted == 20)
+        await served.until(lambda: served.driver.status().counters.jobs_admitted == 20)
         served.kv.extra = [PoolStatus(900, 3900, "proactive", (JobId("j18"), JobId("j19")), ())]
         await steps(worker, 4)
-        await served.until(lambda: served.driver.report().kv_policy == "proactive")
-        await served.until(lambda: served.driver.report().worker.busy_s == pytest.approx(1.0))
+        await served.until(lambda: served.driver.status().kv_policy == "proactive")
+        await served.until(lambda: served.driver.status().counters.busy_s == pytest.approx(1.0))
         status = (await served.admin.GetStatus(admin_pb2.GetStatusRequest())).status
         (group,) = status.groups
         assert group.ready
@@ -269,7 +270,7 @@ async def test_status_counts_every_job_once_and_adds_up_the_lives_of_the_worker(
         second = FakeWorker(served.channel, epoch=2)
         await second.join()
         await steps(second, 2)
-        await served.until(lambda: served.driver.report().worker.busy_s == pytest.approx(1.5))
+        await served.until(lambda: served.driver.status().counters.busy_s == pytest.approx(1.5))
 
 
 async def test_watching_the_status_keeps_its_interval_within_limits() -> None:

@@ -8,27 +8,20 @@ import pytest
 from services.domain.errors import (
     NotReadyError,
 )
+from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId, PlanNumber
+from services.domain.iteration import WorkerCounters
 from services.domain.protocol import PlanEntry
 from services.domain.sampling import JobSampling
-from services.domain.work import (
-    CancelReason,
-    FinishReason,
-    JobTimings,
-    JobUpdate,
-    ServingLimits,
-    Submission,
-    TokenLogprob,
-    WorkerCounters,
-)
-from services.scheduler import book as books
-from services.scheduler import peers
-from services.scheduler.book import Entry, JobBook
+from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Submission
+from services.scheduler import job_store as books
+from services.scheduler import outgoing_streams as peers
 from services.scheduler.gateways import Gateways
-from services.scheduler.messages import Cancelled, Submitted
-from services.scheduler.peers import GatewayPeer
-from services.scheduler.policy.messages import Emit, End, EndReason
-from services.scheduler.report import WorkerLives
+from services.scheduler.job_store import JobStore, StoredJob
+from services.scheduler.machine.scheduler_events import Emit, End
+from services.scheduler.outgoing_streams import GatewayStream
+from services.scheduler.scheduler_inbox import Cancelled, Submitted
+from services.scheduler.worker_group import CountersOverEpochs
 
 LIMIT_S = 5.0
 A = JobId("a")
@@ -39,7 +32,7 @@ def submission(job: str = "a", prompt: int = 10, logprobs: int | None = None) ->
     return Submission(JobId(job), b"digest", array("I", range(prompt)), JobSampling(8, 1, logprobs=logprobs))
 
 
-def followed(book: JobBook, job: str = "a", tokens: int = 0, gateway_id: str = "g") -> Entry:
+def followed(book: JobStore, job: str = "a", tokens: int = 0, gateway_id: str = "g") -> StoredJob:
     """A job in the book that a gateway follows from its first token."""
     entry = book.open(submission(job))
     entry.followers[gateway_id] = 0
@@ -52,7 +45,7 @@ def followed(book: JobBook, job: str = "a", tokens: int = 0, gateway_id: str = "
 
 
 def test_a_prefill_after_a_crash_brings_prompt_and_output() -> None:
-    book = JobBook()
+    book = JobStore()
     followed(book, tokens=3)
     work = book.work(PlanEntry(A, 0, 13), None)
     assert list(work.token_ids) == [*range(10), 100, 101, 102]
@@ -61,7 +54,7 @@ def test_a_prefill_after_a_crash_brings_prompt_and_output() -> None:
 
 
 def test_a_chunk_brings_its_own_tokens_and_the_job_only_with_the_first() -> None:
-    book = JobBook()
+    book = JobStore()
     followed(book, tokens=3)
     one, two, three = (book.work(PlanEntry(A, *span), None) for span in ((0, 8), (8, 12), (12, 13)))
     assert [list(work.token_ids) for work in (one, two, three)] == [[*range(8)], [8, 9, 100, 101], [102]]
@@ -69,7 +62,7 @@ def test_a_chunk_brings_its_own_tokens_and_the_job_only_with_the_first() -> None
 
 
 def test_a_decode_brings_no_tokens_because_the_worker_has_them() -> None:
-    book = JobBook()
+    book = JobStore()
     entry = followed(book)
     book.work(PlanEntry(A, 0, 10), None)
     book.append(entry, 0, 100, None)
@@ -77,14 +70,14 @@ def test_a_decode_brings_no_tokens_because_the_worker_has_them() -> None:
 
 
 def test_a_limit_of_a_prefill_is_passed_on() -> None:
-    book = JobBook()
+    book = JobStore()
     followed(book)
     assert book.work(PlanEntry(A, 0, 10), 0.5).cut_after_s == 0.5
 
 
 def test_an_ended_job_is_forgotten_after_a_minute_and_a_lost_ones_is_due_after_half_of_it() -> None:
-    book = JobBook()
-    book.end(followed(book, "a"), FinishReason.STOP, TIMINGS, 100.0)
+    book = JobStore()
+    book.end(followed(book, "a"), EndReason.STOP, TIMINGS, 100.0)
     lost = followed(book, "b")
     assert book.unfollow(lost, "g")
     book.orphan(lost, 100.0)
@@ -99,7 +92,7 @@ def test_an_ended_job_is_forgotten_after_a_minute_and_a_lost_ones_is_due_after_h
 
 
 def test_an_orphan_that_is_followed_again_is_not_due() -> None:
-    book = JobBook()
+    book = JobStore()
     entry = followed(book)
     book.unfollow(entry, "g")
     book.orphan(entry, 0.0)
@@ -111,23 +104,23 @@ def test_an_orphan_that_is_followed_again_is_not_due() -> None:
     assert book.orphans_due(70.0) == [entry]
 
 
-def ended(book: JobBook, job: str, now_s: float, tokens: int = 0, is_read: bool = True) -> Entry:
+def ended(book: JobStore, job: str, now_s: float, tokens: int = 0, is_read: bool = True) -> StoredJob:
     """A job that ended; its gateway has got all of it, or nothing."""
     entry = followed(book, job, tokens)
-    book.end(entry, FinishReason.STOP, TIMINGS, now_s)
+    book.end(entry, EndReason.STOP, TIMINGS, now_s)
     if is_read:
         book.update(entry, "g")
     return entry
 
 
-def known(book: JobBook, names: str) -> str:
+def known(book: JobStore, names: str) -> str:
     """Those of the jobs that the book knows."""
     return "".join(name for name in names if book.get(JobId(name)) is not None)
 
 
 def test_ended_jobs_are_bounded_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(books, "MOST_ENDED", 2)
-    book = JobBook()
+    book = JobStore()
     for name in "abc":
         ended(book, name, 0.0)
     assert book.forget_ended(0.0) == []
@@ -136,7 +129,7 @@ def test_ended_jobs_are_bounded_and_the_oldest_go_first(monkeypatch: pytest.Monk
 
 def test_remembered_output_is_bounded_by_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(books, "MOST_ENDED_BYTES", 100)
-    book = JobBook()
+    book = JobStore()
     for name in "abc":
         ended(book, name, 0.0, tokens=12)
     book.forget_ended(0.0)
@@ -151,7 +144,7 @@ def test_too_much_that_is_not_read_yet_stays_until_its_gateway_had_time_to_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(books, "MOST_ENDED", 1)
-    book = JobBook()
+    book = JobStore()
     slow = ended(book, "a", 0.0, is_read=False)
     for name in "bc":
         ended(book, name, 0.0)
@@ -163,14 +156,14 @@ def test_too_much_that_is_not_read_yet_stays_until_its_gateway_had_time_to_read(
 
 
 def test_an_end_that_nobody_read_for_as_long_as_it_is_kept_is_told_when_it_is_forgotten() -> None:
-    book = JobBook()
+    book = JobStore()
     slow = ended(book, "a", 0.0, is_read=False)
     assert book.forget_ended(59.9) == []
     assert book.forget_ended(60.0) == [slow]
 
 
 def test_an_ended_job_that_is_asked_for_again_is_kept_for_as_long_again() -> None:
-    book = JobBook()
+    book = JobStore()
     again = ended(book, "a", 0.0)
     ended(book, "b", 30.0)
     again.followers["g"] = 0
@@ -185,7 +178,7 @@ def test_an_ended_job_that_is_asked_for_again_is_kept_for_as_long_again() -> Non
 
 @pytest.mark.parametrize("reason", [EndReason.LENGTH, EndReason.ABORT, EndReason.DEADLINE])
 def test_whoever_came_to_a_job_later_is_told_so_with_its_end(reason: EndReason) -> None:
-    gateways, first, later = Gateways(1000), GatewayPeer("g1"), GatewayPeer("g2")
+    gateways, first, later = Gateways(1000), GatewayStream("g1"), GatewayStream("g2")
     for peer in (first, later):
         gateways.join(peer, 0.0)
         gateways.submit(Submitted(peer, submission()), False, 0.0)
@@ -200,7 +193,7 @@ def test_a_request_whose_choices_end_together_is_told_whole_however_large_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(books, "MOST_ENDED_BYTES", 1000)
-    gateways, peer = Gateways(1000), GatewayPeer("g")
+    gateways, peer = Gateways(1000), GatewayStream("g")
     gateways.join(peer, 0.0)
     names = [f"r/{choice}" for choice in range(8)]
     for name in names:
@@ -212,14 +205,14 @@ def test_a_request_whose_choices_end_together_is_told_whole_however_large_it_is(
     gateways.expire(1.5)
     assert not peer.is_closed
     updates = peer.take_updates(gateways.book)
-    assert [update.job for update in updates if update.finish is FinishReason.LENGTH] == names
+    assert [update.job_id for update in updates if update.finish is EndReason.LENGTH] == names
     gateways.expire(2.0)
     assert len(gateways.book) == 1
 
 
 def test_a_gateway_that_does_not_read_the_end_of_too_much_loses_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(books, "MOST_ENDED", 0)
-    gateways, peer = Gateways(1000), GatewayPeer("g")
+    gateways, peer = Gateways(1000), GatewayStream("g")
     gateways.join(peer, 0.0)
     gateways.submit(Submitted(peer, submission()), False, 0.0)
     gateways.end(End(A, EndReason.STOP, 0, 0.0, 0.0, 0.0), 1.0)
@@ -230,7 +223,7 @@ def test_a_gateway_that_does_not_read_the_end_of_too_much_loses_its_stream(monke
 
 
 def test_a_gateway_that_comes_for_a_job_just_before_it_is_forgotten_gets_all_of_it() -> None:
-    gateways, first, second = Gateways(1000), GatewayPeer("g"), GatewayPeer("h")
+    gateways, first, second = Gateways(1000), GatewayStream("g"), GatewayStream("h")
     for peer in (first, second):
         gateways.join(peer, 0.0)
     gateways.submit(Submitted(first, submission()), False, 0.0)
@@ -241,25 +234,25 @@ def test_a_gateway_that_comes_for_a_job_just_before_it_is_forgotten_gets_all_of_
     gateways.expire(61.0)
     assert not second.is_closed
     (told,) = second.take_updates(gateways.book)
-    assert (list(told.token_ids), told.finish) == ([7], FinishReason.STOP)
+    assert (list(told.token_ids), told.finish) == ([7], EndReason.STOP)
 
 
 def test_a_job_that_waits_for_its_id_and_is_cancelled_never_begins() -> None:
-    gateways, peer = Gateways(1000), GatewayPeer("g")
+    gateways, peer = Gateways(1000), GatewayStream("g")
     gateways.join(peer, 0.0)
     for job in ("a", "b"):
         assert gateways.submit(Submitted(peer, submission(job)), True, 0.0) is None
-    assert gateways.cancel(Cancelled(peer, A, CancelReason.CLIENT_GONE)) is None
+    assert gateways.cancel(Cancelled(peer, A, EndReason.CANCELLED)) is None
     (told,) = peer.take_updates(gateways.book)
-    assert (told.job, told.finish) == (A, FinishReason.ABORT)
-    assert [item.submission.job for item in gateways.take_deferred()] == ["b"]
+    assert (told.job_id, told.finish) == (A, EndReason.ABORT)
+    assert [item.submission.job_id for item in gateways.take_deferred()] == ["b"]
 
 
 # --- outboxes --------------------------------------------------------------------------------------------------------
 
 
 def test_a_slow_gateway_gets_everything_at_once_and_nothing_was_queued_for_it() -> None:
-    book, peer = JobBook(), GatewayPeer("g")
+    book, peer = JobStore(), GatewayStream("g")
     entry = followed(book)
     for number in range(500):
         book.append(entry, number, number, None)
@@ -270,12 +263,12 @@ def test_a_slow_gateway_gets_everything_at_once_and_nothing_was_queued_for_it() 
 
 
 def test_the_end_comes_with_the_last_tokens_and_the_gateway_ceases_to_follow() -> None:
-    book, peer = JobBook(), GatewayPeer("g")
+    book, peer = JobStore(), GatewayStream("g")
     entry = followed(book, tokens=2)
-    book.end(entry, FinishReason.LENGTH, TIMINGS, 0.0)
+    book.end(entry, EndReason.LENGTH, TIMINGS, 0.0)
     peer.tell_news(A)
     assert [tuple(update) for update in peer.take_updates(book)] == [
-        (A, 0, array("I", [100, 101]), (), FinishReason.LENGTH, None, TIMINGS, False)
+        (A, 0, array("I", [100, 101]), (), EndReason.LENGTH, None, TIMINGS, False)
     ]
     assert entry.followers == {}
 
@@ -283,9 +276,9 @@ def test_the_end_comes_with_the_last_tokens_and_the_gateway_ceases_to_follow() -
 def test_long_outputs_are_told_in_pieces_that_fit_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(books, "MOST_TOKENS_IN_UPDATE", 10)
     monkeypatch.setattr(peers, "MOST_TOKENS_IN_MESSAGE", 30)
-    book, peer = JobBook(), GatewayPeer("g")
+    book, peer = JobStore(), GatewayStream("g")
     for name in "abc":
-        book.end(followed(book, name, tokens=25), FinishReason.LENGTH, TIMINGS, 0.0)
+        book.end(followed(book, name, tokens=25), EndReason.LENGTH, TIMINGS, 0.0)
         peer.tell_news(JobId(name))
     received: dict[str, list[int]] = {name: [] for name in "abc"}
     finished: list[str] = []
@@ -293,28 +286,28 @@ def test_long_outputs_are_told_in_pieces_that_fit_a_message(monkeypatch: pytest.
         updates = peer.take_updates(book)
         assert sum(len(update.token_ids) for update in updates) <= 40
         for update in updates:
-            assert update.first_token_number == len(received[update.job])
-            received[update.job] += update.token_ids
-            finished += [update.job] if update.finish else []
+            assert update.first_token_number == len(received[update.job_id])
+            received[update.job_id] += update.token_ids
+            finished += [update.job_id] if update.finish else []
     assert received == {name: list(range(100, 125)) for name in "abc"}
     assert sorted(finished) == ["a", "b", "c"]
 
 
 async def test_a_gateway_that_reads_no_last_words_loses_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "MOST_LAST_WORDS", 3)
-    peer = GatewayPeer("g")
+    peer = GatewayStream("g")
     for number in range(4):
-        peer.tell_last_word(JobUpdate(JobId(str(number)), 0, (), (), FinishReason.ABORT))
+        peer.tell_last_word(JobUpdate(JobId(str(number)), 0, (), (), EndReason.ABORT))
     with pytest.raises(NotReadyError):
         await peer.until_closed()
 
 
 async def test_nothing_is_kept_for_a_gateway_whose_stream_is_to_end() -> None:
-    book, peer = JobBook(), GatewayPeer("g")
+    book, peer = JobStore(), GatewayStream("g")
     followed(book, tokens=1)
     peer.close(NotReadyError("enough"))
     peer.tell_news(A)
-    peer.tell_last_word(JobUpdate(JobId("b"), 0, (), (), FinishReason.ABORT))
+    peer.tell_last_word(JobUpdate(JobId("b"), 0, (), (), EndReason.ABORT))
     peer.tell_limits(ServingLimits(True, 1, 1))
     assert peer.take_updates(book) == []
     assert peer.take_limits() is None
@@ -323,7 +316,7 @@ async def test_nothing_is_kept_for_a_gateway_whose_stream_is_to_end() -> None:
 
 
 def test_the_counters_of_a_workers_lives_add_up() -> None:
-    lives = WorkerLives()
+    lives = CountersOverEpochs()
     for busy_s in (1.0, 2.0):
         lives.born()
         lives.counted(WorkerCounters(busy_s=busy_s / 2, offloaded_bytes=5))

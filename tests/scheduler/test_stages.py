@@ -2,8 +2,8 @@
 
 from services.domain.ids import JobId
 from services.domain.protocol import Finished, Jobs, Resident
-from services.scheduler.policy.config import PolicyName, SchedulerConfig
-from services.scheduler.policy.messages import Command, FromKv, KvConnected, Submit, WorkerJoined
+from services.scheduler.machine.scheduler_events import Command, FromKv, KvConnected, Submit, WorkerJoined
+from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.scheduler.virtual import EPOCH, Machine, entries, plans, profile, told
 
 
@@ -74,4 +74,4 @@ def test_the_kv_manager_is_told_which_prefills_were_cut() -> None:
     machine.turn(Submit(JobId("a"), 500, 5))
     (plan,) = plans(machine.turn(FromKv(EPOCH, Resident(JobId("a"), 600, 0))))
     assert plan.cut_after_s
-    assert Finished(plan.plan, (JobId("a"),)) in told(machine.turn(machine.result(plan, cut=["a"])))
+    assert Finished(plan.plan_number, (JobId("a"),)) in told(machine.turn(machine.result(plan, cut=["a"])))

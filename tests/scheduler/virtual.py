@@ -6,15 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
+from services.domain.generation import EndReason
 from services.domain.ids import Epoch, JobId
 from services.domain.protocol import IterationResult, Resident, SampledToken, SchedulerToKv
-from services.scheduler.policy.config import PolicyName, SchedulerConfig
-from services.scheduler.policy.machine import Scheduler
-from services.scheduler.policy.messages import (
+from services.scheduler.machine.scheduler import Scheduler
+from services.scheduler.machine.scheduler_events import (
     Command,
     Emit,
     End,
-    EndReason,
     Event,
     FromKv,
     KvConnected,
@@ -24,6 +23,7 @@ from services.scheduler.policy.messages import (
     ToKv,
     WorkerJoined,
 )
+from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.scheduler.fake_kv import FakeKv
 
 EPOCH = Epoch(7)
@@ -84,11 +84,11 @@ class Machine:
     ) -> IterationResult:
         """The result of a plan. `ends`: jobs whose token ends them. `silent`: jobs whose entry samples nothing."""
         tokens = tuple(
-            SampledToken(entry.job, TOKEN, entry.job in set(ends))
+            SampledToken(entry.job_id, TOKEN, entry.job_id in set(ends))
             for entry in plan.entries
-            if entry.job not in cut and entry.job not in set(silent)
+            if entry.job_id not in cut and entry.job_id not in set(silent)
         )
-        return IterationResult(plan.epoch, plan.plan, tokens, tuple(JobId(job) for job in cut), duration_s)
+        return IterationResult(plan.epoch, plan.plan_number, tokens, tuple(JobId(job) for job in cut), duration_s)
 
 
 def plans(commands: Iterable[Command]) -> list[SendPlan]:
@@ -98,7 +98,7 @@ def plans(commands: Iterable[Command]) -> list[SendPlan]:
 
 def entries(plan: SendPlan) -> list[tuple[str, int, int]]:
     """A plan as tuples."""
-    return [(entry.job, entry.from_token, entry.to_token) for entry in plan.entries]
+    return [(entry.job_id, entry.from_token, entry.to_token) for entry in plan.entries]
 
 
 def told(commands: Iterable[Command]) -> list[SchedulerToKv]:
@@ -108,7 +108,7 @@ def told(commands: Iterable[Command]) -> list[SchedulerToKv]:
 
 def ended(commands: Iterable[Command]) -> list[tuple[str, EndReason]]:
     """Ends among commands."""
-    return [(command.job, command.reason) for command in commands if isinstance(command, End)]
+    return [(command.job_id, command.reason) for command in commands if isinstance(command, End)]
 
 
 def rejected(commands: Iterable[Command]) -> list[Reject]:
@@ -129,7 +129,7 @@ def machine_with(jobs: list[tuple[str, int, int]], cost: CostProfile | None = No
 
 def shape(plan: SendPlan) -> dict[str, tuple[int, int]]:
     """A plan's entries by job."""
-    return {entry.job: (entry.from_token, entry.to_token) for entry in plan.entries}
+    return {entry.job_id: (entry.from_token, entry.to_token) for entry in plan.entries}
 
 
 @dataclass(frozen=True)
@@ -161,17 +161,17 @@ class VirtualWorker:
             count = entry.to_token - entry.from_token
             before_s = self._cost.prefill_s(entry.from_token) if entry.from_token else 0.0
             prefill_s = self._cost.prefill_s(entry.to_token) - before_s
-            if count > 1 and prefill_s > limits.get(entry.job, prefill_s):
-                duration_s += limits[entry.job]
-                cut.append(entry.job)
+            if count > 1 and prefill_s > limits.get(entry.job_id, prefill_s):
+                duration_s += limits[entry.job_id]
+                cut.append(entry.job_id)
                 continue
             duration_s += prefill_s if count > 1 else 0.0
-            if entry.to_token == self.known[entry.job]:
-                self.known[entry.job] += 1
-                tokens.append(SampledToken(entry.job, TOKEN, False))
+            if entry.to_token == self.known[entry.job_id]:
+                self.known[entry.job_id] += 1
+                tokens.append(SampledToken(entry.job_id, TOKEN, False))
         if any(entry.to_token - entry.from_token == 1 for entry in plan.entries):
             duration_s += self._cost.decode_s(len(plan.entries), 1)
-        return IterationResult(plan.epoch, plan.plan, tuple(tokens), tuple(cut), duration_s)
+        return IterationResult(plan.epoch, plan.plan_number, tuple(tokens), tuple(cut), duration_s)
 
 
 @dataclass
@@ -209,7 +209,7 @@ class Replay:
                 self._arrive(self._waiting[0].arrival_s)
             return bool(self._queued)
         plan = self._queued.pop(0)
-        self.run.order.append([entry.job for entry in plan.entries])
+        self.run.order.append([entry.job_id for entry in plan.entries])
         result = self._worker.run(plan)
         end_s = self.machine.now_s + result.duration_s
         while self._waiting and self._waiting[0].arrival_s < end_s:
@@ -230,9 +230,9 @@ class Replay:
             self._queued += plans(commands)
             for command in commands:
                 if isinstance(command, End):
-                    self.run.finished_s[command.job] = now_s
+                    self.run.finished_s[command.job_id] = now_s
                 elif isinstance(command, Emit) and command.token_number == 0:
-                    self.run.first_token_s[command.job] = now_s
+                    self.run.first_token_s[command.job_id] = now_s
             events = self._kv.answers(commands)
             self._kv.heard.clear()
 

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.kvmanager.policy.machine import KvManager
-from services.kvmanager.policy.messages import Command, Event
-from services.simulator.clock import Clock, Inbox, StuckError
-from services.simulator.setup import SimulatedJob
+from services.kvmanager.machine.kv_manager import KvManager
+from services.kvmanager.machine.kv_manager_events import Command, Event
+from services.simulator.server_setup import SimulatedJob
 from services.simulator.simulation import simulate
-from services.simulator.spans import Span, overlap_s, total_s, union
+from services.simulator.time_spans import TimeSpan, overlap_s, total_s, union
+from services.simulator.virtual_clock import StuckError, VirtualClock, VirtualInbox
 from tests.simulator.servers import server
 
 
 def test_everything_of_one_instant_is_one_turn_in_the_order_in_which_it_was_posted() -> None:
-    clock = Clock(100)
+    clock = VirtualClock(100)
     turns: list[tuple[float, list[str]]] = []
-    inbox = Inbox(clock, lambda events: turns.append((clock.now_s, events)))
+    inbox = VirtualInbox(clock, lambda events: turns.append((clock.now_s, events)))
     for at_s, events in ((2.0, ["d"]), (1.0, ["a", "b"]), (1.0, ["c"])):
         clock.post(at_s, inbox.put, events)
     clock.run()
@@ -24,15 +24,15 @@ def test_everything_of_one_instant_is_one_turn_in_the_order_in_which_it_was_post
 
 
 def test_what_is_said_without_delay_is_heard_in_a_later_turn_of_the_same_instant() -> None:
-    clock = Clock(100)
+    clock = VirtualClock(100)
     turns: list[str] = []
-    second = Inbox(clock, lambda events: turns.append(f"second {events}"))
+    second = VirtualInbox(clock, lambda events: turns.append(f"second {events}"))
 
     def first_turn(events: list[str]) -> None:
         turns.append(f"first {events}")
         clock.post(clock.now_s, second.put, ["from first"])
 
-    first = Inbox(clock, first_turn)
+    first = VirtualInbox(clock, first_turn)
     clock.post(1.0, first.put, ["x"])
     clock.post(1.0, second.put, ["y"])
     clock.run()
@@ -41,8 +41,8 @@ def test_what_is_said_without_delay_is_heard_in_a_later_turn_of_the_same_instant
 
 
 def test_turns_without_progress_end_the_simulation() -> None:
-    clock = Clock(50)
-    inbox = Inbox(clock, lambda events: clock.post(clock.now_s + 1.0, inbox.put, events))
+    clock = VirtualClock(50)
+    inbox = VirtualInbox(clock, lambda events: clock.post(clock.now_s + 1.0, inbox.put, events))
     inbox.put(["for ever"])
     with pytest.raises(StuckError, match="51 turns"):
         clock.run()
@@ -63,13 +63,13 @@ def test_a_deadlock_tells_who_waits_for_what(monkeypatch: pytest.MonkeyPatch) ->
     assert "nothing happens any more, but 2 jobs are left (at 1.5 s)" in story
     assert "plans without a result []" in story
     assert "a: out at" in story
-    assert "KV manager: JobState.ASSIGNING" in story
+    assert "KV manager: KvState.ASSIGNING" in story
 
 
 def test_the_union_of_spans_is_apart_and_overlaps_are_counted_once() -> None:
-    spans = union([Span(4.0, 5.0), Span(0.0, 2.0), Span(1.0, 3.0), Span(5.0, 6.0)])
-    assert spans == [Span(0.0, 3.0), Span(4.0, 6.0)]
+    spans = union([TimeSpan(4.0, 5.0), TimeSpan(0.0, 2.0), TimeSpan(1.0, 3.0), TimeSpan(5.0, 6.0)])
+    assert spans == [TimeSpan(0.0, 3.0), TimeSpan(4.0, 6.0)]
     assert total_s(spans) == 5.0
-    assert overlap_s(spans, [Span(2.5, 4.5), Span(5.5, 9.0)]) == 1.5
-    assert overlap_s([Span(2.5, 4.5), Span(5.5, 9.0)], spans) == 1.5
+    assert overlap_s(spans, [TimeSpan(2.5, 4.5), TimeSpan(5.5, 9.0)]) == 1.5
+    assert overlap_s([TimeSpan(2.5, 4.5), TimeSpan(5.5, 9.0)], spans) == 1.5
     assert overlap_s([], spans) == 0.0

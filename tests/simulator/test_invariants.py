@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.domain.errors import InvalidFieldError
-from services.kvmanager.policy.machine import KvManager
-from services.kvmanager.policy.policies import POLICY_NAMES
-from services.scheduler.policy.config import PolicyName
-from services.scheduler.policy.machine import Scheduler
-from services.simulator.setup import ServerSetup, SimulatedJob
+from services.kvmanager.machine.kv_manager import KvManager
+from services.kvmanager.policies.kv_policy import POLICY_NAMES
+from services.scheduler.machine.scheduler import Scheduler
+from services.scheduler.scheduler_config import PolicyName
+from services.simulator.server_setup import ServerSetup, SimulatedJob
 from services.simulator.simulation import simulate
-from services.simulator.spans import Span, total_s, union
+from services.simulator.time_spans import TimeSpan, total_s, union
 from tests.simulator.servers import GROWING_COST, ended_s, random_jobs, server
 
 PREEMPTIVE = [name for name in PolicyName if name is not PolicyName.STATIC]
@@ -68,7 +68,7 @@ def servers(draw: st.DrawFn, policies: list[PolicyName]) -> ServerSetup:
 def test_no_token_is_lost_or_made_twice_and_all_blocks_come_back(setup: ServerSetup, jobs: list[SimulatedJob]) -> None:
     """That free and used blocks are the pools, and all are free at the end, the simulator asserts itself."""
     simulation = simulate(setup, jobs)
-    assert [outcome.id for outcome in simulation.outcomes] == [job.id for job in jobs]
+    assert [outcome.job_id for outcome in simulation.outcomes] == [job.job_id for job in jobs]
     for job, outcome in zip(jobs, simulation.outcomes, strict=True):
         times_s = list(outcome.token_times_s)
         assert outcome.error is None
@@ -90,8 +90,8 @@ def test_the_group_computes_exactly_while_somebody_is_there(
     """Work conservation, where the pool holds everybody and messages take no time."""
     jobs = random_jobs(seed, 30, rate_per_s=8.0, longest=40)
     simulation = simulate(server(policy, cost=GROWING_COST, max_batch=max_batch, plans_in_flight=plans), jobs)
-    there = union(Span(outcome.arrival_s, ended_s(outcome)) for outcome in simulation.outcomes)
-    assert simulation.busy_s == pytest.approx(total_s(there))
+    there = union(TimeSpan(outcome.arrival_s, ended_s(outcome)) for outcome in simulation.outcomes)
+    assert simulation.counters.busy_s == pytest.approx(total_s(there))
 
 
 @pytest.mark.parametrize("kv_policy", POLICY_NAMES)
@@ -162,7 +162,7 @@ def test_a_worker_slower_than_its_profile_takes_longer_and_the_scheduler_does_no
     jobs = [SimulatedJob("a", 0.0, 100, 1), SimulatedJob("b", 0.0, 100, 1)]
     setup = server(PolicyName.SKIP_JOIN_MLFQ, max_batch=1, slowdown=1.5)
     assert [ended_s(outcome) for outcome in simulate(setup, jobs).outcomes] == pytest.approx([0.15, 0.3])
-    assert simulate(setup, jobs).busy_s == pytest.approx(0.3)
+    assert simulate(setup, jobs).counters.busy_s == pytest.approx(0.3)
 
 
 def test_groups_share_the_jobs_out_in_turn() -> None:
@@ -179,7 +179,7 @@ def test_peaks_count_the_blocks_of_all_groups_and_both_pools() -> None:
     assert alone.peak_kv_tokens == alone.peak_device_kv_tokens == 4 * 176
     together = simulate(server(PolicyName.MLFQ, "reactive", **small), jobs)  # type: ignore[arg-type]
     assert together.peak_device_kv_tokens <= 192 < together.peak_kv_tokens
-    assert together.kv.offloaded_bytes == together.kv.uploaded_bytes > 0
+    assert together.counters.offloaded_bytes == together.counters.uploaded_bytes > 0
 
 
 def test_two_jobs_of_one_id_are_refused() -> None:

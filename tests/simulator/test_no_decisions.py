@@ -11,7 +11,14 @@ import services.simulator
 
 FOLDER = Path(services.simulator.__path__[0])
 SOURCES = sorted(FOLDER.glob("*.py"))
-MAY_IMPORT = ("services.domain.", "services.scheduler.policy.", "services.kvmanager.policy.", "services.simulator.")
+MAY_IMPORT = (
+    "services.domain.",
+    "services.scheduler.machine.",
+    "services.scheduler.scheduler_config.",
+    "services.kvmanager.machine.",
+    "services.kvmanager.policies.",
+    "services.simulator.",
+)
 DECISIONS = {
     *(
         "Jobs",
@@ -35,7 +42,7 @@ NOTIONS = {"level", "quanta", "quanta_s", "promote", "enst_s", "policy_named", "
 
 
 def test_there_is_something_to_look_at() -> None:
-    assert {"simulation.py", "group.py", "worker.py"} <= {path.name for path in SOURCES}
+    assert {"simulation.py", "simulated_group.py", "simulated_worker.py"} <= {path.name for path in SOURCES}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)

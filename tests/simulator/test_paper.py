@@ -7,8 +7,8 @@ from statistics import fmean, stdev
 import pytest
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
-from services.scheduler.policy.config import PolicyName
-from services.simulator.setup import SimulatedJob
+from services.scheduler.scheduler_config import PolicyName
+from services.simulator.server_setup import SimulatedJob
 from services.simulator.simulation import simulate
 from tests.simulator.servers import (
     DECODE_S,
@@ -58,7 +58,7 @@ def test_a_cut_prefill_leaves_no_kv_to_be_moved_when_its_blocks_are_taken() -> N
     jobs = [SimulatedJob(name, at_s, 700, 40) for name, at_s in (("a", 0.0), ("b", 0.1), ("c", 0.3))]
     setup = one_at_a_time(PolicyName.MLFQ_KILL, "reactive", cost=EXAMPLE_COST, device_tokens=800)
     simulation = simulate(setup, jobs)
-    assert simulation.scheduler.demotions > len(jobs)
+    assert simulation.counters.demotions > len(jobs)
     assert [len(outcome.token_times_s) for outcome in simulation.outcomes] == [40, 40, 40]
 
 
@@ -89,7 +89,7 @@ def test_fcfs_at_batch_1_waits_as_long_as_pollaczek_and_khinchine_say() -> None:
     assert 0.5 < load < 0.8
     assert 4.0 * error_s < 0.3 * expected_s, "too few jobs to tell"
     assert fmean(waits_s) == pytest.approx(expected_s, abs=4.0 * error_s)
-    assert simulation.busy_s == pytest.approx(sum(services_s), rel=1e-3)
+    assert simulation.counters.busy_s == pytest.approx(sum(services_s), rel=1e-3)
 
 
 @pytest.mark.parametrize("policy", [name for name in PolicyName if name is not PolicyName.SRPT])
@@ -116,12 +116,12 @@ def test_nobody_beats_srpt_at_batch_16_by_more_than_a_twentieth(policy: PolicyNa
 @pytest.mark.parametrize("policy", [PolicyName.MLFQ, PolicyName.SKIP_JOIN_MLFQ])
 def test_defer_decays_to_fcfs_when_kv_binds(policy: PolicyName) -> None:
     """The pool holds three jobs' prompt and output: whoever is in stays in, and the next one comes in by arrival."""
-    jobs = [SimulatedJob(job.id, job.arrival_s, 40, 41 + job.output_tokens % 30) for job in random_jobs(3, 60, 4.0)]
+    jobs = [SimulatedJob(job.job_id, job.arrival_s, 40, 41 + job.output_tokens % 30) for job in random_jobs(3, 60, 4.0)]
     given: dict[str, object] = {"device_tokens": 336, "max_batch": 3, "starvation_limit_s": None}
     fcfs = simulate(server(PolicyName.FCFS, "defer", **given), jobs)  # type: ignore[arg-type]
     deferring = simulate(server(policy, "defer", **given), jobs)  # type: ignore[arg-type]
     assert fcfs.outcomes[-1].queue_s > 1.0, "KV does not bind"
     assert [ended_s(outcome) for outcome in deferring.outcomes] == [ended_s(outcome) for outcome in fcfs.outcomes]
-    assert deferring.scheduler.demotions > 0
+    assert deferring.counters.demotions > 0
     moving = simulate(server(policy, "proactive", **given), jobs)  # type: ignore[arg-type]
     assert [ended_s(outcome) for outcome in moving.outcomes] != [ended_s(outcome) for outcome in fcfs.outcomes]

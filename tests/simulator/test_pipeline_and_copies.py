@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.scheduler.policy.config import PolicyName
+from services.scheduler.scheduler_config import PolicyName
 from services.simulator.outcome import Simulation
-from services.simulator.setup import Link, SimulatedJob
+from services.simulator.server_setup import Link, SimulatedJob
 from services.simulator.simulation import simulate
 from tests.simulator.servers import DECODE_S, GROWING_COST, ended_s, random_jobs, server
 
@@ -26,7 +26,7 @@ def test_stages_with_as_many_plans_in_flight_have_as_many_times_the_throughput(s
     filling_s = DECODE_S * (stages - 1) / stages
     assert simulation.duration_s == pytest.approx(TOKENS * DECODE_S + filling_s)
     assert decoding(1, stages * BATCH, 1 + extra_plans).duration_s == pytest.approx(stages * TOKENS * DECODE_S)
-    assert simulation.scheduler.preemptions == 0
+    assert simulation.counters.preemptions == 0
 
 
 def test_a_pipeline_with_one_plan_in_flight_is_no_faster_than_one_stage() -> None:
@@ -61,7 +61,7 @@ def test_copies_run_beside_compute() -> None:
     simulation = swapping(Link(1e9, 1e-4))
     assert simulation.swap_s > 0.1
     assert simulation.swap_exposed_s < 0.05 * simulation.swap_s
-    assert simulation.kv.stall_s == 0.0, "a job is planned when its upload is done"
+    assert simulation.counters.stall_s == 0.0, "a job is planned when its upload is done"
 
 
 def test_a_slow_link_leaves_the_device_idle_and_costs_time() -> None:
@@ -72,8 +72,8 @@ def test_a_slow_link_leaves_the_device_idle_and_costs_time() -> None:
 
 
 def test_what_is_uploaded_was_offloaded() -> None:
-    kv = swapping(Link(1e9, 1e-4)).kv
+    kv = swapping(Link(1e9, 1e-4)).counters
     assert kv.offloaded_bytes >= kv.uploaded_bytes > 0
     assert kv.offloaded_bytes % (16 * 10_000) == 0
     assert kv.recomputed_tokens == 0
-    assert swapping(Link(1e9, 1e-4), "recompute").kv.recomputed_tokens > 0
+    assert swapping(Link(1e9, 1e-4), "recompute").counters.recomputed_tokens > 0

@@ -17,9 +17,9 @@ from services.domain.protocol import (
     Upload,
     WorkerToKv,
 )
-from services.scheduler.policy.messages import SendPlan
-from services.simulator.setup import Link, ServerSetup, SimulatedJob
-from services.simulator.worker import Progress, Worker
+from services.scheduler.machine.scheduler_events import SendPlan
+from services.simulator.server_setup import Link, ServerSetup, SimulatedJob
+from services.simulator.simulated_worker import SimulatedProgress, SimulatedWorker
 from tests.simulator.servers import server
 
 EPOCH = Epoch(1)
@@ -35,13 +35,13 @@ class Bench:
     def __init__(self, setup: ServerSetup, *jobs: SimulatedJob) -> None:
         self.results: list[tuple[float, IterationResult]] = []
         self.answers: list[tuple[float, WorkerToKv]] = []
-        self.worker = Worker(
+        self.worker = SimulatedWorker(
             setup,
             EPOCH,
             lambda at_s, result: self.results.append((at_s, result)),
             lambda at_s, answers: self.answers.extend((at_s, answer) for answer in answers),
         )
-        self.worker.jobs = {JobId(job.id): Progress(job) for job in jobs}
+        self.worker.jobs = {JobId(job.job_id): SimulatedProgress(job) for job in jobs}
         self._plans = self._commands = 0
 
     def plan(self, now_s: float, *entries: tuple[str, int, int], limits_s: dict[str, float] | None = None) -> float:
@@ -54,7 +54,7 @@ class Bench:
 
     def sampled(self) -> list[str]:
         """Jobs that got a token by the last plan."""
-        return [token.job for token in self.results[-1][1].tokens]
+        return [token.job_id for token in self.results[-1][1].tokens]
 
     def number(self) -> CommandNumber:
         self._commands += 1
@@ -81,7 +81,7 @@ def bench(*jobs: SimulatedJob, stages: int = 1, link: Link = SLOW_LINK) -> Bench
     """Every job has blocks for 160 tokens."""
     made = Bench(server(cost=COST, link=link, stages=stages), *jobs)
     for job in jobs:
-        made.assign(job.id, 10)
+        made.assign(job.job_id, 10)
     made.answers.clear()
     return made
 
@@ -147,10 +147,10 @@ def test_a_copy_is_applied_at_once_and_done_when_it_ended_on_every_stage() -> No
     made = bench(A, stages=2)
     made.plan(0.0, ("a", 0, 32))
     made.offload(1.0, "a", 32)
-    command = CommandNumber(2)
+    command_number = CommandNumber(2)
     assert made.answers == [
-        *((1.0, Applied(command, stage)) for stage in (0, 1)),
-        *((1.0 + BLOCK_S, Done(command, stage)) for stage in (0, 1)),
+        *((1.0, Applied(command_number, stage)) for stage in (0, 1)),
+        *((1.0 + BLOCK_S, Done(command_number, stage)) for stage in (0, 1)),
     ]
 
 
@@ -185,9 +185,9 @@ def test_a_prefill_with_a_limit_runs_by_itself_and_nothing_of_it_is_kept_when_it
     made = bench(A, B)
     made.plan(0.0, ("a", 0, 32))
     assert made.plan(0.2, ("a", 32, 33), ("b", 0, 48), limits_s={"b": 0.05}) == pytest.approx(0.35)
-    assert (made.results[-1][1].cut, made.sampled()) == (("b",), ["a"])
+    assert (made.results[-1][1].cut_job_ids, made.sampled()) == (("b",), ["a"])
     assert made.plan(0.35, ("b", 0, 48), limits_s={"b": 0.31}) == pytest.approx(0.65)
-    assert (made.results[-1][1].cut, made.sampled()) == ((), ["b"])
+    assert (made.results[-1][1].cut_job_ids, made.sampled()) == ((), ["b"])
 
 
 def test_a_chunk_that_is_cut_leaves_the_chunks_before_it() -> None:

@@ -11,11 +11,12 @@ from fastserve.v1 import kvmanager_pb2_grpc, scheduler_pb2_grpc
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import FastServeError, NotReadyError
 from services.domain.ids import Epoch, PlanNumber
+from services.domain.iteration import PlanWork, WorkerResult
 from services.domain.protocol import KvToWorker
-from services.domain.work import KvWorkerFacts, PlanWork, WorkerFacts, WorkerResult
-from services.runtime.kv_link.convert import acknowledgements_from_wire, commands_to_wire, kv_hello_from_wire
-from services.runtime.scheduler_link.convert import plan_to_wire, result_from_wire, worker_facts_from_wire
+from services.domain.worker_facts import KvWorkerFacts, WorkerFacts
 from services.runtime.server import RpcServer
+from services.wire.kvmanager_worker import acknowledgements_from_wire, commands_to_wire, kv_hello_from_wire
+from services.wire.scheduler_worker import plan_to_wire, result_from_wire, worker_facts_from_wire
 
 LIMIT_S = 60.0
 
@@ -86,7 +87,9 @@ class KvStream(Stream):
 
     async def next_acknowledgements(self) -> list[str]:
         """As "Applied 1", "Done 1": the two are tuples, which are equal to each other."""
-        return [f"{type(one).__name__} {one.command}" for one in acknowledgements_from_wire(await self.next(), 0)[1]]
+        return [
+            f"{type(one).__name__} {one.command_number}" for one in acknowledgements_from_wire(await self.next(), 0)[1]
+        ]
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):

@@ -9,11 +9,11 @@ from models.make_random import PRESETS, write_random_model
 from services.domain.errors import FastServeError, InvalidFieldError, ModelFolderError
 from services.runtime.profile_file import read_profile
 from services.runtime.settings import Settings
-from services.worker import profile_command
-from services.worker.build import build, default_dtype
-from services.worker.link_speed import measure_link
-from services.worker.pools import BlockShape, block_counts
-from services.worker.profile import Limits, measure
+from services.worker.engine.build import build, default_dtype
+from services.worker.kv.pools import BlockShape, block_counts
+from services.worker.profiling import profile_command
+from services.worker.profiling.cost_measurement import MeasuringLimits, measure
+from services.worker.profiling.link_speed import measure_link
 from services.worker.settings import EngineSettings, ProfileSettings
 from tests.worker.tiny import tiny_model, tiny_pools
 
@@ -79,7 +79,7 @@ class TestPoolSizes:
 
 class TestProfile:
     def test_it_has_a_point_for_every_doubling_and_never_falls(self) -> None:
-        profile = measure(tiny_model(), tiny_pools(), Limits(max_model_len=100, max_batch=6))
+        profile = measure(tiny_model(), tiny_pools(), MeasuringLimits(max_model_len=100, max_batch=6))
         assert [point.tokens for point in profile.prefill] == [16, 32, 64, 100]
         places = [(point.batch, point.context_tokens) for point in profile.decode]
         assert places == [(batch, context) for batch in (1, 2, 4, 6) for context in (64, 100)]
@@ -89,11 +89,11 @@ class TestProfile:
 
     def test_it_leaves_the_pools_as_they_were(self) -> None:
         pools = tiny_pools()
-        measure(tiny_model(), pools, Limits(max_model_len=100, max_batch=2))
+        measure(tiny_model(), pools, MeasuringLimits(max_model_len=100, max_batch=2))
         assert not bool(pools.device.any())
 
     def test_it_does_not_go_beyond_the_pool(self) -> None:
-        profile = measure(tiny_model(), tiny_pools(device_blocks=10), Limits(max_model_len=512, max_batch=2))
+        profile = measure(tiny_model(), tiny_pools(device_blocks=10), MeasuringLimits(max_model_len=512, max_batch=2))
         assert profile.prefill[-1].tokens == 40
 
     def test_the_command_writes_it_with_its_source(self, model: Path, tmp_path: Path) -> None:

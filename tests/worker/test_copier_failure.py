@@ -8,10 +8,10 @@ import pytest
 from services.domain.errors import FastServeError
 from services.domain.ids import BlockId
 from services.domain.protocol import BlockMove
-from services.worker.copier import Copier, CopyFailedError, CpuCopier, Direction
-from services.worker.cuda_copier import CudaCopier
-from services.worker.engine import Engine
-from services.worker.pools import KvPools
+from services.worker.engine.engine import Engine
+from services.worker.kv.copier import Copier, CopyFailedError, CpuCopier, Direction
+from services.worker.kv.cuda_copier import CudaCopier
+from services.worker.kv.pools import KvPools
 from tests.worker import fake_cuda
 from tests.worker.tiny import WAIT_LIMIT_S, KvHand, Runner, prompt_of, sampling, tiny_model, tiny_pools
 
@@ -112,13 +112,13 @@ def test_an_iteration_that_needs_an_upload_that_failed_raises_instead_of_waiting
     pools = tiny_pools()
     engine = Engine(tiny_model(), pools, BrokenOnUpload(pools))
     runner = Runner(KvHand(engine))
-    job = runner.add("a/0", prompt_of(1, 10), sampling())
-    runner.run(runner.entry(job))
-    runner.kv.offload(job, runner.planned[job])
+    job_id = runner.add("a/0", prompt_of(1, 10), sampling())
+    runner.run(runner.entry(job_id))
+    runner.kv.offload(job_id, runner.planned[job_id])
     runner.kv.settle_one()
-    runner.kv.upload(job, runner.planned[job])
+    runner.kv.upload(job_id, runner.planned[job_id])
     with pytest.raises(CopyFailedError, match="an error of the device"):
-        in_time(lambda: runner.run(runner.entry(job)))
+        in_time(lambda: runner.run(runner.entry(job_id)))
     with pytest.raises(CopyFailedError):
         in_time(lambda: KvHand(engine, epoch=2))
     in_time(engine.close)

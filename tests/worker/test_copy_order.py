@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from services.domain.ids import JobId
-from services.worker.copier import CpuCopier, Direction, Ticket
-from services.worker.engine import Engine
-from services.worker.pools import KvPools
+from services.worker.engine.engine import Engine
+from services.worker.kv.copier import CpuCopier, Direction, Ticket
+from services.worker.kv.pools import KvPools
 from tests.worker.tiny import WAIT_LIMIT_S, KvHand, Runner, alone, prompt_of, sampling, tiny_model, tiny_pools
 
 PROMPT = prompt_of(1, 10)
@@ -60,25 +60,25 @@ class CarelessCopier(WatchedCopier):
 def swapped_out_and_coming_back(engine: Engine) -> tuple[Runner, JobId]:
     """A job that was offloaded after two tokens, and whose upload is held by the gate."""
     runner = Runner(KvHand(engine))
-    job = runner.add("a/0", PROMPT, sampling(max_tokens=8))
-    runner.run(runner.entry(job))
-    runner.run(runner.entry(job))
-    runner.kv.offload(job, runner.planned[job])
+    job_id = runner.add("a/0", PROMPT, sampling(max_tokens=8))
+    runner.run(runner.entry(job_id))
+    runner.run(runner.entry(job_id))
+    runner.kv.offload(job_id, runner.planned[job_id])
     runner.kv.settle_one()
-    runner.kv.upload(job, runner.planned[job])
-    return runner, job
+    runner.kv.upload(job_id, runner.planned[job_id])
+    return runner, job_id
 
 
 def run_with(make_copier: Callable[[KvPools, Gate], CpuCopier]) -> tuple[list[str], list[int]]:
     gate, pools = Gate(Direction.UPLOAD), tiny_pools()
     engine = Engine(tiny_model(), pools, make_copier(pools, gate))
     try:
-        runner, job = swapped_out_and_coming_back(engine)
-        runner.run(runner.entry(job))
+        runner, job_id = swapped_out_and_coming_back(engine)
+        runner.run(runner.entry(job_id))
         story = list(gate.story)
         gate.open()
-        runner.finish(job)
-        return story, runner.outputs[job]
+        runner.finish(job_id)
+        return story, runner.outputs[job_id]
     finally:
         gate.open()
         engine.close()
@@ -111,9 +111,9 @@ def test_an_iteration_does_not_wait_for_the_uploads_of_other_jobs() -> None:
 def test_time_spent_waiting_for_an_upload_is_counted_as_stall() -> None:
     gate, pools = Gate(Direction.UPLOAD), tiny_pools()
     engine = Engine(tiny_model(), pools, WatchedCopier(pools, gate))
-    runner, job = swapped_out_and_coming_back(engine)
+    runner, job_id = swapped_out_and_coming_back(engine)
     assert engine.counters().stall_s == 0.0
-    runner.run(runner.entry(job))
+    runner.run(runner.entry(job_id))
     assert engine.counters().stall_s > 0.0
     engine.close()
 
@@ -124,17 +124,17 @@ def test_done_is_reported_after_the_copy_and_also_after_a_release_in_between(dir
     engine = Engine(tiny_model(), pools, CpuCopier(pools, gate))
     kv = KvHand(engine)
     runner = Runner(kv)
-    job = runner.add("a/0", PROMPT, sampling(max_tokens=8))
-    runner.run(runner.entry(job))
-    command = kv.offload(job, 10)
+    job_id = runner.add("a/0", PROMPT, sampling(max_tokens=8))
+    runner.run(runner.entry(job_id))
+    command_number = kv.offload(job_id, 10)
     if direction is Direction.UPLOAD:
         kv.settle_one()
-        command = kv.upload(job, 10)
+        command_number = kv.upload(job_id, 10)
     kv.copying.clear()
-    kv.release(job)
-    assert not kv.is_done(command)
+    kv.release(job_id)
+    assert not kv.is_done(command_number)
     gate.open()
-    kv.wait_done(command)
+    kv.wait_done(command_number)
     engine.check()
     engine.close()
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from services.worker.draws import keys_of, stream_of, uniforms
+from services.worker.sampling.draws import keys_of, stream_of, uniforms
 from tests.worker import naive_sampler
 
 

@@ -12,10 +12,11 @@ import pytest
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import FastServeError, NotReadyError, PeerMismatchError, ProtocolError, SupersededError
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId
+from services.domain.iteration import Plan, PlanWork, WorkerCounters, WorkerResult
 from services.domain.protocol import Applied, Assign, Done, IterationResult, KvToWorker, SampledToken
-from services.domain.work import Plan, PlanWork, WorkerCounters, WorkerFacts, WorkerResult
-from services.worker.compute_thread import ComputeThread
-from services.worker.driver import Addresses, Driver
+from services.domain.worker_facts import WorkerFacts
+from services.worker.driver import PeerAddresses, WorkerDriver
+from services.worker.engine.compute_thread import ComputeThread
 from tests.worker.fake_peers import LIMIT_S, KvStream, Peers, SchedulerStream
 
 FACTS = WorkerFacts(
@@ -62,7 +63,7 @@ class FakeEngine:
         if self.refuses_commands:
             raise ProtocolError("a command that can't be right")
         self.commands.append(command)
-        return Applied(command.command, 0)
+        return Applied(command.command_number, 0)
 
     def run(self, plan: Plan) -> WorkerResult:
         self.started.set()
@@ -71,8 +72,10 @@ class FakeEngine:
             raise ProtocolError("a plan that can't be right")
         self.plans.append(plan)
         self.stepping_threads.add(threading.current_thread().name)
-        tokens = tuple(SampledToken(entry.job, 7, False) for entry in plan.entries)
-        return WorkerResult(IterationResult(plan.epoch, plan.plan, tokens, (), 0.01), {}, WorkerCounters(busy_s=0.01))
+        tokens = tuple(SampledToken(entry.job_id, 7, False) for entry in plan.entries)
+        return WorkerResult(
+            IterationResult(plan.epoch, plan.plan_number, tokens, (), 0.01), {}, WorkerCounters(busy_s=0.01)
+        )
 
     def has_unfinished_jobs(self) -> bool:
         return bool(self.plans)
@@ -89,10 +92,10 @@ class Rig:
         self.peers = peers
         self.engine = engine
         self.joined: list[bool] = []
-        self.driver = Driver(
+        self.driver = WorkerDriver(
             engine,
             FACTS,
-            Addresses(peers.scheduler_address, peers.kv_manager_address),
+            PeerAddresses(peers.scheduler_address, peers.kv_manager_address),
             ComputeThread().post,
             self.joined.append,
             lambda: 100,
@@ -150,7 +153,7 @@ async def test_plans_run_in_order_on_the_stepping_thread_and_results_come_back(r
     for number in (1, 2, 3):
         scheduler.send_plan(number, entry(number))
     results = [await scheduler.next_result() for _ in range(3)]
-    assert [one.result.plan for one in results] == [1, 2, 3]
+    assert [one.result.plan_number for one in results] == [1, 2, 3]
     assert results[0].result.tokens == (SampledToken(JOB, 7, False),)
     assert rig.engine.stepping_threads == {"compute"}
 
@@ -173,9 +176,9 @@ async def test_messages_of_another_epoch_are_dropped(rig: Rig) -> None:
     kv_manager.send_commands(assign(1), epoch=99)
     scheduler.send_plan(2, entry())
     kv_manager.send_commands(assign(2))
-    assert (await scheduler.next_result()).result.plan == 2
+    assert (await scheduler.next_result()).result.plan_number == 2
     assert await kv_manager.next_acknowledgements() == ["Applied 2"]
-    assert [command.command for command in rig.engine.commands] == [2]
+    assert [command.command_number for command in rig.engine.commands] == [2]
 
 
 @pytest.mark.parametrize("lost", ["scheduler", "kv manager"])
@@ -270,8 +273,8 @@ async def test_a_worker_that_finds_nobody_dials_until_somebody_is_there() -> Non
     async with Peers() as peers:
         scheduler_address, kv_manager_address = peers.scheduler_address, peers.kv_manager_address
     engine = FakeEngine()
-    addresses = Addresses(scheduler_address, kv_manager_address)
-    driver = Driver(engine, FACTS, addresses, ComputeThread().post, lambda joined: None)
+    addresses = PeerAddresses(scheduler_address, kv_manager_address)
+    driver = WorkerDriver(engine, FACTS, addresses, ComputeThread().post, lambda joined: None)
     task = asyncio.create_task(driver.run())
     try:
         async with asyncio.timeout(LIMIT_S):

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from services.domain.errors import ProtocolError
 from services.domain.ids import Epoch, JobId, PlanNumber
+from services.domain.iteration import JobSpec, Plan, PlanWork
 from services.domain.protocol import Assign
 from services.domain.sampling import JobSampling
-from services.domain.work import JobSpec, Plan, PlanWork
-from services.worker.engine import Engine
-from services.worker.model.cut import PrefillCut
+from services.worker.engine.engine import Engine
+from services.worker.model.prefill_cut import PrefillCut
 from tests.worker.tiny import KvHand, Runner, alone, new_engine, prompt_of, sampling
 
 
@@ -50,8 +50,8 @@ def varied(number: int) -> JobSampling:
 def test_jobs_in_one_batch_give_what_each_gives_alone(runner: Runner) -> None:
     jobs = [runner.add(f"{number}/0", prompt_of(number, 3 + 5 * number), varied(number)) for number in range(5)]
     runner.finish(*jobs)
-    for number, job in enumerate(jobs):
-        assert runner.outputs[job] == alone(prompt_of(number, 3 + 5 * number), varied(number))
+    for number, job_id in enumerate(jobs):
+        assert runner.outputs[job_id] == alone(prompt_of(number, 3 + 5 * number), varied(number))
 
 
 def test_prefill_and_decode_mix_in_one_plan(runner: Runner) -> None:
@@ -59,98 +59,98 @@ def test_prefill_and_decode_mix_in_one_plan(runner: Runner) -> None:
     runner.run(runner.entry(first))
     second = runner.add("b/0", prompt_of(2, 1), sampling())
     result = runner.run(runner.entry(second), runner.entry(first))
-    assert {token.job for token in result.result.tokens} == {first, second}
+    assert {token.job_id for token in result.result.tokens} == {first, second}
     runner.finish(first, second)
     assert runner.outputs[first] == alone(prompt_of(1, 9), sampling())
     assert runner.outputs[second] == alone(prompt_of(2, 1), sampling())
 
 
 def test_a_chunked_prefill_samples_once_at_its_end(runner: Runner) -> None:
-    job = runner.add("a/0", prompt_of(3, 11), sampling(seed=5, temperature=1.0))
-    assert runner.run(runner.entry(job, to_token=4)).result.tokens == ()
-    assert runner.run(runner.entry(job, to_token=10)).result.tokens == ()
-    assert len(runner.run(runner.entry(job)).result.tokens) == 1
-    runner.finish(job)
-    assert runner.outputs[job] == alone(prompt_of(3, 11), sampling(seed=5, temperature=1.0))
+    job_id = runner.add("a/0", prompt_of(3, 11), sampling(seed=5, temperature=1.0))
+    assert runner.run(runner.entry(job_id, to_token=4)).result.tokens == ()
+    assert runner.run(runner.entry(job_id, to_token=10)).result.tokens == ()
+    assert len(runner.run(runner.entry(job_id)).result.tokens) == 1
+    runner.finish(job_id)
+    assert runner.outputs[job_id] == alone(prompt_of(3, 11), sampling(seed=5, temperature=1.0))
 
 
 def test_a_job_prefilled_again_with_its_output_goes_on_as_if_nothing_had_happened(runner: Runner) -> None:
     how = sampling(max_tokens=20, seed=1, temperature=1.0, presence_penalty=2.0)
-    job = runner.add("a/0", prompt_of(4, 6), how)
+    job_id = runner.add("a/0", prompt_of(4, 6), how)
     for _ in range(4):
-        runner.run(runner.entry(job))
-    runner.kv.release(job)
-    runner.planned[job] = 0
-    runner.finish(job)
-    assert runner.outputs[job] == alone(prompt_of(4, 6), how)
+        runner.run(runner.entry(job_id))
+    runner.kv.release(job_id)
+    runner.planned[job_id] = 0
+    runner.finish(job_id)
+    assert runner.outputs[job_id] == alone(prompt_of(4, 6), how)
 
 
 def test_a_new_life_starts_empty_and_a_job_goes_on_from_its_last_token(engine: Engine, runner: Runner) -> None:
     how = varied(1)
-    job = runner.add("a/0", prompt_of(4, 6), how)
+    job_id = runner.add("a/0", prompt_of(4, 6), how)
     for _ in range(4):
-        runner.run(runner.entry(job))
+        runner.run(runner.entry(job_id))
     later = Runner(KvHand(engine, epoch=2))
     later.add("a/0", prompt_of(4, 6), how)
-    later.outputs[job] = runner.outputs[job]
-    later.finish(job)
-    assert later.outputs[job] == alone(prompt_of(4, 6), how)
+    later.outputs[job_id] = runner.outputs[job_id]
+    later.finish(job_id)
+    assert later.outputs[job_id] == alone(prompt_of(4, 6), how)
 
 
 def test_an_entry_behind_the_end_of_a_job_is_passed_over(runner: Runner) -> None:
     prompt = prompt_of(5, 7)
     second_token = alone(prompt, sampling())[1]
-    job = runner.add("a/0", prompt, sampling(stop_token_ids=(second_token,)))
+    job_id = runner.add("a/0", prompt, sampling(stop_token_ids=(second_token,)))
     other = runner.add("b/0", prompt_of(6, 3), sampling())
-    runner.run(runner.entry(job), runner.entry(other))
-    made = runner.run(runner.entry(job), runner.entry(other)).result.tokens
+    runner.run(runner.entry(job_id), runner.entry(other))
+    made = runner.run(runner.entry(job_id), runner.entry(other)).result.tokens
     assert [token.end_of_sequence for token in made] == [True, False]
-    beyond = PlanWork(job, len(prompt) + 1, len(prompt) + 2, (), None, None)
-    runner.kv.grow(job, len(prompt) + 2)
-    assert [token.job for token in runner.run(beyond, runner.entry(other)).result.tokens] == [other]
+    beyond = PlanWork(job_id, len(prompt) + 1, len(prompt) + 2, (), None, None)
+    runner.kv.grow(job_id, len(prompt) + 2)
+    assert [token.job_id for token in runner.run(beyond, runner.entry(other)).result.tokens] == [other]
 
 
 def test_a_prefill_is_cut_at_its_limit_and_costs_the_others_nothing(runner: Runner) -> None:
     other = runner.add("b/0", prompt_of(6, 3), sampling())
     runner.run(runner.entry(other))
-    job = runner.add("a/0", prompt_of(7, 40), sampling())
-    result = runner.run(runner.entry(job, cut_after_s=0.0), runner.entry(other)).result
-    assert result.cut == (job,)
-    assert [token.job for token in result.tokens] == [other]
-    runner.planned[job] = 0
-    result = runner.run(runner.entry(job, cut_after_s=60.0), runner.entry(other)).result
-    assert result.cut == ()
-    runner.finish(job, other)
-    assert runner.outputs[job] == alone(prompt_of(7, 40), sampling())
+    job_id = runner.add("a/0", prompt_of(7, 40), sampling())
+    result = runner.run(runner.entry(job_id, cut_after_s=0.0), runner.entry(other)).result
+    assert result.cut_job_ids == (job_id,)
+    assert [token.job_id for token in result.tokens] == [other]
+    runner.planned[job_id] = 0
+    result = runner.run(runner.entry(job_id, cut_after_s=60.0), runner.entry(other)).result
+    assert result.cut_job_ids == ()
+    runner.finish(job_id, other)
+    assert runner.outputs[job_id] == alone(prompt_of(7, 40), sampling())
     assert runner.outputs[other] == alone(prompt_of(6, 3), sampling())
 
 
 def test_a_chunk_that_is_cut_is_computed_again_and_the_chunks_before_it_are_not(runner: Runner) -> None:
     how = sampling(max_tokens=20, seed=1, temperature=1.0, presence_penalty=2.0)
-    job = runner.add("a/0", prompt_of(7, 40), how)
-    runner.run(runner.entry(job, to_token=16))
-    assert runner.run(runner.entry(job, cut_after_s=0.0)).result.cut == (job,)
-    runner.planned[job] = 16
-    runner.finish(job)
-    assert runner.outputs[job] == alone(prompt_of(7, 40), how)
+    job_id = runner.add("a/0", prompt_of(7, 40), how)
+    runner.run(runner.entry(job_id, to_token=16))
+    assert runner.run(runner.entry(job_id, cut_after_s=0.0)).result.cut_job_ids == (job_id,)
+    runner.planned[job_id] = 16
+    runner.finish(job_id)
+    assert runner.outputs[job_id] == alone(prompt_of(7, 40), how)
 
 
 def test_an_engine_that_gives_up_abandons_its_iteration_between_two_layers(runner: Runner, engine: Engine) -> None:
-    job = runner.add("a/0", prompt_of(1, 40), sampling())
+    job_id = runner.add("a/0", prompt_of(1, 40), sampling())
     asked: list[int] = []
     engine.model.layers[0].register_forward_hook(lambda *_: engine.give_up())
     engine.model.layers[1].register_forward_hook(lambda *_: asked.append(1))
     with pytest.raises(PrefillCut):
-        runner.run(runner.entry(job))
+        runner.run(runner.entry(job_id))
     assert asked == []
 
 
 def test_an_engine_that_gives_up_abandons_a_prefill_with_a_limit_too(runner: Runner, engine: Engine) -> None:
-    job = runner.add("a/0", prompt_of(1, 40), sampling())
+    job_id = runner.add("a/0", prompt_of(1, 40), sampling())
     hook = engine.model.layers[0].register_forward_hook(lambda *_: engine.give_up())
     try:
         with pytest.raises(PrefillCut):
-            runner.run(runner.entry(job, cut_after_s=60.0))
+            runner.run(runner.entry(job_id, cut_after_s=60.0))
     finally:
         hook.remove()
 
@@ -177,29 +177,31 @@ def swap_at_random(runner: Runner, jobs: list[JobId], dice: random.Random) -> in
     one.
     """
     kv, out, moves = runner.kv, set[JobId](), 0
-    while left := [job for job in jobs if job not in runner.ended]:
+    while left := [job_id for job_id in jobs if job_id not in runner.ended]:
         kv.settle()
-        for job in sorted(out & set(left) - kv.copying.keys()):
-            if dice.random() < 0.6 and len(kv.free_device) >= len(kv.host[job]) + 6:
-                kv.upload(job, runner.planned[job])  # and planned below, before it is done
-                out.discard(job)
+        for job_id in sorted(out & set(left) - kv.copying.keys()):
+            if dice.random() < 0.6 and len(kv.free_device) >= len(kv.host[job_id]) + 6:
+                kv.upload(job_id, runner.planned[job_id])  # and planned below, before it is done
+                out.discard(job_id)
                 moves += 1
-        here = [job for job in left if job not in out]
+        here = [job_id for job_id in left if job_id not in out]
         while len(kv.free_device) < 6 * len(here):
-            movable = [job for job in here if job not in kv.copying and runner.planned[job]]
+            movable = [job_id for job_id in here if job_id not in kv.copying and runner.planned[job_id]]
             if movable:
                 kv.offload(movable[-1], runner.planned[movable[-1]])
                 out.add(movable[-1])
                 moves += 1
             elif kv.copying:
                 kv.settle_one()
-            here = [job for job in here if job not in out][: len(kv.free_device) // 6]
+            here = [job_id for job_id in here if job_id not in out][: len(kv.free_device) // 6]
         if here:
-            runner.run(*(runner.entry(job) for job in here))
+            runner.run(*(runner.entry(job_id) for job_id in here))
         elif kv.copying:
             kv.settle_one()
-        for job in [job for job in jobs if job in runner.ended and job in kv.device and job not in kv.copying]:
-            kv.release(job)
+        for job_id in [
+            job_id for job_id in jobs if job_id in runner.ended and job_id in kv.device and job_id not in kv.copying
+        ]:
+            kv.release(job_id)
     return moves
 
 
@@ -211,8 +213,8 @@ def test_jobs_that_swap_all_the_time_give_what_each_gives_alone() -> None:
     engine.check()
     engine.close()
     assert moves > 30
-    for number, job in enumerate(jobs):
-        assert runner.outputs[job] == alone(prompt_of(number, 6 + number), varied(number))
+    for number, job_id in enumerate(jobs):
+        assert runner.outputs[job_id] == alone(prompt_of(number, 6 + number), varied(number))
 
 
 class TestAPlanThatCanNotBeRightIsRefusedLoudly:
@@ -221,18 +223,18 @@ class TestAPlanThatCanNotBeRightIsRefusedLoudly:
             runner.run(entry)
 
     def test_beyond_the_table(self, runner: Runner) -> None:
-        job = runner.add("a/0", prompt_of(1, 9), sampling())
-        runner.kv.grow(job, 8)
+        job_id = runner.add("a/0", prompt_of(1, 9), sampling())
+        runner.kv.grow(job_id, 8)
         spec = JobSpec(9, 9, sampling())
-        self.refused(runner, PlanWork(job, 0, 9, prompt_of(1, 9), spec, None), "beyond the table of 2 blocks")
+        self.refused(runner, PlanWork(job_id, 0, 9, prompt_of(1, 9), spec, None), "beyond the table of 2 blocks")
 
     def test_of_a_job_without_blocks(self, runner: Runner) -> None:
         self.refused(runner, PlanWork(JobId("x/0"), 4, 5, (), None, None), "has no blocks")
 
     def test_from_a_position_whose_past_is_not_valid(self, runner: Runner) -> None:
-        job = runner.add("a/0", prompt_of(1, 9), sampling())
-        runner.run(runner.entry(job, to_token=4))
-        self.refused(runner, PlanWork(job, 5, 9, prompt_of(1, 9)[5:], None, None), "KV of 4 tokens is valid")
+        job_id = runner.add("a/0", prompt_of(1, 9), sampling())
+        runner.run(runner.entry(job_id, to_token=4))
+        self.refused(runner, PlanWork(job_id, 5, 9, prompt_of(1, 9)[5:], None, None), "KV of 4 tokens is valid")
 
     def test_with_a_job_that_was_never_described(self, runner: Runner) -> None:
         runner.kv.grow(JobId("a/0"), 9)
@@ -240,12 +242,12 @@ class TestAPlanThatCanNotBeRightIsRefusedLoudly:
         self.refused(runner, PlanWork(JobId("a/0"), 4, 5, (), None, None), "not known")
 
     def test_with_a_token_out_of_the_vocabulary(self, runner: Runner) -> None:
-        job = runner.add("a/0", (3, 512), sampling())
-        self.refused(runner, runner.entry(job), "out of the vocabulary")
+        job_id = runner.add("a/0", (3, 512), sampling())
+        self.refused(runner, runner.entry(job_id), "out of the vocabulary")
 
     def test_out_of_order(self, runner: Runner) -> None:
-        job = runner.add("a/0", prompt_of(1, 9), sampling())
-        entry = runner.entry(job)
+        job_id = runner.add("a/0", prompt_of(1, 9), sampling())
+        entry = runner.entry(job_id)
         runner.run(entry)
         with pytest.raises(ProtocolError, match="comes after"):
             runner.kv.engine.run(Plan(Epoch(1), PlanNumber(1), (entry,)))
@@ -261,14 +263,14 @@ class TestAPlanThatCanNotBeRightIsRefusedLoudly:
 
 
 def test_counters_tell_what_was_done(runner: Runner, engine: Engine) -> None:
-    job = runner.add("a/0", prompt_of(1, 9), sampling())
-    runner.run(runner.entry(job))
-    runner.kv.wait_done(runner.kv.offload(job, 9))
-    runner.kv.wait_done(runner.kv.upload(job, 9))
+    job_id = runner.add("a/0", prompt_of(1, 9), sampling())
+    runner.run(runner.entry(job_id))
+    runner.kv.wait_done(runner.kv.offload(job_id, 9))
+    runner.kv.wait_done(runner.kv.upload(job_id, 9))
     counters = engine.counters()
     assert counters.offloaded_bytes == counters.uploaded_bytes == 3 * engine.pools.shape.block_bytes
     assert counters.busy_s > 0
     assert engine.has_unfinished_jobs()
     engine.apply(Assign(runner.kv.number(), JobId("b/0"), ()))
-    runner.finish(job)
+    runner.finish(job_id)
     assert not engine.has_unfinished_jobs()

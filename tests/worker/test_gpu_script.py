@@ -14,10 +14,10 @@ from benchmarks.device_models import BLOCK_SIZE, SHAPES, make_model, pools_of
 from benchmarks.swapping import Careless, Swapper
 from services.domain.ids import JobId
 from services.domain.protocol import BlockMove
-from services.worker.copier import Copier, CpuCopier, Direction, Ticket
-from services.worker.engine import Engine
+from services.worker.engine.engine import Engine
+from services.worker.kv.copier import Copier, CpuCopier, Direction, Ticket
+from services.worker.kv.pools import KvPools
 from services.worker.model.llama import DecoderModel
-from services.worker.pools import KvPools
 from tests.worker.tiny import WAIT_LIMIT_S
 
 JOBS, PROMPT_TOKENS, OUTPUT_TOKENS = 6, 40, 12
@@ -107,10 +107,10 @@ class GateOpener(Swapper):
         super().__init__(engine, JOBS, PROMPT_TOKENS, OUTPUT_TOKENS)
         self.gate = gate
 
-    def await_upload(self, job: JobId) -> None:
-        if job in self.uploads:
+    def await_upload(self, job_id: JobId) -> None:
+        if job_id in self.uploads:
             self.gate.set()
-        super().await_upload(job)
+        super().await_upload(job_id)
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from services.worker import engine as engine_module
-from services.worker.copier import CpuCopier, Ticket
-from services.worker.engine import Engine, PrefillClock
-from services.worker.pools import KvPools
+from services.worker.engine import engine as engine_module
+from services.worker.engine.engine import Engine, PrefillClock
+from services.worker.kv.copier import CpuCopier, Ticket
+from services.worker.kv.pools import KvPools
 from tests.worker.tiny import KvHand, Runner, prompt_of, sampling, tiny_model, tiny_pools
 
 
@@ -56,8 +56,8 @@ def test_a_wait_for_uploads_is_stall_and_not_compute_wherever_it_falls(
     hook = engine.model.layers[0].register_forward_hook(lambda *_: setattr(clock, "now_s", clock.now_s + 1.0))
     try:
         runner = Runner(KvHand(engine))
-        job = runner.add("a/0", prompt_of(1, 10), sampling())
-        result = runner.run(runner.entry(job))
+        job_id = runner.add("a/0", prompt_of(1, 10), sampling())
+        result = runner.run(runner.entry(job_id))
     finally:
         hook.remove()
         engine.close()

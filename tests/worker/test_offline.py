@@ -6,7 +6,7 @@ import pytest
 
 from services.domain.errors import InvalidFieldError
 from services.domain.ids import JobId
-from services.worker.offline import OfflineEngine, OfflineJob, read_trace
+from services.worker.engine.offline import OfflineEngine, OfflineJob, read_trace
 from tests.worker.tiny import alone, new_engine, prompt_of, sampling
 
 
@@ -19,9 +19,9 @@ def test_more_jobs_than_slots_and_blocks_all_end_with_their_own_tokens() -> None
     jobs = [job_of(number, 3 + 4 * number, 4 + number % 3) for number in range(7)]
     offline = OfflineEngine(engine, max_batch=3, max_batch_tokens=20)
     report = offline.generate(jobs)
-    assert dict(report.outputs) == {job.job: alone(job.prompt, job.sampling) for job in jobs}
+    assert dict(report.outputs) == {job.job_id: alone(job.prompt, job.sampling) for job in jobs}
     assert report.output_tokens == sum(job.sampling.max_tokens for job in jobs)
-    assert offline.generate(jobs[:2]).outputs.keys() == {jobs[0].job, jobs[1].job}
+    assert offline.generate(jobs[:2]).outputs.keys() == {jobs[0].job_id, jobs[1].job_id}
     engine.check()
     engine.close()
 

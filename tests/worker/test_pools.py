@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from services.domain.errors import InvalidFieldError
-from services.worker.pools import pinned_memory
+from services.worker.kv.pools import pinned_memory
 from tests.worker.fake_cuda import FakeRuntime
 
 SHAPE = (3, 5, 2, 16, 4, 8)

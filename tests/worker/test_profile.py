@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from services.worker.model.batch import SequenceRows
-from services.worker.profile import Limits, Measurer, measure, spread_contexts
+from services.worker.profiling.cost_measurement import Measurer, MeasuringLimits, measure, spread_contexts
 from tests.worker.tiny import tiny_model, tiny_pools
 
 LONGEST = 256
@@ -58,7 +58,7 @@ def test_one_prefill_and_one_decode_are_run_before_anything_is_measured(monkeypa
         return real(self, sequences) + slow_s
 
     monkeypatch.setattr(Measurer, "_run_s", watched)
-    profile = measure(tiny_model(), tiny_pools(), Limits(max_model_len=64, max_batch=1))
+    profile = measure(tiny_model(), tiny_pools(), MeasuringLimits(max_model_len=64, max_batch=1))
     assert ran[:2] == [(0, 16), (15, 16)]
     assert max(point.seconds for point in profile.prefill) < 60.0
     assert max(point.seconds for point in profile.decode) < 60.0

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from services.domain.sampling import JobSampling
-from services.worker.sampler import CANDIDATES, JobSampler, SampleRow, sample
-from services.worker.token_counts import TokenCounts
+from services.worker.sampling.sampler import CANDIDATES, JobSampler, SampleRow, sample
+from services.worker.sampling.token_counts import TokenCounts
 from tests.worker import naive_sampler
 
 VOCABULARY = 200

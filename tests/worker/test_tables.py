@@ -7,8 +7,8 @@ import pytest
 from services.domain.errors import ProtocolError
 from services.domain.ids import BlockId, CommandNumber, JobId
 from services.domain.protocol import Applied, Assign, BlockMove, Done, KvToWorker, Offload, ReleaseBlocks, Upload
-from services.worker.copier import Direction, Run, Ticket, runs_of
-from services.worker.tables import KvTables
+from services.worker.kv.copier import BlockRun, Direction, Ticket, runs_of
+from services.worker.kv.tables import KvTables
 
 A, B = JobId("a/0"), JobId("b/0")
 BLOCK_SIZE = 4
@@ -64,25 +64,25 @@ class World:
         self._number += 1
         assert self.tables.apply(make(CommandNumber(self._number))) == Applied(CommandNumber(self._number), 0)
 
-    def assign(self, job: JobId, *blocks: int) -> None:
-        self.apply(lambda number: Assign(number, job, tuple(map(BlockId, blocks))))
+    def assign(self, job_id: JobId, *blocks: int) -> None:
+        self.apply(lambda number: Assign(number, job_id, tuple(map(BlockId, blocks))))
 
-    def offload(self, job: JobId, pairs: Sequence[tuple[int, int]], valid_tokens: int) -> None:
-        self.apply(lambda number: Offload(number, job, moves_of(pairs), valid_tokens))
+    def offload(self, job_id: JobId, pairs: Sequence[tuple[int, int]], valid_tokens: int) -> None:
+        self.apply(lambda number: Offload(number, job_id, moves_of(pairs), valid_tokens))
 
-    def upload(self, job: JobId, pairs: Sequence[tuple[int, int]], valid_tokens: int, *more_blocks: int) -> None:
+    def upload(self, job_id: JobId, pairs: Sequence[tuple[int, int]], valid_tokens: int, *more_blocks: int) -> None:
         blocks = tuple(BlockId(block) for block in (*(device for device, _ in pairs), *more_blocks))
-        self.apply(lambda number: Upload(number, job, blocks, moves_of(pairs), valid_tokens))
+        self.apply(lambda number: Upload(number, job_id, blocks, moves_of(pairs), valid_tokens))
 
-    def release(self, job: JobId) -> None:
-        self.apply(lambda number: ReleaseBlocks(number, job))
+    def release(self, job_id: JobId) -> None:
+        self.apply(lambda number: ReleaseBlocks(number, job_id))
 
-    def blocks(self, job: JobId) -> list[int] | None:
-        (place,) = self.tables.places([job])
+    def blocks(self, job_id: JobId) -> list[int] | None:
+        (place,) = self.tables.places([job_id])
         return None if place is None else place.blocks
 
-    def set_valid(self, job: JobId, tokens: int) -> None:
-        (place,) = self.tables.places([job])
+    def set_valid(self, job_id: JobId, tokens: int) -> None:
+        (place,) = self.tables.places([job_id])
         assert place is not None
         place.tables.valid_tokens = tokens
 
@@ -251,4 +251,4 @@ class TestRefused:
 
 def test_neighbours_on_both_sides_travel_as_one_piece() -> None:
     moves = moves_of([(4, 9), (2, 1), (3, 2), (5, 10), (6, 12)])
-    assert runs_of(moves) == [Run(2, 1, 2), Run(4, 9, 2), Run(6, 12, 1)]
+    assert runs_of(moves) == [BlockRun(2, 1, 2), BlockRun(4, 9, 2), BlockRun(6, 12, 1)]

@@ -18,8 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from models.make_random import PRESETS, write_random_model
 from services.domain.errors import PeerMismatchError
 from services.domain.ids import BlockId, CommandNumber, JobId
+from services.domain.iteration import JobSpec, PlanWork
 from services.domain.protocol import Assign, BlockMove, Offload, Upload
-from services.domain.work import JobSpec, PlanWork
 from services.runtime.model_files import fingerprint
 from tests.worker.fake_peers import LIMIT_S, Peers
 from tests.worker.tiny import alone, prompt_of, sampling

@@ -11,14 +11,14 @@ import torch
 
 from models.make_random import PRESETS, write_random_model
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
+from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerResult
 from services.domain.protocol import Assign, BlockMove, Done, KvToWorker, Offload, ReleaseBlocks, Upload
 from services.domain.sampling import JobSampling
-from services.domain.work import JobSpec, Plan, PlanWork, WorkerResult
-from services.worker.copier import Copier
-from services.worker.engine import Engine
+from services.worker.engine.engine import Engine
+from services.worker.kv.copier import Copier
+from services.worker.kv.pools import BlockShape, KvPools, make_pools
 from services.worker.model.llama import DecoderModel
 from services.worker.model.loader import load_model
-from services.worker.pools import BlockShape, KvPools, make_pools
 
 BLOCK_SIZE = 4
 WAIT_LIMIT_S = 10.0
@@ -65,7 +65,7 @@ class KvHand:
 
     def _on_done(self, done: Done) -> None:
         with self._moved:
-            self._done.add(done.command)
+            self._done.add(done.command_number)
             self._moved.notify_all()
 
     def number(self) -> CommandNumber:
@@ -73,65 +73,67 @@ class KvHand:
         return CommandNumber(self._next)
 
     def apply(self, command: KvToWorker) -> CommandNumber:
-        assert self.engine.apply(command).command == command.command
-        return command.command
+        assert self.engine.apply(command).command_number == command.command_number
+        return command.command_number
 
-    def is_done(self, command: CommandNumber) -> bool:
-        return command in self._done
+    def is_done(self, command_number: CommandNumber) -> bool:
+        return command_number in self._done
 
-    def wait_done(self, command: CommandNumber) -> None:
+    def wait_done(self, command_number: CommandNumber) -> None:
         with self._moved:
-            assert self._moved.wait_for(lambda: command in self._done, WAIT_LIMIT_S), f"command {command} is not done"
+            assert self._moved.wait_for(lambda: command_number in self._done, WAIT_LIMIT_S), (
+                f"command {command_number} is not done"
+            )
 
-    def grow(self, job: JobId, tokens: int) -> None:
+    def grow(self, job_id: JobId, tokens: int) -> None:
         """Blocks for so many tokens in all."""
-        blocks = self.device.setdefault(job, [])
+        blocks = self.device.setdefault(job_id, [])
         missing = -(-tokens // self.engine.block_size) - len(blocks)
         if missing > 0:
             fresh = tuple(self.free_device.popleft() for _ in range(missing))
             blocks.extend(fresh)
-            self.apply(Assign(self.number(), job, fresh))
+            self.apply(Assign(self.number(), job_id, fresh))
 
-    def offload(self, job: JobId, valid_tokens: int) -> CommandNumber:
+    def offload(self, job_id: JobId, valid_tokens: int) -> CommandNumber:
         """Begins an offload. The device blocks are free again once `settle` finds it done."""
-        blocks = self.device.pop(job)
+        blocks = self.device.pop(job_id)
         used = -(-valid_tokens // self.engine.block_size)
-        self.host[job] = [self.free_host.popleft() for _ in range(used)]
-        pairs = zip(blocks, self.host[job], strict=False)
+        self.host[job_id] = [self.free_host.popleft() for _ in range(used)]
+        pairs = zip(blocks, self.host[job_id], strict=False)
         moves = tuple(BlockMove(index, device, host) for index, (device, host) in enumerate(pairs))
-        command = self.apply(Offload(self.number(), job, moves, valid_tokens))
+        command_number = self.apply(Offload(self.number(), job_id, moves, valid_tokens))
         self.free_device.extend(blocks[used:])
-        self.copying[job] = (command, self.free_device, blocks[:used])
-        return command
+        self.copying[job_id] = (command_number, self.free_device, blocks[:used])
+        return command_number
 
-    def upload(self, job: JobId, valid_tokens: int) -> CommandNumber:
+    def upload(self, job_id: JobId, valid_tokens: int) -> CommandNumber:
         """Begins an upload into fresh blocks. The host blocks are free again once `settle` finds it done."""
-        hosted = self.host.pop(job)
+        hosted = self.host.pop(job_id)
         blocks = [self.free_device.popleft() for _ in hosted]
-        self.device[job] = blocks
+        self.device[job_id] = blocks
         pairs = zip(blocks, hosted, strict=True)
         moves = tuple(BlockMove(index, device, host) for index, (device, host) in enumerate(pairs))
-        command = self.apply(Upload(self.number(), job, tuple(blocks), moves, valid_tokens))
-        self.copying[job] = (command, self.free_host, hosted)
-        return command
+        command_number = self.apply(Upload(self.number(), job_id, tuple(blocks), moves, valid_tokens))
+        self.copying[job_id] = (command_number, self.free_host, hosted)
+        return command_number
 
     def settle(self) -> None:
         """Frees what the copies that have ended used. Does not wait."""
-        for job, (command, pool, blocks) in list(self.copying.items()):
-            if self.is_done(command):
+        for job_id, (command_number, pool, blocks) in list(self.copying.items()):
+            if self.is_done(command_number):
                 pool.extend(blocks)
-                del self.copying[job]
+                del self.copying[job_id]
 
     def settle_one(self) -> None:
         """Waits for the oldest copy under way."""
         self.wait_done(next(iter(self.copying.values()))[0])
         self.settle()
 
-    def release(self, job: JobId) -> None:
-        assert job not in self.copying, "settle first"
-        self.apply(ReleaseBlocks(self.number(), job))
-        self.free_device.extend(self.device.pop(job, ()))
-        self.free_host.extend(self.host.pop(job, ()))
+    def release(self, job_id: JobId) -> None:
+        assert job_id not in self.copying, "settle first"
+        self.apply(ReleaseBlocks(self.number(), job_id))
+        self.free_device.extend(self.device.pop(job_id, ()))
+        self.free_host.extend(self.host.pop(job_id, ()))
 
 
 class Runner:
@@ -148,43 +150,43 @@ class Runner:
         self._plan = 0
 
     def add(self, name: str, prompt: Sequence[int], how: JobSampling) -> JobId:
-        job = JobId(name)
-        self.prompts[job], self.samplings[job], self.outputs[job] = tuple(prompt), how, []
-        self.planned[job] = 0
-        return job
+        job_id = JobId(name)
+        self.prompts[job_id], self.samplings[job_id], self.outputs[job_id] = tuple(prompt), how, []
+        self.planned[job_id] = 0
+        return job_id
 
-    def known(self, job: JobId) -> int:
-        return len(self.prompts[job]) + len(self.outputs[job])
+    def known(self, job_id: JobId) -> int:
+        return len(self.prompts[job_id]) + len(self.outputs[job_id])
 
-    def entry(self, job: JobId, to_token: int | None = None, cut_after_s: float | None = None) -> PlanWork:
+    def entry(self, job_id: JobId, to_token: int | None = None, cut_after_s: float | None = None) -> PlanWork:
         """The next entry of a job: its prefill (up to `to_token`), or a decode; speculative if a plan is in flight."""
-        done = self.planned[job]
+        done = self.planned[job_id]
         if done == 0:
-            self.prefill_ends[job] = self.known(job)
-        if done < self.prefill_ends[job]:
-            tokens = (*self.prompts[job], *self.outputs[job])
-            end = self.prefill_ends[job] if to_token is None else to_token
-            spec = JobSpec(len(self.prompts[job]), len(tokens), self.samplings[job]) if done == 0 else None
-            work = PlanWork(job, done, end, tokens[done:end], spec, cut_after_s)
+            self.prefill_ends[job_id] = self.known(job_id)
+        if done < self.prefill_ends[job_id]:
+            tokens = (*self.prompts[job_id], *self.outputs[job_id])
+            end = self.prefill_ends[job_id] if to_token is None else to_token
+            spec = JobSpec(len(self.prompts[job_id]), len(tokens), self.samplings[job_id]) if done == 0 else None
+            work = PlanWork(job_id, done, end, tokens[done:end], spec, cut_after_s)
         else:
-            work = PlanWork(job, done, done + 1, (), None, cut_after_s)
-        self.planned[job] = work.to_token
-        self.kv.grow(job, work.to_token)
+            work = PlanWork(job_id, done, done + 1, (), None, cut_after_s)
+        self.planned[job_id] = work.to_token
+        self.kv.grow(job_id, work.to_token)
         return work
 
     def run(self, *entries: PlanWork) -> WorkerResult:
         self._plan += 1
         result = self.kv.engine.run(Plan(self.kv.engine.epoch, PlanNumber(self._plan), tuple(entries)))
-        for job, token_id, end_of_sequence in result.result.tokens:
-            self.outputs[job].append(token_id)
-            if end_of_sequence or len(self.outputs[job]) == self.samplings[job].max_tokens:
-                self.ended.add(job)
+        for job_id, token_id, end_of_sequence in result.result.tokens:
+            self.outputs[job_id].append(token_id)
+            if end_of_sequence or len(self.outputs[job_id]) == self.samplings[job_id].max_tokens:
+                self.ended.add(job_id)
         return result
 
     def finish(self, *jobs: JobId) -> None:
         """Runs the jobs to their ends, all in each plan."""
-        while left := [job for job in jobs if job not in self.ended]:
-            self.run(*(self.entry(job) for job in left))
+        while left := [job_id for job_id in jobs if job_id not in self.ended]:
+            self.run(*(self.entry(job_id) for job_id in left))
 
 
 def new_engine(device_blocks: int = 64, host_blocks: int = 64, copier: Copier | None = None) -> Engine:
@@ -197,8 +199,8 @@ def alone(prompt: Sequence[int], how: JobSampling) -> list[int]:
     engine = new_engine()
     try:
         runner = Runner(KvHand(engine))
-        job = runner.add("alone", prompt, how)
-        runner.finish(job)
-        return runner.outputs[job]
+        job_id = runner.add("alone", prompt, how)
+        runner.finish(job_id)
+        return runner.outputs[job_id]
     finally:
         engine.close()

@@ -32,14 +32,16 @@ class Rules:
     """What the types alone don't say.
 
     stands_for: the closed union that stands for a protocol. left_out: fields that are not written, by (type, name), and
-    what is read in their place. last_words: records after whose turn the machine knows no more of their `job`, unless
-    one of `first_words` with that `job` follows in it.
+    what is read in their place. last_words: records after whose turn the machine knows no more of their `job_id`,
+    unless one of `first_words` with that `job_id` follows in it. written_as: names of records in the file that differ
+    from those in the code, so that a renamed class still reads what was recorded before.
     """
 
     stands_for: Mapping[Any, Any] = field(default_factory=dict)
     left_out: Mapping[tuple[type, str], Any] = field(default_factory=dict)
     last_words: frozenset[type] = frozenset()
     first_words: frozenset[type] = frozenset()
+    written_as: Mapping[type, str] = field(default_factory=dict)
 
 
 class Aliases:
@@ -53,26 +55,26 @@ class Aliases:
     def __len__(self) -> int:
         return len(self._names)
 
-    def name(self, job: JobId) -> str:
+    def name(self, job_id: JobId) -> str:
         """The job's alias, the same until it is forgotten."""
-        name = self._names.get(job)
+        name = self._names.get(job_id)
         if name is None:
-            name = self._names[job] = f"j{self._given}"
+            name = self._names[job_id] = f"j{self._given}"
             self._given += 1
         return name
 
-    def leaves(self, job: JobId) -> None:
+    def leaves(self, job_id: JobId) -> None:
         """The job is named in this turn for the last time."""
-        self._leaving.add(job)
+        self._leaving.add(job_id)
 
-    def begins(self, job: JobId) -> None:
+    def begins(self, job_id: JobId) -> None:
         """A job of this id begins: one that left in this turn is not the last of its name."""
-        self._leaving.discard(job)
+        self._leaving.discard(job_id)
 
     def end_turn(self) -> None:
         """Forget the jobs that left."""
-        for job in self._leaving:
-            self._names.pop(job, None)
+        for job_id in self._leaving:
+            self._names.pop(job_id, None)
         self._leaving.clear()
 
     def clear(self) -> None:
@@ -100,6 +102,9 @@ class Codec:
         """Every record type that can be met, by name."""
         self.encode = self._encoder(hint)
         self.decode = self._decoder(hint)
+
+    def _written_name(self, record: type) -> str:
+        return self._rules.written_as.get(record, record.__name__)
 
     def field_types(self, record: type) -> dict[str, Any]:
         """A record's fields in order, with what they hold."""
@@ -141,7 +146,7 @@ class Codec:
         if len(others) == 1:
             encode = self._encoder(others[0])
             return lambda value: None if value is None else encode(value)
-        by_type = {member: (member.__name__, self._encoder(member)) for member in others}
+        by_type = {member: (self._written_name(member), self._encoder(member)) for member in others}
 
         def encode_one(value: Any) -> Any:
             if value is None:
@@ -154,7 +159,8 @@ class Codec:
     def _record_encoder(self, record: type) -> Encoder:
         if record in self._encoders:
             return self._encoders[record]
-        assert self.types.setdefault(record.__name__, record) is record, f"two types are called {record.__name__}"
+        name = self._written_name(record)
+        assert self.types.setdefault(name, record) is record, f"two types are called {name}"
         hints = self.field_types(record)
         names = list(hints)
         if is_dataclass(record):
@@ -214,7 +220,7 @@ class Codec:
         if len(others) == 1:
             decode = self._decoder(others[0])
             return lambda value: None if value is None else decode(value)
-        by_name = {member.__name__: self._decoder(member) for member in others}
+        by_name = {self._written_name(member): self._decoder(member) for member in others}
 
         def decode_one(value: Any) -> Any:
             if value is None and may_be_none:
@@ -255,7 +261,7 @@ def _row_getter(names: list[str]) -> Callable[[Any], list[Any]]:
 
 def _telling_encoder(encode: Encoder, tell: Callable[[JobId], None]) -> Encoder:
     def encode_and_tell(value: Any) -> Any:
-        tell(value.job)
+        tell(value.job_id)
         return encode(value)
 
     return encode_and_tell

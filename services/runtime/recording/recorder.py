@@ -23,7 +23,7 @@ from typing import IO, Any
 from services.domain.errors import InvalidFieldError
 from services.runtime.recording.codec import Aliases
 from services.runtime.recording.lines import Ending, Head, MachineFormat, TurnWriter, ending_line
-from services.runtime.recording.settings import BYTES_PER_MB, RecordingSettings
+from services.runtime.recording.recording_settings import BYTES_PER_MB, RecordingSettings
 
 _log = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from services.worker.kernels.attention_cpu import CpuAttention
+from services.worker.kernels.attention_cuda import CudaAttention
 from services.worker.model import exact
 from services.worker.model.attention import Attention, AttentionPass
-from services.worker.model.attention_cpu import CpuAttention
-from services.worker.model.attention_cuda import CudaAttention
 from services.worker.model.batch import BatchLayout, PagedKv
-from services.worker.model.config import ModelConfig
-from services.worker.model.cut import PrefillCut
 from services.worker.model.linear import Linear
+from services.worker.model.model_config import ModelConfig
+from services.worker.model.prefill_cut import PrefillCut
 from services.worker.model.rope import Rope, rotate
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

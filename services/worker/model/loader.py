@@ -15,9 +15,9 @@ from torch import Tensor
 
 from services.domain.errors import InvalidFieldError, ModelFolderError
 from services.runtime import model_files
-from services.worker.model.config import ModelConfig, read_config
 from services.worker.model.linear import Linear, packing_helps
 from services.worker.model.llama import DecoderModel
+from services.worker.model.model_config import ModelConfig, read_config
 
 _UNUSED = re.compile(r"(.*\.rotary_emb\.inv_freq|.*\.masked_bias|.*\.attn\.bias)$")
 

@@ -1,5 +1,5 @@
 """Lets OpenMP's threads wait passively, as the worker does: tests run beside each other."""
 
-from services.worker.environment import set_compute_environment
+from services.worker.engine.compute_environment import set_compute_environment
 
 set_compute_environment()

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from services.worker.model.attention_cuda import CudaAttention
+from services.worker.kernels.attention_cuda import CudaAttention
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
 from services.worker.model.llama import DecoderModel
 from services.worker.model.loader import load_model

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.worker.model import attention_cuda
-from services.worker.model.attention_cuda import CudaAttention
+from services.worker.kernels import attention_cuda
+from services.worker.kernels.attention_cuda import CudaAttention
 from services.worker.model.batch import BatchLayout, SequenceRows
 from services.worker.model.llama import DecoderModel
 from tests.worker.model.reference import Pool, every_way, reference_logits, reference_model, tokens

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from services.domain.errors import ModelFolderError
-from services.worker.model.config import ModelConfig, RopeConfig, RopeType, parse_config, read_config
+from services.worker.model.model_config import ModelConfig, RopeConfig, RopeType, parse_config, read_config
 
 PLAIN: dict[str, Any] = {
     "model_type": "llama",

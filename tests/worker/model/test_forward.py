@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from services.worker.kernels.attention_cpu import GROUP_COST_POSITIONS
 from services.worker.model.attention import bounded_cuts, group_cuts
-from services.worker.model.attention_cpu import GROUP_COST_POSITIONS
 from services.worker.model.batch import BatchLayout, SequenceRows
-from services.worker.model.cut import PrefillCut
+from services.worker.model.prefill_cut import PrefillCut
 from tests.worker.model.reference import Pool, ours_of, plain_pair, reference_model, tokens
 
 

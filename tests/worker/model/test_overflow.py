@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from services.worker.model.attention_cuda import CudaAttention
+from services.worker.kernels.attention_cuda import CudaAttention
 from services.worker.model.batch import SequenceRows
 from services.worker.model.llama import DecoderModel
 from tests.worker.model.reference import Pool, ours_of, reference_model, tokens

@@ -159,9 +159,9 @@ def test_the_bundled_model_has_the_references_logits() -> None:
 
 @pytest.mark.parametrize("way", ["exact", "fast", "gpu"])
 def test_a_mixed_batch_gives_every_sequence_its_own_logits(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.worker.model.attention_cpu.GROUP_COST_POSITIONS", 10)
+    monkeypatch.setattr("services.worker.kernels.attention_cpu.GROUP_COST_POSITIONS", 10)
     for name, value in (("GROUP_COST_POSITIONS", 10), ("GATHERED_BYTES", 70 * 2 * 48 * 4), ("MASK_PLACES", 100)):
-        monkeypatch.setattr(f"services.worker.model.attention_cuda.{name}", value)
+        monkeypatch.setattr(f"services.worker.kernels.attention_cuda.{name}", value)
     reference = reference_model("qwen2", use_sliding_window=True, sliding_window=11, max_window_layers=1)
     model = every_way(reference)[way]
     lengths = [3, 60, 1, 41, 17, 80, 18, 1, 62]

@@ -1,0 +1,145 @@
+"""`fastserve bench`: replay a trace or a generated workload against a server, and write what it measured."""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from services.cli.bench.progress import with_progress
+from services.cli.workload_flags import add_workload, chosen_workload
+from services.loadgen.gateway_client import GatewayClient
+from services.loadgen.trace_run import TraceRun, TraceRunner, TraceRunOptions
+from services.runtime.command_line import (
+    CommandError,
+    ExitCode,
+    add_server,
+    not_negative_float,
+    parser,
+    positive_float,
+    tell,
+)
+from services.runtime.output_folder import make_writable
+from services.workloads.any_workload import trace_of, workload_as_json
+from services.workloads.job_records import result, write_lines, write_report
+from services.workloads.workload import TraceJob
+
+
+def config_of(
+    replay: TraceRun, options: TraceRunOptions, workload: dict[str, object], server: str
+) -> dict[str, object]:
+    """The `config` of `result.json`: what was replayed, how, against what."""
+    assert replay.before is not None, "the replay has not ended"
+    served = replay.before
+    lost = {} if replay.lost is None else {"status_lost": replay.lost}
+    groups = [
+        {
+            "device": group.device,
+            "block_size": group.block_size,
+            "kv_device_tokens": group.pools.device_blocks_total * group.block_size,
+            "kv_host_tokens": group.pools.host_blocks_total * group.block_size,
+        }
+        for group in served.groups
+    ]
+    return {
+        "workload": workload,
+        "time_scale": options.time_scale,
+        "temperature": options.temperature,
+        "server": server,
+        "model": served.model,
+        "policy": served.policy,
+        "kv_policy": served.kv_policy,
+        "groups": groups,
+        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "processor": platform.machine()},
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **lost,
+    }
+
+
+async def measure(
+    server: str,
+    trace: Sequence[TraceJob],
+    options: TraceRunOptions,
+    workload: dict[str, object],
+    out: Path,
+    title: str = "replay",
+) -> dict[str, object]:
+    """Run a trace; write result.json, jobs.jsonl and status.jsonl under `out`; return the result.
+
+    Raises CommandError if they can't be written; before the replay, where that can be workload_as_json.
+    """
+    with _writing(out):
+        make_writable(out)
+    async with GatewayClient(server) as client:
+        replayer = TraceRunner(client, trace, options)
+        replay = await with_progress(title, replayer.replay, replayer.run())
+    if replay.lost is not None:
+        tell("bench", f"the server's counters are those of its last word in the replay: {replay.lost}")
+    content = result(config_of(replay, options, workload, server), replay.records, replay.counters)
+    with _writing(out):
+        write_report(out, content, replay.records)
+        write_lines(out / "status.jsonl", [json.dumps(status.as_json(time_s)) for time_s, status in replay.samples])
+    return content
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"--out {out} can't be written: {error}", ExitCode.REFUSED) from error
+
+
+def _summary(content: dict[str, object], out: Path) -> str:
+    rows = [
+        f"{content['jobs']} jobs, {content['failed']} failed, {content['duration_s']} s",
+        f"{content['output_tokens_per_s']} output tokens/s",
+    ]
+    for name in ("jct_s", "ttft_s", "per_output_token_s", "inter_token_s", "worst_gap_s"):
+        cells = content[name]
+        assert isinstance(cells, dict), name
+        rows.append(
+            f"  {name:<19}"
+            + "".join(f" {key} {'-' if value is None else f'{value:.4f}':<10}" for key, value in cells.items())
+        )
+    return "\n".join([*rows, f"written to {out}"])
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser(
+        "bench", "Replay a trace or a generated workload, open loop; writes result.json, jobs.jsonl and status.jsonl."
+    )
+    add_server(made)
+    add_workload(made)
+    made.add_argument(
+        "--time-scale",
+        type=not_negative_float,
+        default=1.0,
+        metavar="X",
+        help="arrival times are multiplied by this; 0: all at once",
+    )
+    made.add_argument("--temperature", type=not_negative_float, default=0.0, help="of every request [0]")
+    made.add_argument("--model", default="", help="name of the model (default: the one that is served)")
+    made.add_argument(
+        "--timeout", type=positive_float, default=3600.0, metavar="SECONDS", help="give a job up after this long [3600]"
+    )
+    made.add_argument("--out", type=Path, default=Path("out/bench"), metavar="DIR", help="where to write [out/bench]")
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command. Exit 0 also when jobs failed: result.json tells how many; 1 if all did."""
+    arguments = _parser().parse_args(argv)
+    workload = chosen_workload(arguments, arguments.seed)
+    options = TraceRunOptions(
+        arguments.time_scale, arguments.seed, arguments.temperature, arguments.model, arguments.timeout
+    )
+    content = asyncio.run(
+        measure(arguments.server, trace_of(workload), options, workload_as_json(workload), arguments.out)
+    )
+    print(_summary(content, arguments.out))
+    return ExitCode.FAILED if content["failed"] == content["jobs"] else ExitCode.OK

@@ -1,0 +1,155 @@
+"""`fastserve top`: queues, jobs and KV residency, live."""
+
+import argparse
+import asyncio
+import sys
+import time
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from services.domain.server_status import GroupStatus, ServerCounters, ServerStatus
+from services.loadgen.gateway_client import GatewayClient
+from services.runtime.command_line import ExitCode, add_server, parser, positive_float
+
+_BAR_WIDTH = 32
+_RUNNING, _WAITING, _SWAPPED = "green", "yellow", "magenta"
+
+
+def _bytes(count: float) -> str:
+    """A size in words."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _jobs_bar(running: int, waiting: int, swapped_out: int, most: int) -> Text:
+    """One bar of three colours, `most` jobs long at full width; every kind that has a job shows."""
+    bar = Text()
+    for count, colour in ((running, _RUNNING), (waiting, _WAITING), (swapped_out, _SWAPPED)):
+        bar.append("█" * (max(1, round(count / most * _BAR_WIDTH)) if count else 0), colour)
+    return bar
+
+
+def _levels(group: GroupStatus) -> Table:
+    table = Table(expand=True, box=None, pad_edge=False)
+    table.add_column("level", justify="right")
+    table.add_column("quantum", justify="right")
+    table.add_column("running", justify="right", style=_RUNNING)
+    table.add_column("waiting", justify="right", style=_WAITING)
+    table.add_column("swapped", justify="right", style=_SWAPPED)
+    table.add_column("", ratio=1)
+    most = max([level.running + level.waiting + level.swapped_out for level in group.levels], default=0) or 1
+    for level in group.levels:
+        quantum = f"{level.quantum_s * 1000:.1f} ms" if level.quantum_s > 0 else "-"
+        bar = _jobs_bar(level.running, level.waiting, level.swapped_out, most)
+        table.add_row(str(level.level), quantum, str(level.running), str(level.waiting), str(level.swapped_out), bar)
+    table.add_section()
+    table.add_row("all", "", str(group.running), str(group.waiting), str(group.swapped_out), "", style="bold")
+    return table
+
+
+def _pools(group: GroupStatus) -> Table:
+    table = Table.grid(padding=(0, 1))
+    for name, total, free, colour in (
+        ("device KV", group.pools.device_blocks_total, group.pools.device_blocks_free, "cyan"),
+        ("host KV", group.pools.host_blocks_total, group.pools.host_blocks_free, "blue"),
+    ):
+        used, tokens = total - free, total * group.block_size
+        bar = ProgressBar(
+            total=max(total, 1), completed=used, width=_BAR_WIDTH, complete_style=colour, finished_style="red"
+        )
+        table.add_row(name, bar, f"{used}/{total} blocks", f"{used * group.block_size}/{tokens} tokens")
+    return table
+
+
+def _rates(new: ServerCounters, elapsed_s: float) -> str:
+    if elapsed_s <= 0:
+        return "tokens/s -"
+    return "   ".join(
+        (
+            f"tokens/s {new.generation_tokens / elapsed_s:.0f} out, {new.prompt_tokens / elapsed_s:.0f} in",
+            f"iterations/s {new.iterations / elapsed_s:.0f}",
+            f"jobs/s {new.jobs_finished / elapsed_s:.1f}",
+            f"preemptions/s {new.preemptions / elapsed_s:.1f}",
+        )
+    )
+
+
+def _totals(counters: ServerCounters) -> str:
+    return "   ".join(
+        (
+            f"preemptions {counters.preemptions}",
+            f"promotions {counters.promotions}",
+            f"demotions {counters.demotions}",
+            f"offloaded {_bytes(counters.offloaded_bytes)}",
+            f"uploaded {_bytes(counters.uploaded_bytes)}",
+            f"recomputed {counters.recomputed_tokens} tokens",
+            f"stall {counters.stall_s:.2f} s",
+        )
+    )
+
+
+def frame(status: ServerStatus, before: ServerStatus | None = None, elapsed_s: float = 0.0) -> RenderableType:
+    """One picture of the server; rates are those since `before`, `elapsed_s` ago."""
+    counters = status.counters
+    parts: list[RenderableType] = []
+    for group in status.groups:
+        title = Text(f"group {group.group} on {group.device or '?'}")
+        if not group.ready:
+            title.append(" (no worker)", "red")
+        parts.append(Panel(Group(_levels(group), "", _pools(group)), title=title, title_align="left"))
+    rates = _rates(status.counters_since(before, elapsed_s) if before else ServerCounters(), elapsed_s)
+    jobs = f"jobs {counters.jobs_finished} finished of {counters.jobs_admitted} admitted"
+    jobs += f", {status.admission_rejections} rejected"
+    # Names are the server's: as Text, so that nothing in them is read as markup.
+    head = Text(f"{status.model}   {status.policy} + {status.kv_policy or '?'}   up {status.uptime_s:.0f} s")
+    return Panel(Group(*parts, rates, jobs, _totals(counters)), title=head, title_align="left")
+
+
+async def _once(server: str, interval_s: float) -> None:
+    """One frame, with rates: two statuses."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    async with GatewayClient(server) as client:
+        before, began_s = await client.status(), time.monotonic()
+        await asyncio.sleep(interval_s)
+        console.print(frame(await client.status(), before, time.monotonic() - began_s))
+
+
+async def _live(server: str, interval_s: float) -> None:
+    async with GatewayClient(server) as client:
+        last: tuple[float, ServerStatus] | None = None
+        with Live(console=Console(), auto_refresh=False, screen=sys.stdout.isatty()) as live:
+            async for status in client.watch_status(interval_s):
+                now_s = time.monotonic()
+                before_s, before = last or (now_s, None)
+                live.update(frame(status, before, now_s - before_s), refresh=True)
+                last = (now_s, status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser("top", "Watch queues, jobs and KV residency live; Ctrl-C ends it.")
+    add_server(made)
+    made.add_argument(
+        "--interval", type=positive_float, default=1.0, metavar="SECONDS", help="between frames, 0.05 to 60 [1]"
+    )
+    made.add_argument("--once", action="store_true", help="print one frame (rates over one interval) and exit")
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command."""
+    arguments = _parser().parse_args(argv)
+    show = _once if arguments.once else _live
+    try:
+        asyncio.run(show(arguments.server, arguments.interval))
+    except KeyboardInterrupt:
+        # This is how one leaves it.
+        return ExitCode.OK
+    return ExitCode.OK

@@ -1,6 +1,0 @@
-"""All figures, in the order of the report."""
-
-from services.cli.figures import beyond, paper_n26, paper_v1
-from services.cli.figures.values import Figure
-
-FIGURES: tuple[Figure, ...] = (*paper_v1.FIGURES, *paper_n26.FIGURES, *beyond.FIGURES)

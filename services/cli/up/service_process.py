@@ -1,0 +1,149 @@
+"""One process of a service: how it is run, when it is ready, what it says, how it ends.
+
+A service is ready when it has written its ready file, which also tells the ports it took. Its output goes to stderr
+under its name; its last line is kept, because that says why it ended.
+"""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+READY_POLL_S = 0.02
+LONGEST_LINE_BYTES = 64 * 1024
+PIPE_END_LIMIT_S = 1.0
+
+_LOG_HEAD = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z? [A-Z]+ \w+: ")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAddresses:
+    """Where a service serves: HOST:PORT each."""
+
+    grpc: str
+    metrics: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceCommand:
+    """How to run a service. `build` makes its command line from the addresses known so far: those of `after`, and
+    from its second life on its own.
+
+    It must take `--ready-file PATH` and `--die-with-parent PID` besides.
+    """
+
+    name: str
+    build: Callable[[Mapping[str, ServiceAddresses]], list[str]]
+    after: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    stop_limit_s: float = 10.0
+
+
+def cause_of_death(status: int) -> str:
+    """An exit status as asyncio gives it, in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def reason_of(name: str, last_line: str, status: int) -> str:
+    """The last line that a service wrote, without its heads; its exit status if it wrote none."""
+    text = _LOG_HEAD.sub("", last_line).removeprefix(f"fastserve {name}: ").strip()
+    return text or cause_of_death(status)
+
+
+class ServiceProcessLife:
+    """One process of a service."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, ready_file: Path) -> None:
+        self.name = name
+        self.process = process
+        self.began_s = time.monotonic()
+        self.last_line = ""
+        self._ready_file = ready_file
+        self._pump = asyncio.create_task(self._pass_on())
+
+    async def _pass_on(self) -> None:
+        """Copies the process's lines to stderr under its name."""
+        assert self.process.stdout is not None, self.name
+        rest = b""
+        while data := await self.process.stdout.read(LONGEST_LINE_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > LONGEST_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            self._write(lines)
+        if rest:
+            self._write([rest])
+
+    def _write(self, lines: Sequence[bytes]) -> None:
+        texts = [line.decode("utf-8", "replace").rstrip() for line in lines]
+        self.last_line = next((text for text in reversed(texts) if text.strip()), self.last_line)
+        # Whoever read our stderr may be gone: the services go on without.
+        with suppress(OSError, ValueError):
+            sys.stderr.write("".join(f"[{self.name}] {text}\n" for text in texts))
+            sys.stderr.flush()
+
+    async def addresses(self) -> ServiceAddresses | None:
+        """Waits until the service is ready; None if it ended before."""
+        while self.process.returncode is None:
+            if self._ready_file.exists():
+                told = json.loads(self._ready_file.read_text(encoding="utf-8"))
+                return ServiceAddresses(told["grpc"], told["metrics"])
+            await asyncio.sleep(READY_POLL_S)
+        return None
+
+    async def ended(self) -> str:
+        """Waits for the end; says why."""
+        status = await self.process.wait()
+        with suppress(TimeoutError):
+            # A process of the service's own may hold the pipe open.
+            await asyncio.wait_for(asyncio.shield(self._pump), PIPE_END_LIMIT_S)
+        return reason_of(self.name, self.last_line, status)
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal, if the process still runs."""
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    async def stop(self, limit_s: float) -> bool:
+        """SIGTERM, then SIGKILL after `limit_s`. False if it had to be killed."""
+        self.send(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self.process.wait(), limit_s)
+            return True
+        except TimeoutError:
+            self.send(signal.SIGKILL)
+            await self.process.wait()
+            return False
+
+
+async def begin(command: ServiceCommand, argv: Sequence[str], ready_file: Path) -> ServiceProcessLife:
+    """Starts a process of a service, in a session of its own."""
+    ready_file.unlink(missing_ok=True)  # noqa: ASYNC240 (a file of ours, in memory)
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        # The core of gRPC has words of its own for what the services log anyway.
+        env={"GRPC_VERBOSITY": "NONE", **os.environ, **command.environ},
+        start_new_session=True,
+    )
+    return ServiceProcessLife(command.name, process, ready_file)
+
+
+def log(text: str) -> None:
+    """A line of `up` itself among the services' logs."""
+    with suppress(OSError, ValueError):
+        print(f"[up] {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,176 @@
+"""The processes of `fastserve up`: start them in order, keep them alive, end them all.
+
+Until all are ready, one that ends is a failure: it can't come up, and its last line says why. Afterwards it is
+restarted with back-off, at the addresses of its first life, because its peers dial those. Services are sessions of
+their own, so that Ctrl-C reaches only this process, which then ends them in an order that lets them drain; the kernel
+ends them when this process is killed (`--die-with-parent`).
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from services.cli.up.service_process import (
+    ServiceAddresses,
+    ServiceCommand,
+    ServiceProcessLife,
+    begin,
+    cause_of_death,
+    log,
+)
+from services.runtime.channel import Backoff
+from services.runtime.command_line import CommandError
+
+START_LIMIT_S = 900.0
+FIRST_PAUSE_S = 0.2
+MOST_PAUSE_S = 10.0
+STEADY_LIFE_S = 30.0
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Supervisor:
+    """Runs a set of services. `start`, then `ready` once they all serve, and `stop` or `kill` at the end."""
+
+    def __init__(self, commands: Sequence[ServiceCommand], state_dir: Path) -> None:
+        self._commands = commands
+        self._state_dir = state_dir
+        self._lives: dict[str, ServiceProcessLife] = {}
+        self._addresses: dict[str, ServiceAddresses] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self._all_ready = False
+        self.failed: asyncio.Future[CommandError] = asyncio.get_running_loop().create_future()
+        """Done when a service can't come up."""
+
+    async def start(self) -> Mapping[str, ServiceAddresses]:
+        """Starts all and waits until each serves. Raises CommandError naming the first that can't come up, and why."""
+        first = {command.name: asyncio.get_running_loop().create_future() for command in self._commands}
+        self._keepers = [asyncio.create_task(self._keep(command, first)) for command in self._commands]
+        for keeper in self._keepers:
+            keeper.add_done_callback(self._kept)
+        together = asyncio.gather(*first.values())
+        either: list[asyncio.Future[Any]] = [together, self.failed]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self.failed.done():
+            together.cancel()
+            raise self.failed.result()
+        return self._addresses
+
+    def ready(self) -> None:
+        """All serve: from now on a service that ends is restarted."""
+        self._all_ready = True
+
+    async def _spawn(self, command: ServiceCommand) -> ServiceProcessLife:
+        ready_file = self._state_dir / f"{command.name}.ready.json"
+        argv = [*command.build(self._addresses), "--ready-file", str(ready_file), "--die-with-parent", str(os.getpid())]
+        life = self._lives[command.name] = await begin(command, argv, ready_file)
+        return life
+
+    async def _keep(self, command: ServiceCommand, first: Mapping[str, asyncio.Future[ServiceAddresses]]) -> None:
+        """Runs a service for ever."""
+        await asyncio.gather(*(asyncio.shield(first[name]) for name in command.after))
+        backoff = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
+        while True:
+            life = await self._spawn(command)
+            addresses = await life.addresses()
+            if addresses is not None:
+                self._addresses.setdefault(command.name, addresses)
+                if not first[command.name].done():
+                    first[command.name].set_result(addresses)
+            reason = await life.ended()
+            if not self._all_ready:
+                self._fail(f"{command.name}: {reason}")
+                return
+            if time.monotonic() - life.began_s > STEADY_LIFE_S:
+                backoff.reset()
+            pause_s = backoff.next_s()
+            cause = cause_of_death(life.process.returncode or 0)
+            log(f"{command.name} ended ({cause}) after saying: {reason}; restarting in {pause_s:.1f} s")
+            await asyncio.sleep(pause_s)
+
+    def _kept(self, keeper: asyncio.Task[None]) -> None:
+        if not keeper.cancelled() and (error := keeper.exception()) is not None:
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _fail(self, message: str) -> None:
+        if not self.failed.done():
+            self.failed.set_result(CommandError(message))
+
+    async def stop(self) -> None:
+        """Ends all, those started last first, each with time to drain."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for command in reversed(self._commands):
+            life = self._lives.get(command.name)
+            if life is not None and not await life.stop(command.stop_limit_s):
+                log(f"{command.name} did not end within {command.stop_limit_s:.0f} s and was killed")
+        await asyncio.gather(*(life.ended() for life in self._lives.values()))
+
+    def kill(self) -> None:
+        """Ends all at once."""
+        for life in self._lives.values():
+            life.send(signal.SIGKILL)
+
+
+class _Signals:
+    """The first signal to end sets `stopping`; the second kills all and ends this process at once."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.stopping = asyncio.Event()
+        self._supervisor = supervisor
+        for number in _STOP_SIGNALS:
+            # Under nohup a closed terminal shall end nothing.
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, self._on, number)
+
+    def _on(self, number: signal.Signals) -> None:
+        if self.stopping.is_set():
+            self._supervisor.kill()
+            os._exit(128 + number)
+        log(f"stopping on {number.name}; a second signal ends at once")
+        self.stopping.set()
+
+
+async def supervise(
+    commands: Sequence[ServiceCommand],
+    state_dir: Path,
+    serves: Callable[[Mapping[str, ServiceAddresses]], Awaitable[None]],
+    announce: Callable[[Mapping[str, ServiceAddresses]], None],
+) -> None:
+    """Runs the services until a signal: start, wait until `serves` returns, `announce`, keep alive, drain.
+
+    Raises CommandError if one can't come up; none is left behind.
+    """
+    supervisor = Supervisor(commands, state_dir)
+    signals = _Signals(supervisor)
+
+    async def come_up() -> None:
+        addresses = await supervisor.start()
+        await serves(addresses)
+        supervisor.ready()
+        announce(addresses)
+
+    coming_up = asyncio.create_task(come_up())
+    stopping = asyncio.create_task(signals.stopping.wait())
+    try:
+        ends: list[asyncio.Future[Any]] = [supervisor.failed, stopping]
+        done, _ = await asyncio.wait([coming_up, *ends], timeout=START_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            raise CommandError(f"not ready within {START_LIMIT_S:.0f} s")
+        if coming_up in done:
+            coming_up.result()
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if supervisor.failed.done():
+            raise supervisor.failed.result()
+    finally:
+        for task in (coming_up, stopping):
+            task.cancel()
+            with suppress(asyncio.CancelledError, CommandError):
+                await task
+        await supervisor.stop()

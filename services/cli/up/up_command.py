@@ -1,0 +1,141 @@
+"""`fastserve up`: every service on this machine, each as its own process.
+
+Flags go to the services that own them (up_settings). Links between the services use ports of the loopback interface
+that were free at the start.
+"""
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from services.cli.up.service_process import ServiceAddresses, ServiceCommand
+from services.cli.up.supervisor import supervise
+from services.cli.up.up_settings import SERVICES, UpOnlySettings, UpSettings, names, passed_on, resolved
+from services.domain.errors import FastServeError
+from services.gateway.settings import GatewaySettings
+from services.loadgen.gateway_client import GatewayClient
+from services.runtime.command_line import CommandError, ExitCode
+from services.runtime.model_files import BUNDLED_MODEL, MOST_NAME_CHARACTERS
+from services.runtime.process import die_with_parent, write_ready_file
+from services.runtime.settings import ENVIRONMENT_PREFIX, parse_flags, resolve
+from services.scheduler.settings import SchedulerSettings
+
+READY_POLL_S = 0.05
+STOP_MARGIN_S = 15.0
+"""What a service may take to end beyond its drain."""
+WORKER_STOP_LIMIT_S = 20.0
+
+_LINK_HOST = "127.0.0.1"
+
+
+def _listen(known: Mapping[str, ServiceAddresses], name: str) -> list[str]:
+    """The address of a service that only its peers dial: a free port at first, the same one ever after."""
+    own = known.get(name)
+    return ["--listen", own.grpc if own else f"{_LINK_HOST}:0"]
+
+
+def _port(address: str | None) -> str:
+    return "0" if address is None else address.rpartition(":")[2]
+
+
+def service_commands(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> list[ServiceCommand]:
+    """The four services with their own flags, in the order in which they start; the one that ends first comes last.
+
+    Raises InvalidFieldError for what is wrong in a service's own table or environment.
+    """
+    scheduler_drain_s = resolved(SchedulerSettings, "scheduler", flags["scheduler"], environ).drain_limit
+    gateway_drain_s = resolved(GatewaySettings, "gateway", flags["gateway"], environ).drain_limit
+
+    def command(name: str, *links: str) -> list[str]:
+        return [sys.executable, "-m", f"services.{name}", *flags[name], *links]
+
+    def kvmanager(known: Mapping[str, ServiceAddresses]) -> list[str]:
+        return command("kvmanager", *_listen(known, "kvmanager"), "--metrics-port", "0")
+
+    def scheduler(known: Mapping[str, ServiceAddresses]) -> list[str]:
+        links = ["--kv-manager", known["kvmanager"].grpc, "--metrics-port", "0"]
+        return command("scheduler", *_listen(known, "scheduler"), *links)
+
+    def worker(known: Mapping[str, ServiceAddresses]) -> list[str]:
+        links = ["--scheduler", known["scheduler"].grpc, "--kv-manager", known["kvmanager"].grpc]
+        return command("worker", *links, "--health-listen", f"{_LINK_HOST}:0", "--metrics-port", "0")
+
+    def gateway(known: Mapping[str, ServiceAddresses]) -> list[str]:
+        own = known.get("gateway")
+        ports = ["--grpc-port", _port(own.grpc), "--metrics-port", _port(own.metrics)] if own else []
+        return command("gateway", "--scheduler", known["scheduler"].grpc, *ports)
+
+    return [
+        ServiceCommand("kvmanager", kvmanager),
+        ServiceCommand("scheduler", scheduler, ("kvmanager",), stop_limit_s=scheduler_drain_s + STOP_MARGIN_S),
+        ServiceCommand("worker", worker, after=("scheduler",), stop_limit_s=WORKER_STOP_LIMIT_S),
+        ServiceCommand("gateway", gateway, after=("scheduler",), stop_limit_s=gateway_drain_s + STOP_MARGIN_S),
+    ]
+
+
+async def gateway_serves(addresses: Mapping[str, ServiceAddresses]) -> None:
+    """Waits until the gateway takes requests: a worker has joined."""
+    async with GatewayClient(addresses["gateway"].grpc) as client:
+        while not await client.ready():  # noqa: ASYNC110 (the event is in another process)
+            await asyncio.sleep(READY_POLL_S)
+
+
+def flags_of_services(
+    settings: UpOnlySettings, environ: Mapping[str, str], config: Path | None
+) -> dict[str, list[str]]:
+    """The command line of each service, without its links. The bundled model fills in where no place names a model, and
+    the model's name for the KV manager, which reads no model.
+    """
+    flags: dict[str, list[str]] = {}
+    for service, its_settings in SERVICES.items():
+        flags[service] = passed_on(settings, service)
+        if config is not None:
+            flags[service] += ["--config", str(config)]
+        takes_model = "model" in its_settings.model_fields
+        if takes_model and settings.model is None and not names("model", service, environ, config):
+            flags[service] += ["--model", str(BUNDLED_MODEL)]
+    if settings.served_model_name is None and not names("served_model_name", "kvmanager", environ, config):
+        name = resolved(GatewaySettings, "gateway", flags["gateway"], environ).model_name
+        flags["kvmanager"] += ["--served-model-name", name[:MOST_NAME_CHARACTERS]]
+    return flags
+
+
+def _announcer(ready_file: Path | None) -> Callable[[Mapping[str, ServiceAddresses]], None]:
+    def announce(addresses: Mapping[str, ServiceAddresses]) -> None:
+        gateway = addresses["gateway"]
+        print(f"ready grpc={gateway.grpc} metrics={gateway.metrics}", flush=True)
+        if ready_file is not None:
+            write_ready_file(ready_file, gateway.grpc, gateway.metrics)
+
+    return announce
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Runs the services until a signal. Raises FastServeError or CommandError if they can't come up."""
+    given = parse_flags(UpSettings, argv, prog="fastserve up")
+    settings = resolve(UpSettings, "up", given, environ)
+    settings.check_supported()
+    if settings.die_with_parent is not None:
+        die_with_parent(settings.die_with_parent)
+    named = given.get("config") or environ.get(ENVIRONMENT_PREFIX + "CONFIG")
+    flags = flags_of_services(settings, environ, Path(named) if named else None)
+    commands = service_commands(flags, environ)
+    with tempfile.TemporaryDirectory(prefix="fastserve-") as scratch:
+        state_dir = settings.state_dir or Path(scratch)
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandError(f"--state-dir: can't make {state_dir}: {error.strerror}") from error
+        asyncio.run(supervise(commands, state_dir, gateway_serves, _announcer(settings.ready_file)))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    try:
+        run(sys.argv[1:] if argv is None else argv, os.environ)
+    except FastServeError as error:
+        raise CommandError(str(error)) from error
+    return ExitCode.OK

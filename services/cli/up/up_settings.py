@@ -1,0 +1,131 @@
+"""Settings of `fastserve up`: its own, and those of the services it starts.
+
+A setting of a service is a setting of `up`, of the same name and limits, checked here so that a bad one is told at
+once. It is passed on to every service that has it, but only if some place gave it (flag, FASTSERVE_*, the file's [up]
+table): else the service's own table and default hold. What links the services to each other is left to `up`.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, create_model
+from pydantic.fields import FieldInfo
+
+from services.domain.errors import InvalidFieldError
+from services.gateway.settings import GatewaySettings
+from services.kvmanager.settings import KvManagerSettings
+from services.runtime.model_files import MOST_NAME_CHARACTERS
+from services.runtime.settings import ENVIRONMENT_PREFIX, Settings, SettingsT, flag_of, load
+from services.scheduler.settings import SchedulerSettings
+from services.worker.settings import WorkerSettings
+
+SERVICES: dict[str, type[Settings]] = {
+    "gateway": GatewaySettings,
+    "scheduler": SchedulerSettings,
+    "kvmanager": KvManagerSettings,
+    "worker": WorkerSettings,
+}
+
+_LINKS = frozenset({"listen", "scheduler", "kv_manager", "health_listen", "group", "ready_file", "die_with_parent"})
+"""Settings of services that `up` decides."""
+_SOME_ADDRESS = "127.0.0.1:0"
+
+
+class UpOnlySettings(Settings):
+    """Every service on this machine, each as its own process. Flags of the single services are flags of this too."""
+
+    model: Path | None = Field(None, description="model folder in Hugging Face layout; off: the bundled model")
+    served_model_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MOST_NAME_CHARACTERS,
+        description="name of the model for clients; off: the folder's name",
+    )
+    metrics_port: int = Field(0, ge=0, le=65535, description="port of the gateway's /metrics; 0: a free one")
+    groups: int = Field(1, ge=1, description="worker groups; this version runs 1")
+    tp: int = Field(1, ge=1, description="tensor parallel ranks of a group; this version runs 1")
+    pp: int = Field(1, ge=1, description="pipeline stages of a group; this version runs 1")
+    http_port: int = Field(8080, ge=0, le=65535, description="port of the REST front; unused: this version has none")
+    state_dir: Path | None = Field(
+        None,
+        description="folder of ready files and of the measured cost model; off: a temporary one, and the user's cache",
+    )
+
+    def check_supported(self) -> None:
+        """Raises InvalidFieldError for a layout that this version does not run."""
+        for name in ("groups", "tp", "pp"):
+            if getattr(self, name) > 1:
+                raise InvalidFieldError(flag_of(name), f"must be 1 in this version, got {getattr(self, name)}")
+
+
+def _as_flag(field: FieldInfo) -> tuple[Any, Any]:
+    """A service's field as one of `up`: one that the service requires may be absent here."""
+    if field.is_required():
+        return (field.annotation | None, Field(None, description=field.description))  # type: ignore[operator]
+    return (field.annotation, field)
+
+
+def _shared_fields() -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for settings in SERVICES.values():
+        for name, field in settings.model_fields.items():
+            if name not in _LINKS and name not in UpOnlySettings.model_fields:
+                fields.setdefault(name, _as_flag(field))
+    return fields
+
+
+UpSettings: type[UpOnlySettings] = create_model(
+    "UpSettings", __base__=UpOnlySettings, __doc__=UpOnlySettings.__doc__, **_shared_fields()
+)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "off"
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+def _passes(name: str, service: str) -> bool:
+    if name in _LINKS or name not in SERVICES[service].model_fields:
+        return False
+    return name != "metrics_port" or service == "gateway"
+
+
+def passed_on(settings: BaseModel, service: str) -> list[str]:
+    """The flags of a service that `up` was given."""
+    argv: list[str] = []
+    for name in type(settings).model_fields:
+        if name in settings.model_fields_set and _passes(name, service):
+            value = getattr(settings, name)
+            if isinstance(value, bool):
+                argv.append(flag_of(name) if value else f"--no-{flag_of(name)[2:]}")
+            else:
+                argv += [flag_of(name), _text(value)]
+    return argv
+
+
+def resolved(
+    settings_class: type[SettingsT], service: str, flags: Sequence[str], environ: Mapping[str, str]
+) -> SettingsT:
+    """What a service will make of these flags, its own table and environment. Its links are not known yet."""
+    links: list[str] = []
+    for name, field in settings_class.model_fields.items():
+        if name in _LINKS and field.is_required():
+            links += [flag_of(name), _SOME_ADDRESS]
+    return load(settings_class, service, [*flags, *links], environ)
+
+
+def names(setting: str, service: str, environ: Mapping[str, str], config: Path | None) -> bool:
+    """Whether the service's own table or environment has the setting."""
+    if environ.get(f"{ENVIRONMENT_PREFIX}{service}_{setting}".upper()):
+        return True
+    if config is None:
+        return False
+    try:
+        table = tomllib.loads(config.read_text(encoding="utf-8")).get(service, {})
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidFieldError("--config", f"can't read {config}: {error}") from error
+    return isinstance(table, dict) and not table.keys().isdisjoint((setting, setting.replace("_", "-")))

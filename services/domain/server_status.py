@@ -1,0 +1,206 @@
+"""What operators see of the server: one set of values from scheduler and KV manager to /metrics, GetStatus, `top` and
+result.json. Meanings and units are those of admin.proto.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import NamedTuple
+
+from services.domain.ids import JobId
+from services.domain.protocol import KvToScheduler
+
+RESTART_MARGIN_S = 2.0
+"""How much longer a status may be under way than the one before it. A restart costs more of the uptime than that."""
+
+ITERATION_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of the buckets of `IterationTokens`; one more without a bound follows."""
+
+
+class PoolUsage(NamedTuple):
+    """Blocks of a group's two pools."""
+
+    device_blocks_total: int
+    device_blocks_free: int
+    host_blocks_total: int
+    host_blocks_free: int
+
+    @property
+    def device_share(self) -> float:
+        """Used share of the device pool, 0 to 1."""
+        return _used_share(self.device_blocks_total, self.device_blocks_free)
+
+    @property
+    def host_share(self) -> float:
+        """Used share of the host pool, 0 to 1."""
+        return _used_share(self.host_blocks_total, self.host_blocks_free)
+
+
+NO_POOLS = PoolUsage(0, 0, 0, 0)
+"""Of a group without a worker."""
+
+
+def _used_share(total: int, free: int) -> float:
+    return 1.0 - free / total if total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """What the KV manager tells the scheduler for operators, beside the protocol: free blocks, and the jobs that left
+    for the host or came back.
+    """
+
+    device_blocks_free: int
+    host_blocks_free: int
+    kv_policy: str
+    swapped_out_job_ids: tuple[JobId, ...] = ()
+    swapped_in_job_ids: tuple[JobId, ...] = ()
+
+
+KvLinkItem = KvToScheduler | PoolStatus
+"""All that the KV manager sends to the scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class LevelStatus:
+    """Jobs of one level; each is counted once. `quantum_s` is 0 for a policy without quanta."""
+
+    level: int
+    quantum_s: float
+    running: int
+    waiting: int
+    swapped_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """One worker group. Every job is exactly one of running (in a plan under way), swapped out (its KV cache is in
+    host memory or on its way there) and waiting.
+    """
+
+    group: int
+    ready: bool
+    levels: tuple[LevelStatus, ...]
+    pools: PoolUsage
+    block_size: int
+    device: str
+    worker_joins: int
+
+    @property
+    def running(self) -> int:
+        """Jobs in a plan under way."""
+        return sum(level.running for level in self.levels)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs neither running nor swapped out."""
+        return sum(level.waiting for level in self.levels)
+
+    @property
+    def swapped_out(self) -> int:
+        """Jobs whose KV cache is in host memory or on its way there."""
+        return sum(level.swapped_out for level in self.levels)
+
+    @property
+    def jobs(self) -> int:
+        """All jobs of the group."""
+        return self.running + self.waiting + self.swapped_out
+
+    def as_json(self) -> dict[str, object]:
+        """A group in a line of `status.jsonl`."""
+        return {
+            "group": self.group,
+            "ready": self.ready,
+            "levels": [asdict(level) for level in self.levels],
+            "running": self.running,
+            "waiting": self.waiting,
+            "swapped_out": self.swapped_out,
+            **self.pools._asdict(),
+            "block_size": self.block_size,
+            "device": self.device,
+            "worker_joins": self.worker_joins,
+        }
+
+
+class IterationTokens(NamedTuple):
+    """A histogram of the tokens of an iteration: `counts` are not cumulated and have one entry more than `bounds`."""
+
+    bounds: tuple[float, ...] = ITERATION_TOKEN_BOUNDS
+    counts: tuple[int, ...] = (0,) * (len(ITERATION_TOKEN_BOUNDS) + 1)
+    sum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCounters:
+    """Counters since the scheduler started, over all lives of its workers; the difference of two is what happened
+    between them.
+    """
+
+    preemptions: int = 0
+    promotions: int = 0
+    demotions: int = 0
+    iterations: int = 0
+    offloaded_bytes: int = 0
+    uploaded_bytes: int = 0
+    recomputed_tokens: int = 0
+    stall_s: float = 0.0
+    busy_s: float = 0.0
+    plan_wait_s: float = 0.0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    jobs_admitted: int = 0
+    jobs_finished: int = 0
+
+    def since(self, before: "ServerCounters") -> "ServerCounters":
+        """What happened after `before`, of the same life of the scheduler."""
+        names = [one.name for one in fields(self)]
+        return ServerCounters(**{name: getattr(self, name) - getattr(before, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """The whole server at one moment. `rejections` counts jobs that were not admitted, by reason; over the wire comes
+    only "full".
+    """
+
+    model: str
+    policy: str
+    kv_policy: str
+    groups: tuple[GroupStatus, ...]
+    counters: ServerCounters
+    uptime_s: float
+    max_queued_jobs: int
+    rejections: Mapping[str, int] = field(default_factory=dict)
+    iteration_tokens: IterationTokens = field(default_factory=IterationTokens)
+
+    @property
+    def jobs(self) -> int:
+        """All jobs of all groups."""
+        return sum(group.jobs for group in self.groups)
+
+    @property
+    def admission_rejections(self) -> int:
+        """Jobs refused because too many, or too many tokens, were queued."""
+        return self.rejections.get("full", 0)
+
+    def counters_since(self, before: "ServerStatus", elapsed_s: float) -> ServerCounters:
+        """What happened after `before`, which came `elapsed_s` earlier. A scheduler that was restarted in between
+        counts from 0; it is younger than it was, or than it would be.
+        """
+        is_younger = self.uptime_s < before.uptime_s + max(0.0, elapsed_s - RESTART_MARGIN_S)
+        old = before.counters
+        counts_less = self.counters.iterations < old.iterations or self.counters.jobs_admitted < old.jobs_admitted
+        return self.counters.since(ServerCounters() if is_younger or counts_less else old)
+
+    def as_json(self, time_s: float) -> dict[str, object]:
+        """A line of `status.jsonl`; `time_s` counts from the start of the run."""
+        return {
+            "time_s": round(time_s, 4),
+            "model": self.model,
+            "policy": self.policy,
+            "kv_policy": self.kv_policy,
+            "groups": [group.as_json() for group in self.groups],
+            "counters": asdict(self.counters),
+            "uptime_s": self.uptime_s,
+            "max_queued_jobs": self.max_queued_jobs,
+            "admission_rejections": self.admission_rejections,
+        }

@@ -1,0 +1,32 @@
+"""What a worker says of itself when it joins the scheduler and the KV manager."""
+
+from dataclasses import dataclass
+
+from services.domain.cost import CostProfile
+from services.domain.ids import Epoch
+from services.domain.protocol import WorkerPools
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker says of itself when it joins. `device` is "cpu" or the GPU's name."""
+
+    epoch: Epoch
+    group: int
+    model_fingerprint: str
+    block_size: int
+    device_blocks: int
+    host_blocks: int
+    max_model_len: int
+    block_bytes: int
+    profile: CostProfile
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvWorkerFacts:
+    """What a worker says of itself when it joins the KV manager."""
+
+    group: int
+    pools: WorkerPools
+    block_bytes: int

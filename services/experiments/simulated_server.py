@@ -1,0 +1,138 @@
+"""Settings of a simulated server: those of the scheduler and of the KV manager by their own names and limits, and what
+the hardware and the worker settle when a server is real.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, Field, create_model
+
+from services.domain.errors import InvalidFieldError
+from services.kvmanager.settings import KvManagerSettings
+from services.runtime.profile_file import Profile
+from services.runtime.settings import Settings, resolve
+from services.scheduler.scheduler_config import PolicyName
+from services.scheduler.settings import SchedulerSettings
+from services.simulator.server_setup import Link, ServerSetup
+
+_SCHEDULER = (
+    "policy",
+    "max_batch",
+    "max_batch_tokens",
+    "prefill_chunk",
+    "quantum_ratio",
+    "starvation_limit",
+    "promotions_per_step",
+    "charge",
+    "max_queued_jobs",
+    "max_queued_tokens",
+    "block_size",
+)
+_KV_MANAGER = tuple(
+    name
+    for name in KvManagerSettings.model_fields
+    if name.startswith("kv_") and name not in SchedulerSettings.model_fields
+)
+_NO_ADDRESS = "127.0.0.1:0"
+MOST_POOL_TOKENS = 1_000_000_000
+
+
+class SimulatedServerSettings(BaseModel):
+    """A server on a virtual clock, driven by the policies that serve."""
+
+    model_config = Settings.model_config
+
+    groups: int = Field(1, ge=1, le=1024, description="worker groups; jobs are dealt out to them in turn")
+    pp: int | None = Field(None, ge=1, le=15, description="pipeline stages of a group; off: the profile's")
+    plans_in_flight: int | None = Field(
+        None, ge=1, le=16, description="iterations planned ahead, the running ones among them; off: stages + 1"
+    )
+    kv_device_tokens: int | None = Field(
+        None, ge=1, le=MOST_POOL_TOKENS, description="tokens of a group's device pool; off: the profile's"
+    )
+    kv_host_tokens: int | None = Field(
+        None, ge=0, le=MOST_POOL_TOKENS, description="tokens of a group's host pool; off: the profile's"
+    )
+    max_model_len: int | None = Field(
+        None, ge=2, description="most tokens of prompt and output together; off: the profile's"
+    )
+    hop: float = Field(0.0003, ge=0, le=10, description="seconds that a message between two services takes")
+    slowdown: float = Field(
+        1.0, gt=0, le=1000, description="how many times the profile's seconds an iteration takes in service"
+    )
+
+
+def _fields() -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for settings, names in ((SchedulerSettings, _SCHEDULER), (KvManagerSettings, _KV_MANAGER)):
+        for name in names:
+            field = settings.model_fields[name]
+            fields[name] = (field.annotation, field)
+    return fields
+
+
+SimulateSettings: type[SimulatedServerSettings] = create_model(
+    "SimulateSettings", __base__=SimulatedServerSettings, __doc__=SimulatedServerSettings.__doc__, **_fields()
+)
+FLAGS: tuple[str, ...] = tuple(SimulateSettings.model_fields)
+"""The settings that are flags of `fastserve simulate`."""
+
+
+def _known(value: int | None, given: int | None, field: str, profile: Profile) -> int:
+    """What was given, or else what the profile says."""
+    if given is not None:
+        return given
+    if value is None:
+        raise InvalidFieldError("--profile", f"{profile.name or 'the profile'} has no {field}")
+    return value
+
+
+def _scheduler(settings: SimulatedServerSettings, stages: int) -> SchedulerSettings:
+    values = {name: getattr(settings, name) for name in _SCHEDULER}
+    plans = stages + 1 if settings.plans_in_flight is None else settings.plans_in_flight
+    links = {"kv_manager": _NO_ADDRESS, "model": "simulated"}
+    return resolve(SchedulerSettings, "scheduler", {**values, "plans_in_flight": plans, **links}, {})
+
+
+def server_setup(settings: SimulatedServerSettings, profile: Profile) -> ServerSetup:
+    """The server that the simulator takes. Raises InvalidFieldError for what does not fit together, and for a profile
+    that tells too little.
+    """
+    if profile.link is None:
+        raise InvalidFieldError("--profile", f"{profile.name or 'the profile'} has no link")
+    stages = profile.stages if settings.pp is None else settings.pp
+    scheduler = _scheduler(settings, stages)
+    kv_manager = resolve(KvManagerSettings, "kvmanager", {name: getattr(settings, name) for name in _KV_MANAGER}, {})
+    # The same GPUs cut another way: each stage has its share of the links.
+    link = Link(profile.link.bytes_per_s * profile.stages / stages, profile.link.latency_s, profile.link.duplex)
+    return ServerSetup(
+        scheduler=scheduler.config,
+        kv=kv_manager.knobs,
+        cost=profile.cost,
+        kv_bytes_per_token=_known(profile.kv_bytes_per_token, None, "kv_bytes_per_token", profile),
+        device_tokens=_known(profile.device_kv_tokens, settings.kv_device_tokens, "device_kv_tokens", profile),
+        host_tokens=_known(profile.host_kv_tokens, settings.kv_host_tokens, "host_kv_tokens", profile),
+        max_model_len=_known(profile.max_model_len, settings.max_model_len, "max_model_len", profile),
+        link=link,
+        block_size=scheduler.block_size,
+        stages=stages,
+        groups=settings.groups,
+        hop_s=settings.hop,
+        slowdown=settings.slowdown,
+    )
+
+
+def shown(settings: SimulatedServerSettings) -> dict[str, object]:
+    """How `result.json` tells of the server."""
+    values = {name: getattr(settings, name) for name in FLAGS}
+    return {name: str(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def default_policies(settings: SimulatedServerSettings) -> tuple[PolicyName, str]:
+    """Policy and KV policy of the settings."""
+    values = settings.model_dump()
+    return PolicyName(values["policy"]), str(values["kv_policy"])
+
+
+def changed(settings: SimulatedServerSettings, **values: object) -> SimulatedServerSettings:
+    """The settings with other values in some places, checked anew. Raises InvalidFieldError."""
+    return resolve(SimulateSettings, "simulate", {**settings.model_dump(), **values}, {})

@@ -1,0 +1,48 @@
+"""Defaults: from what the client asked for to what scheduler and worker are told, one JobSampling per choice.
+
+The seed of a request without one is a function of its id and body. So a repeat of the request, through this gateway or
+another, asks for the very same job, while a client that names no id gets a fresh draw each time, since its id is made
+at random.
+"""
+
+import hashlib
+from dataclasses import replace
+
+from services.domain.generation import SamplingRequest
+from services.domain.ids import JobId
+from services.domain.sampling import JobSampling
+
+
+def job_id_of(request_id: str, choice: int) -> JobId:
+    return JobId(f"{request_id}/{choice}")
+
+
+def seed_of(request_id: str, body_digest: bytes) -> int:
+    """A seed for a request that names none: 63 bits, not negative."""
+    digest = hashlib.sha256(request_id.encode() + b"/" + body_digest).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def resolve(sampling: SamplingRequest, eos_token_ids: tuple[int, ...], seed: int) -> tuple[JobSampling, ...]:
+    """All defaults filled in. `seed` is taken where the request has none. Choice i has `choice` i."""
+    own_stops = () if sampling.ignore_eos else eos_token_ids
+    first = JobSampling(
+        max_tokens=sampling.max_tokens_or_default,
+        seed=seed if sampling.seed is None else sampling.seed,
+        min_tokens=sampling.min_tokens or 0,
+        temperature=_or(sampling.temperature, 1.0),
+        top_p=_or(sampling.top_p, 1.0),
+        top_k=max(0, sampling.top_k or 0),
+        min_p=_or(sampling.min_p, 0.0),
+        presence_penalty=_or(sampling.presence_penalty, 0.0),
+        frequency_penalty=_or(sampling.frequency_penalty, 0.0),
+        repetition_penalty=_or(sampling.repetition_penalty, 1.0),
+        stop_token_ids=tuple(dict.fromkeys(sampling.stop_token_ids + own_stops)),
+        logprobs=sampling.logprobs,
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+    )
+    return (first, *(replace(first, choice=choice) for choice in range(1, sampling.choice_count)))
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,192 @@
+"""The limits of inference.proto, as checks on the value of a request.
+
+Two steps, because the prompt's tokens are not known at first: `check_request` looks at everything that needs no
+tokenizer, `check_prompt` at the tokens. Each refusal is an InvalidFieldError that names the path of the field and the
+limit (UnknownModelError for the model). Nothing here depends on the state of the server but `ServingLimits`.
+"""
+
+import math
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.domain.errors import InvalidFieldError, UnknownModelError
+from services.domain.generation import GenerateRequest, SamplingRequest
+from services.domain.submission import ServingLimits
+
+MOST_TEXT_BYTES = 4 * 1024 * 1024
+MOST_STOP_STRINGS = 16
+MOST_STOP_STRING_CHARACTERS = 256
+MOST_STOP_TOKENS = 64
+MOST_LOGIT_BIAS_ENTRIES = 1024
+
+# Printable ASCII without the space and without '/', which parts the request id from the choice in a job id.
+_REQUEST_ID = re.compile(r"[!-.0-~]{1,128}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What validation must know of the model. `eos_token_ids` end the output, token ids are below `vocabulary_size`."""
+
+    vocabulary_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+class Range(NamedTuple):
+    """Limits of a number. `above`: `low` itself is outside."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def holds(self, value: float) -> bool:
+        # Written so that a NaN, for which every comparison is false, is outside.
+        return value <= self.high and (value > self.low if self.above else value >= self.low)
+
+    def __str__(self) -> str:
+        return f"above {self.low:g} and at most {self.high:g}" if self.above else f"from {self.low:g} to {self.high:g}"
+
+
+FLOAT_RANGES = {
+    "temperature": Range(0, 100),
+    "top_p": Range(0, 1, above=True),
+    "min_p": Range(0, 1),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+    # It divides logits: with next to nothing they would be infinite. As single precision has the number, in which it
+    # comes over the wire.
+    "repetition_penalty": Range(array("f", [0.01])[0], 10),
+}
+INTEGER_RANGES = {
+    "max_tokens": Range(1, math.inf),
+    "logprobs": Range(0, 20),
+    "n": Range(1, 16),
+    "top_k": Range(-1, math.inf),
+}
+LOGIT_BIAS_RANGE = Range(-100, 100)
+
+
+def check_request(request: GenerateRequest, served_model: str, model: ModelLimits) -> None:
+    """Everything that can be told before tokenizing."""
+    if request.model not in ("", served_model):
+        raise UnknownModelError(f"model {_short(request.model)} is not served here, {served_model!r} is")
+    if request.request_id is not None and not _REQUEST_ID.fullmatch(request.request_id):
+        raise InvalidFieldError("request_id", "must be 1 to 128 printable ASCII characters without spaces or '/'")
+    _check_prompt_given(request, model)
+    check_sampling(request.sampling, model.vocabulary_size)
+    most = request.sampling.max_tokens_or_default
+    if request.resume_from_token is not None and request.resume_from_token > most:
+        raise InvalidFieldError(
+            "resume_from_token", f"must be at most max_tokens, {most}; got {request.resume_from_token}"
+        )
+
+
+def _check_prompt_given(request: GenerateRequest, model: ModelLimits) -> None:
+    if request.text is None and request.token_ids is None:
+        raise InvalidFieldError("prompt", "text or token_ids must be given")
+    if request.text is not None:
+        if not request.text:
+            raise InvalidFieldError("text", "must not be empty")
+        if utf8_length(request.text) > MOST_TEXT_BYTES:
+            raise InvalidFieldError(
+                "text", f"must be at most {MOST_TEXT_BYTES} bytes of UTF-8, it has {utf8_length(request.text)}"
+            )
+    if request.token_ids is not None:
+        if not request.token_ids:
+            raise InvalidFieldError("token_ids.ids", "must hold at least one token")
+        # Before the tokens are looked at one by one, so that a prompt of millions costs nothing.
+        _check_context("token_ids.ids", len(request.token_ids), model.max_model_len)
+        _check_vocabulary("token_ids.ids", request.token_ids, model.vocabulary_size)
+
+
+def check_prompt(field: str, prompt_tokens: int, max_tokens: int, model: ModelLimits, limits: ServingLimits) -> None:
+    """Whether prompt and output fit. `field` is the path of the prompt's field."""
+    if prompt_tokens == 0:
+        raise InvalidFieldError(field, "must hold at least one token")
+    context = min(model.max_model_len, limits.max_model_len)
+    _check_context(field, prompt_tokens, context)
+    total = prompt_tokens + max_tokens
+    for name, most in (("the context", context), ("the device's KV pool", limits.device_pool_tokens)):
+        if total > most:
+            raise InvalidFieldError(
+                "sampling.max_tokens",
+                f"{prompt_tokens} prompt tokens + max_tokens {max_tokens} must be at most {most}, {name} in tokens",
+            )
+
+
+def check_sampling(sampling: SamplingRequest, vocabulary_size: int) -> None:
+    """Every field of SamplingParams on its own, then those that hang together."""
+    for name, limits in FLOAT_RANGES.items():
+        _check_number(f"sampling.{name}", getattr(sampling, name), limits)
+    for name, limits in INTEGER_RANGES.items():
+        value = getattr(sampling, name)
+        if value is not None and not limits.holds(value):
+            wanted = f"at least {limits.low:g}" if limits.high == math.inf else str(limits)
+            raise InvalidFieldError(f"sampling.{name}", f"must be {wanted}, got {value}")
+    most = sampling.max_tokens_or_default
+    if sampling.min_tokens is not None and not 0 <= sampling.min_tokens <= most:
+        raise InvalidFieldError(
+            "sampling.min_tokens", f"must be from 0 to max_tokens, {most}; got {sampling.min_tokens}"
+        )
+    _check_stop(sampling)
+    _check_vocabulary("sampling.stop_token_ids", sampling.stop_token_ids, vocabulary_size)
+    if len(sampling.logit_bias) > MOST_LOGIT_BIAS_ENTRIES:
+        raise InvalidFieldError(
+            "sampling.logit_bias",
+            f"must have at most {MOST_LOGIT_BIAS_ENTRIES} entries, got {len(sampling.logit_bias)}",
+        )
+    for token_id, bias in sampling.logit_bias.items():
+        field = f"sampling.logit_bias[{token_id}]"
+        if not 0 <= token_id < vocabulary_size:
+            raise InvalidFieldError(field, f"the token id must be below {vocabulary_size}, the size of the vocabulary")
+        _check_number(field, bias, LOGIT_BIAS_RANGE)
+
+
+def _check_stop(sampling: SamplingRequest) -> None:
+    if len(sampling.stop) > MOST_STOP_STRINGS:
+        raise InvalidFieldError(
+            "sampling.stop", f"must have at most {MOST_STOP_STRINGS} strings, got {len(sampling.stop)}"
+        )
+    for place, stop in enumerate(sampling.stop):
+        if not 1 <= len(stop) <= MOST_STOP_STRING_CHARACTERS:
+            raise InvalidFieldError(
+                f"sampling.stop[{place}]",
+                f"must have from 1 to {MOST_STOP_STRING_CHARACTERS} characters, it has {len(stop)}",
+            )
+    if len(sampling.stop_token_ids) > MOST_STOP_TOKENS:
+        raise InvalidFieldError(
+            "sampling.stop_token_ids", f"must have at most {MOST_STOP_TOKENS} ids, got {len(sampling.stop_token_ids)}"
+        )
+
+
+def _check_number(field: str, value: float | None, limits: Range) -> None:
+    if value is not None and not limits.holds(value):
+        raise InvalidFieldError(field, f"must be {limits}, got {value:g}")
+
+
+def _check_context(field: str, prompt_tokens: int, context: int) -> None:
+    if prompt_tokens >= context:
+        raise InvalidFieldError(
+            field, f"the prompt must leave room for output in the context of {context} tokens, it has {prompt_tokens}"
+        )
+
+
+def _check_vocabulary(field: str, token_ids: Sequence[int], vocabulary_size: int) -> None:
+    """Ids are unsigned. One walk in the good case: this is the costliest check of a request."""
+    if token_ids and max(token_ids) >= vocabulary_size:
+        place = next(at for at, token_id in enumerate(token_ids) if token_id >= vocabulary_size)
+        raise InvalidFieldError(
+            f"{field}[{place}]", f"must be below {vocabulary_size}, the size of the vocabulary; got {token_ids[place]}"
+        )
+
+
+def utf8_length(text: str) -> int:
+    """Bytes of the text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= 64 else name[:64] + "...")

@@ -1,0 +1,21 @@
+"""What a recording of the KV manager is made of (see services.runtime.recording.lines)."""
+
+from services.domain.protocol import ArrivedJob, Release
+from services.kvmanager.machine.kv_manager_events import Command, Event, StageLost
+from services.kvmanager.policies.kv_policy import Defer, KvConfig, KvPolicy, OnDemand, Proactive
+from services.runtime.recording.codec import Rules
+from services.runtime.recording.lines import MachineFormat
+
+KV_MANAGER_FORMAT = MachineFormat(
+    name="kvmanager",
+    settings=KvConfig,
+    event=Event,
+    command=Command,
+    rules=Rules(
+        stands_for={KvPolicy: Defer | OnDemand | Proactive},
+        last_words=frozenset({Release}),
+        # Two turns of the scheduler may be read in one turn here: a job is released, and tried again.
+        first_words=frozenset({ArrivedJob}),
+        written_as={StageLost: "WorkerLost"},
+    ),
+)

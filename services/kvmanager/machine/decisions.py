@@ -1,0 +1,225 @@
+"""Who gets blocks, who is asked for them, and what is moved ahead of need. Runs once at the end of every turn.
+
+The jobs that would run now are the `max_batch` best ones: the window. A turn goes through three questions.
+
+1. The window, best job first (PROTOCOL 12). A demand that fits the free blocks is served, the idle reserve included:
+   it is there for jobs that would run now. The first one that does not fit, but would if everything below it gave
+   way, blocks everybody below: nobody is served past it, or small jobs would starve a large one. The blocked demands
+   claim blocks in turn, and each asks for as many jobs strictly below it as its claim still lacks (13). A demand that
+   not even everything below would cover claims nothing.
+2. Room ahead (proactive). If the free blocks and those on their way fall short of the reserve, jobs outside the
+   window are asked for, largest ENST first, unless the host has no room for them: a reserve is not worth anybody's
+   KV.
+3. Blocks ahead. Jobs just behind the window get theirs before they are in it, smallest ENST first, while more than
+   the reserve and one arrival's worth stays free, so that the answer to 2 does not change by it. A job that would be
+   the next victim is left where it is, unless room abounds.
+
+A job just brought in is not asked for before it ran an iteration: otherwise two jobs could push each other out for
+ever without a token. That protection ends when plans go by without the job, or when none is under way, since then
+nothing else would ever end it.
+
+The cost of a decision is that of walking two windows and a bounded number of victims, however many jobs are queued.
+"""
+
+from math import ceil
+
+from services.kvmanager.machine import moves
+from services.kvmanager.machine.enst import enst_s
+from services.kvmanager.machine.kv_job import DEVICE, HELD, HOST, WAITING, KvJob
+from services.kvmanager.machine.ledger import Ledger
+from services.kvmanager.policies.kv_policy import KvConfig, ReserveFacts
+
+VICTIM_SCAN = 64
+"""Most jobs looked at for one demand."""
+
+AHEAD_SCAN = 32
+"""Most jobs looked at to make room ahead."""
+
+AHEAD_ASKS = 4
+"""Most jobs asked for ahead in one turn: room ahead is never urgent."""
+
+PROMOTED_SCAN = 4
+"""Longest waiting jobs on the host that are looked at for an upload ahead of their promotion."""
+
+
+def decide(ledger: Ledger, knobs: KvConfig, now_s: float) -> None:
+    """Take all decisions that the state calls for; their commands are in the ledger."""
+    policy = knobs.policy
+    burst = ledger.order.jobs_through(knobs.burst_levels) if ledger.quanta_s else 0
+    reserve = policy.reserve_blocks(ReserveFacts(ledger.device.count, ledger.arrival_blocks, burst))
+    claimed = _serve_window(ledger, knobs, reserve)
+    if reserve:
+        _make_room_ahead(ledger, knobs, reserve + claimed, now_s)
+    if not claimed:
+        _serve_ahead(ledger, knobs, reserve, now_s)
+
+
+def blocks_wanted(ledger: Ledger, job: KvJob, knobs: KvConfig) -> int:
+    """Blocks without which the job cannot run its next iteration, or soon could not (growth, PROTOCOL 16). 0: it
+    lacks nothing, or is moving.
+    """
+    state = job.state
+    if state is HOST:
+        tokens = job.finished + 1
+        return ledger.blocks_for(tokens if tokens > job.known else job.known)
+    if state is DEVICE:
+        short = job.table_tokens - job.planned <= knobs.lookahead_tokens
+        return 1 if short and job.assign is None and job.table_tokens < job.most else 0
+    if state is WAITING:
+        return ledger.blocks_for(knobs.policy.tokens_at_once(job.known, job.most))
+    return 0
+
+
+# --- 1. the window ---------------------------------------------------------------------------------------------------
+
+
+def _serve_window(ledger: Ledger, knobs: KvConfig, reserve: int) -> int:
+    """Serve by rank and reclaim for what is left. Returns the blocks that blocked demands claim."""
+    claimed = 0
+    held_blocks = counted_jobs = 0
+    window = ledger.order.slice(0, ledger.max_batch)
+    lookahead_tokens = knobs.lookahead_tokens
+    for place, job in enumerate(window):
+        if job.table_tokens - job.planned > lookahead_tokens:
+            continue  # most jobs of most turns want nothing, and are asked no further
+        wanted = blocks_wanted(ledger, job, knobs)
+        if wanted == 0 or wanted > ledger.device.count:
+            continue
+        if not claimed and wanted <= ledger.device.free_count:
+            _give(ledger, job, wanted, knobs, reserve)
+        elif not knobs.policy.reclaims:
+            claimed += wanted
+        else:
+            # Of this job and those above it. Nothing happens to these any more: they are counted once.
+            for above in window[counted_jobs : place + 1]:
+                if above.state in HELD:
+                    held_blocks += len(above.device)
+            counted_jobs = place + 1
+            most = ledger.device.count - held_blocks
+            if claimed + wanted <= most:
+                claimed += wanted
+                _reclaim(ledger, job, claimed - ledger.device.free_count - ledger.leaving_blocks, knobs)
+            if claimed >= most:
+                break  # nobody below can claim another block, and none is free for him
+    return claimed
+
+
+def _give(ledger: Ledger, job: KvJob, wanted: int, knobs: KvConfig, reserve: int) -> None:
+    """Serve a demand that fits. While the pool is slack give more: fewer messages, and nobody has to sit out for want
+    of a block.
+    """
+    most = ledger.blocks_for(job.most) - len(job.device)
+    if job.state is DEVICE:
+        roomy = min(max(wanted, knobs.grant_blocks), most)
+    else:
+        roomy = min(wanted + ledger.blocks_for(knobs.lookahead_tokens), max(most, wanted))
+    if ledger.device.free_count - roomy >= reserve + ledger.max_batch:
+        wanted = roomy
+    if job.state is HOST:
+        moves.upload(ledger, job, wanted)
+    else:
+        moves.assign(ledger, job, wanted)
+
+
+def _reclaim(ledger: Ledger, beneficiary: KvJob, short: int, knobs: KvConfig) -> None:
+    """Ask for jobs strictly below the beneficiary until `short` more blocks are leaving: lowest first, those in no
+    plan before the others.
+    """
+    assert beneficiary.rank is not None
+    if short <= 0:
+        return
+    below = ledger.on_device.below(beneficiary.rank, VICTIM_SCAN)
+    for is_planned in (False, True):
+        for job in below:
+            if (job.plans > 0) is not is_planned or (job.brought_in and _protected(ledger, job, knobs)):
+                continue
+            short -= len(job.device)
+            moves.ask(ledger, job, beneficiary)
+            if short <= 0:
+                return
+
+
+def _protected(ledger: Ledger, job: KvJob, knobs: KvConfig) -> bool:
+    """Of a job that was brought in."""
+    return job.passed_over < knobs.protected_plans and bool(ledger.plans)
+
+
+# --- 2. room ahead ---------------------------------------------------------------------------------------------------
+
+
+def _make_room_ahead(ledger: Ledger, knobs: KvConfig, wanted: int, now_s: float) -> None:
+    """Ask for jobs outside the window, largest ENST first, until `wanted` blocks are free or leaving."""
+    short = wanted - ledger.device.free_count - ledger.leaving_blocks
+    edge = ledger.order.last_of_window(ledger.max_batch)
+    if short <= 0 or edge is None:
+        return
+    outside = [
+        job
+        for job in ledger.on_device.below(edge, AHEAD_SCAN)
+        if not (job.brought_in and _protected(ledger, job, knobs))
+    ]
+    host_room = ledger.host.free_count
+    for job in _by_enst(ledger, outside, now_s, largest_first=True)[:AHEAD_ASKS]:
+        host_room -= ledger.blocks_for(job.planned)
+        if short <= 0 or host_room < 0:
+            return
+        short -= len(job.device)
+        moves.ask(ledger, job, None)
+
+
+def _by_enst(ledger: Ledger, jobs: list[KvJob], now_s: float, *, largest_first: bool) -> list[KvJob]:
+    """The jobs in the order of ENST; those that tie stay in theirs."""
+    if len(jobs) < 2:
+        return jobs
+    execute_s, limit_s = ledger.execute_s(), ledger.starvation_limit_s
+    ensts_s = [
+        enst_s(rank.level, execute_s, 0.0 if job.plans else now_s - job.waiting_since_s, limit_s)
+        for job in jobs
+        if (rank := job.rank) is not None  # so it is of all of them
+    ]
+    return [jobs[at] for at in sorted(range(len(jobs)), key=ensts_s.__getitem__, reverse=largest_first)]
+
+
+# --- 3. blocks ahead -------------------------------------------------------------------------------------------------
+
+
+def _serve_ahead(ledger: Ledger, knobs: KvConfig, reserve: int, now_s: float) -> None:
+    """Give blocks to jobs behind the window, smallest ENST first, as long as that leaves the reserve and an arrival's
+    worth.
+    """
+    policy = knobs.policy
+    keep = reserve + ceil(ledger.arrival_blocks) if policy.reclaims else 0
+    if ledger.device.free_count <= keep:
+        return
+    lookahead_tokens = knobs.lookahead_tokens
+    behind = ledger.order.slice(ledger.max_batch, 2 * ledger.max_batch)
+    wanting = {
+        job: wanted
+        for job in behind
+        if job.table_tokens - job.planned <= lookahead_tokens and (wanted := blocks_wanted(ledger, job, knobs)) > 0
+    }
+    if policy.uploads_ahead:
+        execute_s, limit_s = ledger.execute_s(), ledger.starvation_limit_s
+        for since_s, rank, job in ledger.host_by_wait[:PROMOTED_SCAN]:
+            executed_first_s = enst_s(rank.level, execute_s, 0.0, None)
+            if job not in wanting and enst_s(rank.level, execute_s, now_s - since_s, limit_s) < executed_first_s:
+                # Its promotion, not its turn, is what makes the job run next.
+                wanting[job] = blocks_wanted(ledger, job, knobs)
+    if not wanting or min(wanting.values()) > ledger.device.free_count - keep:
+        return  # whatever their order, the first would end it
+    jobs = list(wanting)
+    for job in _by_enst(ledger, jobs, now_s, largest_first=False) if policy.uploads_ahead else jobs:
+        wanted = wanting[job]
+        if wanted > ledger.device.count or (job.state is HOST and not policy.uploads_ahead):
+            continue
+        left = ledger.device.free_count - wanted
+        if left < keep or (job.state is HOST and left < keep + wanted and _next_victim(ledger, job)):
+            return
+        _give(ledger, job, wanted, knobs, reserve)
+
+
+def _next_victim(ledger: Ledger, job: KvJob) -> bool:
+    """Whether the job would rank below everybody on the device."""
+    lowest = ledger.on_device.lowest()
+    assert job.rank is not None
+    return lowest is None or lowest.rank is None or job.rank > lowest.rank

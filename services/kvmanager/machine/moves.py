@@ -1,0 +1,290 @@
+"""Every change of where a job's KV is: the commands for the worker, the news for the scheduler, and what
+acknowledgements make of them.
+
+Two rules give the shapes here. A capacity is announced when every stage has Applied the command, and after an Upload
+when stage 0 is Done too (PROTOCOL 8): so a plan never waits for a command. A block named in a copy is free when every
+stage is Done, any other one at once (PROTOCOL 9): workers apply commands in order, so the block's next table comes to
+be after its last one ended, but a copy goes on behind both.
+"""
+
+from services.domain.errors import ProtocolError
+from services.domain.ids import BlockId, CommandNumber
+from services.domain.protocol import (
+    Applied,
+    Assign,
+    BlockMove,
+    Done,
+    Grown,
+    KvToScheduler,
+    KvToWorker,
+    Offload,
+    ReclaimRequest,
+    ReleaseBlocks,
+    Resident,
+    Upload,
+)
+from services.domain.records import records
+from services.kvmanager.machine.kv_job import (
+    ASKED,
+    ASSIGN,
+    ASSIGNING,
+    DEVICE,
+    EVICTING,
+    HOST,
+    OFFLOAD,
+    OFFLOADING,
+    UPLOAD,
+    UPLOADING,
+    WAITING,
+    ZOMBIE,
+    CommandKind,
+    KvJob,
+    PendingCommand,
+)
+from services.kvmanager.machine.kv_manager_events import ToScheduler, ToWorker
+from services.kvmanager.machine.ledger import Ledger
+
+HOST_DROP_LIMIT = 64
+"""Most jobs dropped from the host pool for one offload."""
+
+
+def _tell(ledger: Ledger, message: KvToScheduler) -> None:
+    ledger.commands.append(ToScheduler(ledger.epoch, message))
+
+
+def _command(ledger: Ledger, message: KvToWorker) -> None:
+    ledger.commands.append(ToWorker(ledger.epoch, message))
+    ledger.next_command = CommandNumber(ledger.next_command + 1)
+
+
+def _pend(ledger: Ledger, kind: CommandKind, job: KvJob) -> PendingCommand:
+    command = PendingCommand(ledger.next_command, kind, job)
+    ledger.pending[command.number] = command
+    return command
+
+
+def _block_moves(device: list[BlockId], host: list[BlockId]) -> tuple[BlockMove, ...]:
+    return tuple(records(BlockMove, zip(range(len(host)), device, host, strict=False)))
+
+
+# --- commands of a decision ------------------------------------------------------------------------------------------
+
+
+def assign(ledger: Ledger, job: KvJob, blocks: int) -> None:
+    """Give a WAITING job its first blocks, or a DEVICE job more."""
+    if job.state is WAITING:
+        ledger.enter(job, ASSIGNING)
+        _protect(ledger, job)
+    assert job.assign is None, job.told("grows already")
+    given = ledger.take_device(job, blocks)
+    job.assign = _pend(ledger, ASSIGN, job)
+    _command(ledger, Assign(job.assign.number, job.job_id, given))
+
+
+def upload(ledger: Ledger, job: KvJob, blocks: int) -> None:
+    """Bring a HOST job to the device, into a table of `blocks` blocks."""
+    ledger.enter(job, UPLOADING)
+    _protect(ledger, job)
+    ledger.take_device(job, blocks)
+    job.copy = _pend(ledger, UPLOAD, job)
+    moves = _block_moves(job.device, job.host)
+    _command(ledger, Upload(job.copy.number, job.job_id, tuple(job.device), moves, job.finished))
+
+
+def ask(ledger: Ledger, job: KvJob, beneficiary: KvJob | None) -> None:
+    """Ask the scheduler for a DEVICE job's blocks."""
+    ledger.enter(job, ASKED)
+    _tell(ledger, ReclaimRequest(job.job_id, None if beneficiary is None else beneficiary.job_id))
+
+
+def _protect(ledger: Ledger, job: KvJob) -> None:
+    job.brought_in = True
+    job.passed_over = 0
+    ledger.brought_in[job.job_id] = job
+
+
+def unprotect(ledger: Ledger, job: KvJob) -> None:
+    """The job ran, or has nothing to protect any more."""
+    job.brought_in = False
+    del ledger.brought_in[job.job_id]
+
+
+# --- answers of the scheduler ----------------------------------------------------------------------------------------
+
+
+def acknowledged(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
+    """No unfinished plan names the ASKED job any more: its blocks may go (PROTOCOL 15), after the copy that may still
+    run (10).
+    """
+    if job.state is not ASKED:
+        raise job.broken("acknowledged, but nobody asked for it")
+    if job.plans:
+        raise job.broken(f"acknowledged, but {job.plans} unfinished plans name it")
+    _forget_growth(ledger, job)
+    if job.copy is None:
+        _evict(ledger, job, keeps_kv)
+    else:
+        ledger.enter(job, EVICTING)
+
+
+def refused(ledger: Ledger, job: KvJob) -> None:
+    """The ASKED job stays. Growth applied meanwhile is announced now (PROTOCOL 14), and it is not asked for again at
+    once.
+    """
+    if job.state is not ASKED:
+        raise job.broken("refused, but nobody asked for it")
+    ledger.enter(job, DEVICE)
+    _protect(ledger, job)
+    if job.assign is None and job.announced_blocks < len(job.device):
+        _announce_growth(ledger, job)
+
+
+def _forget_growth(ledger: Ledger, job: KvJob) -> None:
+    """Acknowledgements of growth that is void now find no command."""
+    if job.assign is not None:
+        del ledger.pending[job.assign.number]
+        job.assign = None
+
+
+def _evict(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
+    """Offload, or drop where nothing can be kept."""
+    if job.brought_in:
+        unprotect(ledger, job)
+    wanted = ledger.blocks_for(job.finished)
+    if not keeps_kv or wanted == 0 or not _make_host_room(ledger, job, wanted):
+        drop(ledger, job)
+        return
+    ledger.enter(job, OFFLOADING)
+    ledger.free_device(job, keep=wanted)
+    job.host = ledger.host.allocate(wanted)
+    job.announced_blocks = 0
+    job.copy = _pend(ledger, OFFLOAD, job)
+    moves = _block_moves(job.device, job.host)
+    _command(ledger, Offload(job.copy.number, job.job_id, moves, job.finished))
+
+
+def _make_host_room(ledger: Ledger, victim: KvJob, wanted: int) -> bool:
+    """Drop the lowest HOST jobs below the victim until its blocks fit, but only if that is enough."""
+    assert victim.rank is not None
+    dropped: list[KvJob] = []
+    room = ledger.host.free_count
+    for job in [] if room >= wanted else ledger.on_host.below(victim.rank, HOST_DROP_LIMIT):
+        dropped.append(job)
+        room += len(job.host)
+        if room >= wanted:
+            break
+    if room < wanted:
+        return False
+    for job in dropped:
+        drop(ledger, job)
+    return True
+
+
+def drop(ledger: Ledger, job: KvJob) -> None:
+    """Forget a job's KV, wherever it is; it is made again later."""
+    assert job.copy is None, job.told("a copy of it runs")
+    ledger.enter(job, WAITING)
+    ledger.free_device(job, keep=0)
+    ledger.free_host(job)
+    job.known = max(job.known, job.finished + 1)
+    job.planned = job.finished = job.announced_blocks = 0
+    _command(ledger, ReleaseBlocks(ledger.next_command, job.job_id))
+
+
+def release(ledger: Ledger, job: KvJob) -> None:
+    """The job ended. Blocks in a copy stay with its ZOMBIE until every stage is Done (PROTOCOL 9)."""
+    if job.plans:
+        raise job.broken(f"released, but {job.plans} unfinished plans name it")
+    _forget_growth(ledger, job)
+    known_to_worker = job.state is not WAITING
+    if job.copy is None:
+        ledger.remove(job)
+        ledger.device.free(job.device)
+        ledger.free_host(job)
+    else:
+        ledger.enter(job, ZOMBIE)
+        ledger.remove(job)
+        ledger.free_device(job, keep=len(job.host))
+        ledger.zombies[job.copy.number] = job
+    if known_to_worker:
+        _command(ledger, ReleaseBlocks(ledger.next_command, job.job_id))
+
+
+# --- acknowledgements of the worker ----------------------------------------------------------------------------------
+
+
+def worker_said(ledger: Ledger, message: Applied | Done, keeps_kv: bool) -> None:
+    """Match an acknowledgement by command number (PROTOCOL 8); those of commands that nobody waits for are nothing."""
+    if message.command_number >= ledger.next_command:
+        raise ProtocolError(f"the worker acknowledged command {message.command_number}, which was never given")
+    command = ledger.pending.get(message.command_number)
+    if command is None:
+        return
+    if isinstance(message, Applied):
+        command.applied |= 1 << message.stage
+    else:
+        command.done |= 1 << message.stage
+    kind = command.kind
+    if kind is ASSIGN:
+        if command.applied == ledger.all_stages:
+            _assigned(ledger, command)
+    elif kind is UPLOAD:
+        _upload_went_on(ledger, command, keeps_kv)
+    elif command.done == ledger.all_stages:
+        _offloaded(ledger, command)
+
+
+def _assigned(ledger: Ledger, command: PendingCommand) -> None:
+    job = command.job
+    del ledger.pending[command.number]
+    job.assign = None
+    if job.state is ASSIGNING:
+        _become_resident(ledger, job)
+    elif job.state is DEVICE:
+        _announce_growth(ledger, job)
+
+
+def _upload_went_on(ledger: Ledger, command: PendingCommand, keeps_kv: bool) -> None:
+    """Resident when the table is known everywhere and stage 0 has the KV; over when every stage has."""
+    job = command.job
+    everywhere = command.applied == ledger.all_stages
+    if job.state is UPLOADING and everywhere and command.done & 1:
+        _become_resident(ledger, job)
+    if not everywhere or command.done != ledger.all_stages:
+        return
+    del ledger.pending[command.number]
+    job.copy = None
+    ledger.free_host(job)
+    if job.state is ZOMBIE:
+        _bury(ledger, command)
+    elif job.state is EVICTING:
+        _evict(ledger, job, keeps_kv)
+
+
+def _offloaded(ledger: Ledger, command: PendingCommand) -> None:
+    job = command.job
+    del ledger.pending[command.number]
+    job.copy = None
+    if job.state is ZOMBIE:
+        ledger.free_host(job)
+        _bury(ledger, command)
+    else:
+        ledger.free_device(job, keep=0)
+        ledger.enter(job, HOST)
+
+
+def _bury(ledger: Ledger, command: PendingCommand) -> None:
+    job = ledger.zombies.pop(command.number)
+    ledger.free_device(job, keep=0)
+
+
+def _become_resident(ledger: Ledger, job: KvJob) -> None:
+    ledger.enter(job, DEVICE)
+    job.planned = job.finished
+    job.announced_blocks = len(job.device)
+    _tell(ledger, Resident(job.job_id, job.announced_blocks * ledger.block_size, job.finished))
+
+
+def _announce_growth(ledger: Ledger, job: KvJob) -> None:
+    job.announced_blocks = len(job.device)
+    _tell(ledger, Grown(job.job_id, job.announced_blocks * ledger.block_size))

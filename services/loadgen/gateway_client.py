@@ -1,0 +1,134 @@
+"""The client commands' side of the public API: one channel to a gateway, over gRPC.
+
+Failures become CommandError with the exit code of arguments.py: 3 when the server can't be reached (or is lost), 2 when
+it refuses.
+"""
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fastserve.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from services.domain.generation import GenerateRequest, ServedModel, StreamMessage, StreamProgress
+from services.domain.server_status import ServerStatus
+from services.runtime.channel import CLIENT_OPTIONS, open_channel
+from services.runtime.command_line import CommandError, ExitCode
+from services.wire.client_gateway import (
+    models_from_wire,
+    piece_from_wire,
+    progress_from_wire,
+    request_to_wire,
+)
+from services.wire.operator_scheduler import status_from_wire
+
+CALL_LIMIT_S = 10.0
+
+
+def encode(request: GenerateRequest) -> bytes:
+    """A request as it travels. Raises CommandError (refused) for a value that its field can't carry."""
+    try:
+        return request_to_wire(request).SerializeToString()
+    except (ValueError, TypeError) as error:
+        raise CommandError(f"refused: {error}", ExitCode.REFUSED) from error
+
+
+def failure(server: str, error: grpc.aio.AioRpcError) -> CommandError:
+    """What an RPC's failure means for a person, and for the exit code."""
+    from services.domain.errors import UnreachableError
+    from services.runtime.error_statuses import from_grpc
+
+    typed = from_grpc(error)
+    if isinstance(typed, UnreachableError):
+        return CommandError(f"{server} can't be reached: {typed}", ExitCode.UNREACHABLE)
+    text = str(typed)
+    name = error.code().name
+    return CommandError(text if text.startswith(name) else f"{name}: {text}", ExitCode.REFUSED)
+
+
+class GatewayClient:
+    """A channel to one gateway. Use as an async context manager."""
+
+    def __init__(self, server: str) -> None:
+        self.server = server
+        self._channel = open_channel(server, CLIENT_OPTIONS)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+        # Requests are serialized by `encode`: a load generator does so before its clock starts.
+        self._generate: Any = self._channel.unary_stream(
+            "/fastserve.v1.InferenceService/Generate",
+            request_serializer=None,
+            response_deserializer=inference_pb2.GenerateResponse.FromString,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        """The served models."""
+        try:
+            return models_from_wire(
+                await self._inference.ListModels(inference_pb2.ListModelsRequest(), timeout=CALL_LIMIT_S)
+            )
+        except grpc.aio.AioRpcError as error:
+            raise failure(self.server, error) from None
+
+    async def status(self) -> ServerStatus:
+        """The server's status now."""
+        try:
+            response = await self._admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=CALL_LIMIT_S)
+        except grpc.aio.AioRpcError as error:
+            raise failure(self.server, error) from None
+        return status_from_wire(response.status)
+
+    async def watch_status(self, interval_s: float) -> AsyncIterator[ServerStatus]:
+        """The server's status at once and then every `interval_s`, until the caller stops."""
+        call = self._admin.WatchStatus(admin_pb2.WatchStatusRequest(interval_s=interval_s))
+        try:
+            async for response in call:
+                yield status_from_wire(response.status)
+        except grpc.aio.AioRpcError as error:
+            raise failure(self.server, error) from None
+        finally:
+            call.cancel()
+
+    async def ready(self) -> bool:
+        """The gateway says that it takes requests."""
+        try:
+            response = await self._health.Check(
+                health_pb2.HealthCheckRequest(service="readiness"), timeout=CALL_LIMIT_S
+            )
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def complete(self, request: bytes, limit_s: float | None = None) -> AsyncIterator[StreamMessage]:
+        """The stream of an encoded request."""
+        call = self._generate(request, timeout=limit_s)
+        try:
+            async for message in call:
+                yield piece_from_wire(message)
+        except grpc.aio.AioRpcError as error:
+            raise failure(self.server, error) from None
+        finally:
+            call.cancel()
+
+    async def progress(self, request: bytes, limit_s: float | None = None) -> AsyncIterator[StreamProgress]:
+        """The stream of an encoded request for a caller that only counts tokens."""
+        call = self._generate(request, timeout=limit_s)
+        try:
+            async for message in call:
+                yield progress_from_wire(message)
+        except grpc.aio.AioRpcError as error:
+            raise failure(self.server, error) from None
+        finally:
+            call.cancel()

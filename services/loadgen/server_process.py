@@ -1,0 +1,50 @@
+"""A whole server for the length of a block: `fastserve up` as a process, its log in a file."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from services.runtime.command_line import CommandError
+
+STOP_LIMIT_S = 60.0
+
+
+@asynccontextmanager
+async def running_server(flags: Sequence[str], log: Path) -> AsyncIterator[str]:
+    """Starts every service on free ports and gives the gateway's HOST:PORT; drains and stops them at the end.
+
+    Raises CommandError with the last line of the log if it can't come up.
+    """
+    argv = [sys.executable, "-m", "services.cli", "up", "--grpc-port", "0", "--metrics-port", "0", *flags]
+    with log.open("wb") as lines:
+        process = await asyncio.create_subprocess_exec(
+            *argv, "--die-with-parent", str(os.getpid()), stdout=asyncio.subprocess.PIPE, stderr=lines
+        )
+    try:
+        assert process.stdout is not None, "stdout is a pipe"
+        ready = (await process.stdout.readline()).decode()
+        if not ready.startswith("ready "):
+            await process.wait()
+            raise CommandError(last_line(log))
+        yield dict(word.split("=", 1) for word in ready.split()[1:])["grpc"]
+    finally:
+        await _stop(process)
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log, without the name of the command that wrote it."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return lines[-1].removeprefix("fastserve up: ") if lines else "the server ended without a word"
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_LIMIT_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

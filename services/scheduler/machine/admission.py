@@ -1,0 +1,79 @@
+"""Who is let in: bounded in jobs and tokens, and nobody who can never fit."""
+
+from services.scheduler.machine.scheduler_events import Reject, RejectKind, Submit
+from services.scheduler.scheduler_config import SchedulerConfig
+
+SHORTEST_RETRY_S = 0.1
+LONGEST_RETRY_S = 30.0
+NOT_READY_RETRY_S = 1.0
+END_INTERVAL_WEIGHT = 0.1
+
+
+class Admission:
+    """Counts what is queued, and knows what fits."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._max_model_len: int | None = None
+        self._device_pool_tokens = 0
+        self._last_end_s: float | None = None
+        self._end_interval_s = NOT_READY_RETRY_S
+        self.queued_jobs = 0
+        self.queued_tokens = 0
+
+    def set_limits(self, max_model_len: int, device_pool_tokens: int) -> None:
+        """A worker joined; from the first one on jobs are admitted."""
+        self._max_model_len = max_model_len
+        self._device_pool_tokens = device_pool_tokens
+
+    def refusal(self, submit: Submit) -> Reject | None:
+        """Why the job can't be admitted; None: it can."""
+        if self._max_model_len is None:
+            return Reject(submit.job_id, RejectKind.NOT_READY, "", "no worker group has joined yet", NOT_READY_RETRY_S)
+        if (invalid := self._unfit(submit, self._max_model_len)) is not None:
+            return Reject(submit.job_id, RejectKind.INVALID, *invalid, 0.0)
+        config = self._config
+        if self.queued_jobs >= config.max_queued_jobs:
+            return self._full(submit, f"{config.max_queued_jobs} jobs are queued, no more are admitted")
+        if self.queued_tokens + submit.prompt_tokens + submit.max_tokens > config.max_queued_tokens:
+            return self._full(
+                submit, f"queued prompts and max_tokens come to {config.max_queued_tokens} tokens, the most"
+            )
+        return None
+
+    def fits_pool(self, prompt_tokens: int, max_tokens: int) -> bool:
+        """Whether a job alone fits the device pool and the context."""
+        return prompt_tokens + max_tokens <= min(self._max_model_len or 0, self._device_pool_tokens)
+
+    def enter(self, prompt_tokens: int, max_tokens: int) -> None:
+        """A job was admitted."""
+        self.queued_jobs += 1
+        self.queued_tokens += prompt_tokens + max_tokens
+
+    def leave(self, prompt_tokens: int, max_tokens: int, now_s: float) -> None:
+        """A job ended."""
+        self.queued_jobs -= 1
+        self.queued_tokens -= prompt_tokens + max_tokens
+        if self._last_end_s is not None:
+            self._end_interval_s += END_INTERVAL_WEIGHT * (now_s - self._last_end_s - self._end_interval_s)
+        self._last_end_s = now_s
+
+    def _unfit(self, submit: Submit, max_model_len: int) -> tuple[str, str] | None:
+        """The field at fault and the limit, if the job can never run."""
+        if submit.prompt_tokens < 1:
+            return "prompt", "must hold at least one token"
+        if submit.max_tokens < 1:
+            return "sampling.max_tokens", "must be at least 1"
+        whole = submit.prompt_tokens + submit.max_tokens
+        for limit, name in ((max_model_len, "the model's context"), (self._device_pool_tokens, "the device's KV pool")):
+            if submit.prompt_tokens >= limit:
+                return "prompt", f"has {submit.prompt_tokens} tokens, {name} holds {limit} with the output's"
+            if whole > limit:
+                parts = f"prompt ({submit.prompt_tokens}) + max_tokens ({submit.max_tokens})"
+                return "sampling.max_tokens", f"{parts} must be at most {limit}, {name}"
+        return None
+
+    def _full(self, submit: Submit, message: str) -> Reject:
+        """A batch's worth of jobs should have ended by the time of the next try, at the pace of late."""
+        retry_after_s = min(max(self._end_interval_s * self._config.max_batch, SHORTEST_RETRY_S), LONGEST_RETRY_S)
+        return Reject(submit.job_id, RejectKind.FULL, "", message, retry_after_s)

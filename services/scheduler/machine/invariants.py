@@ -1,0 +1,103 @@
+"""What must hold between two turns of the scheduler, and its whole state as a value. Both walk all jobs: for tests and
+the explorer.
+"""
+
+from typing import TYPE_CHECKING
+
+from services.scheduler.job import Job, JobState
+
+if TYPE_CHECKING:
+    from services.scheduler.machine.scheduler import Scheduler
+
+PLANNED_STATES = (JobState.RESIDENT, JobState.DRAINING, JobState.CLOSING)
+
+
+def check(scheduler: "Scheduler") -> None:
+    """Raises AssertionError if an invariant is broken."""
+    jobs = list(scheduler.jobs.values())
+    closing, draining = scheduler.leaving.closing, scheduler.leaving.draining
+    living = [job for job in jobs if job.state is not JobState.CLOSING]
+    for job in jobs:
+        _check_counts(scheduler, job)
+    by_rank = list(scheduler.ranking.by_rank())
+    ranks = [job.rank for job in by_rank]
+    assert sorted(job.rank for job in living) == ranks, "the order holds exactly the living jobs"
+    assert len({job.rank.arrival_number for job in by_rank}) == len(by_rank), "ranks are distinct"
+    ready = list(scheduler.ranking.ready())
+    can_run = [job for job in by_rank if scheduler.iterations.plannable(job)]
+    assert ready == can_run, "ready are exactly the jobs that can be planned"
+    assert all(job.is_ready for job in ready)
+    assert all(job.in_flight for job in closing), "a job that can be released was not"
+    assert {job.job_id for job in closing} == {job.job_id for job in jobs if job.state is JobState.CLOSING}
+    assert all(job.in_flight for job in draining), "consent that can be given was not"
+    assert {job.job_id for job in draining} == {job.job_id for job in jobs if job.state is JobState.DRAINING}
+    unfinished = scheduler.iterations.unfinished
+    assert len(unfinished) <= scheduler.config.plans_in_flight
+    assert all(0 < len(flight.parts) <= scheduler.config.max_batch for flight in unfinished)
+    assert scheduler.admission.queued_jobs == len(living)
+    assert scheduler.admission.queued_tokens == sum(job.prompt_tokens + job.max_tokens for job in living)
+    if scheduler.linked and any(scheduler.iterations.candidates()) and scheduler.policy.closed_level is None:
+        assert len(unfinished) == scheduler.config.plans_in_flight, "somebody can run and no plan says so"
+    if by_rank:
+        top = scheduler.ranking.top
+        assert top is by_rank[0], "the top job is the one that is held on top"
+
+
+def _check_counts(scheduler: "Scheduler", job: Job) -> None:
+    """A job's token counts agree with each other and with the plans under way."""
+    parts = [part for flight in scheduler.iterations.unfinished for part in flight.parts if part.job is job]
+    samples = sum(part.samples for part in parts)
+    assert job.in_flight == len(parts), f"{job.job_id}: plans under way"
+    assert not parts or job.state in PLANNED_STATES, f"{job.job_id} is planned and not resident"
+    if job.state is JobState.CLOSING:
+        return
+    assert job.expected_tokens == job.known_tokens + samples, f"{job.job_id}: samples under way"
+    assert job.output_tokens < job.max_tokens, f"{job.job_id}: should have ended"
+    assert job.expected_tokens - job.prompt_tokens <= job.max_tokens, f"{job.job_id}: past max_tokens"
+    if job.state in PLANNED_STATES:
+        assert job.finished_tokens <= job.planned_tokens <= job.capacity_tokens, (
+            f"{job.job_id}: planned past its capacity"
+        )
+        assert parts or job.finished_tokens == job.planned_tokens, f"{job.job_id}: planned tokens without a plan"
+        assert job.planned_tokens < job.expected_tokens, f"{job.job_id}: nothing left to compute"
+
+
+def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
+    """All that decides what the machine will do. Ranks are given by the orders they make, plan numbers by their
+    sequence: neither grows.
+    """
+    jobs = scheduler.jobs.values()
+    top = scheduler.ranking.top
+    iterations = scheduler.iterations
+    return (
+        scheduler.epoch,
+        scheduler.newest_epoch,
+        scheduler.kv_connected,
+        scheduler.linked,
+        tuple(
+            (
+                job.job_id,
+                job.state,
+                job.prompt_tokens,
+                job.max_tokens,
+                job.known_tokens,
+                job.expected_tokens,
+                job.planned_tokens,
+                job.finished_tokens,
+                job.capacity_tokens,
+                job.cut_plan is not None,
+                min(iterations.next_plan - job.last_plan, iterations.stage_count) if job.in_flight else 0,
+                job.place.level,
+                job.service_s,
+                job.waiting_since_s,
+                job.promoted,
+                job.deadline_s,
+            )
+            for job in jobs
+        ),
+        tuple(job.job_id for job in scheduler.ranking.by_rank()),
+        tuple(job.job_id for job in sorted(jobs, key=lambda job: job.place)),
+        None if top is None else (top.job_id, scheduler.ranking.top_ran),
+        scheduler.idle_step_left,
+        tuple(tuple((part.entry, part.samples) for part in flight.parts) for flight in iterations.unfinished),
+    )

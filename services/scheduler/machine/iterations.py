@@ -1,0 +1,289 @@
+"""Plans: making the next one, and taking the result of the oldest (PROTOCOL rules 1 and 2).
+
+Several plans are under way, so that the worker never waits for the scheduler. Plan n + 1 is made before n's tokens are
+known: a job of plan n that will sample there is planned again one position further, never past max_tokens. If it turns
+out to have ended in n, what n + 1 made of it is dropped. A job whose prefill may be cut in plan n is not planned again
+before n's result, because nobody knows yet where it stands.
+
+With several pipeline stages as many batches run at a time, each on another stage. A job is in one of them: the first
+stage takes the best jobs that are not in flight (PAPER 4), or a job that the last stage has, whose token will be there
+in time. Only when all jobs are in flight, one plan further is made of them, so that no stage waits for the scheduler.
+
+A preemption is a job that left the running batch before its end while another ran in its place. A job that sits out an
+iteration because it is short of capacity, or because all its tokens are under way, is not preempted by that; it is when
+the KV manager takes its blocks meanwhile.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+from services.domain.cost import CostProfile
+from services.domain.errors import ProtocolError
+from services.domain.generation import EndReason
+from services.domain.ids import JobId, PlanNumber
+from services.domain.protocol import IterationResult, PlanEntry, Rank, SampledToken
+from services.domain.records import records
+from services.scheduler.job import CLOSING, RESIDENT, Job
+from services.scheduler.machine.batching import build_batch
+from services.scheduler.machine.charging import Charging
+from services.scheduler.machine.promotion import Promotion
+from services.scheduler.machine.ranking import Ranking
+from services.scheduler.machine.scheduler_counters import SchedulerCounters
+from services.scheduler.machine.scheduler_events import Emit
+from services.scheduler.policies.mlfq import SchedulingPolicy
+from services.scheduler.scheduler_config import SchedulerConfig
+
+
+class PlanPart(NamedTuple):
+    """A job's part of a plan. `samples`: a token comes back for it."""
+
+    job: Job
+    entry: PlanEntry
+    samples: bool
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A plan under way. `jobs` and `entries` are in parallel; a token comes back for those in `sampling`, in this
+    order.
+    """
+
+    plan_number: PlanNumber
+    jobs: list[Job]
+    entries: tuple[PlanEntry, ...]
+    sampling_job_ids: list[JobId]
+    cut_after_s: tuple[tuple[JobId, float], ...]
+
+    @property
+    def parts(self) -> list[PlanPart]:
+        """Its parts, by rank."""
+        sampling = set(self.sampling_job_ids)
+        return [
+            PlanPart(job, entry, job.job_id in sampling) for job, entry in zip(self.jobs, self.entries, strict=True)
+        ]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an iteration made: tokens to give out, and the jobs that ended with theirs."""
+
+    emits: list[Emit] = field(default_factory=list)
+    ended: list[tuple[Job, EndReason]] = field(default_factory=list)
+
+
+class Iterations:
+    """The plans under way, oldest first."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        policy: SchedulingPolicy,
+        promotion: Promotion,
+        ranking: Ranking,
+        counters: SchedulerCounters,
+    ) -> None:
+        self.unfinished: deque[Flight] = deque()
+        self.running: dict[JobId, Job] = {}
+        """Jobs of the running batch, and those that sit out. In order of their joining it."""
+        self._config = config
+        self._policy = policy
+        self._promotion = promotion
+        self._ranking = ranking
+        self._counters = counters
+        self._charging = Charging(config.charge)
+        self._chunked = config.prefill_chunk_tokens is not None
+        self._next_plan = 0
+        self.stage_count = 1
+        """Pipeline stages of the worker."""
+
+    @property
+    def next_plan(self) -> int:
+        """Number of the next plan."""
+        return self._next_plan
+
+    def calibrate(self, profile: CostProfile, stage_count: int) -> None:
+        """A worker joined: numbers start anew."""
+        self._charging.calibrate(profile)
+        self.stage_count = stage_count
+        self._next_plan = 0
+
+    def plannable(self, job: Job) -> bool:
+        """Rule 1 and 2: resident, a token left that is not under way, and capacity for what comes next."""
+        expected = job.expected_tokens
+        if job.state is not RESIDENT or job.cut_plan is not None or expected - job.prompt_tokens >= job.max_tokens:
+            return False
+        return (min(expected, job.planned_tokens + 1) if self._chunked else expected) <= job.capacity_tokens
+
+    def candidates(self) -> Iterator[Job]:
+        """Ready jobs that the next plan may name, by rank."""
+        if self.stage_count == 1:
+            return self._ranking.ready()
+        free = (job for job in self._ranking.ready() if not self._in_pipeline(job, self._next_plan))
+        first = next(free, None)
+        if first is not None:
+            return chain((first,), free)
+        return self._ranking.ready() if len(self.unfinished) < 2 else free
+
+    def _in_pipeline(self, job: Job, number: int) -> bool:
+        """A plan that another stage has while the first one runs plan `number` names the job."""
+        return job.in_flight > 0 and job.last_plan > number - self.stage_count
+
+    def make(self, now_s: float) -> Flight | None:
+        """The next plan; None when nobody can run."""
+        config = self._config
+        batch = build_batch(
+            self.candidates(),
+            max_batch=config.max_batch,
+            max_batch_tokens=config.max_batch_tokens,
+            prefill_chunk_tokens=config.prefill_chunk_tokens,
+            closed_level=self._policy.closed_level,
+        )
+        if not batch:
+            return None
+        number = self._next_plan
+        self._next_plan += 1
+        sampling: list[JobId] = []
+        cuts: list[tuple[JobId, float]] = []
+        running = self.running
+        for job, from_token, to_token in batch:
+            job_id = job.job_id
+            running[job_id] = job
+            job.in_flight += 1
+            job.last_plan = number
+            job.planned_tokens = to_token
+            if job.first_planned_s is None:
+                job.first_planned_s = now_s
+            tokens = to_token - from_token
+            if tokens > 1 and (cut_after_s := self._policy.cut_after_s(job, tokens)) is not None:
+                cuts.append((job_id, cut_after_s))
+                job.cut_plan = number
+            if to_token == job.expected_tokens:
+                sampling.append(job_id)
+                job.expected_tokens = to_token + 1
+            if not self.plannable(job):
+                self._ranking.set_ready(job, False)
+        if len(running) > len(batch):
+            self._note_preemptions(number)
+        entries = tuple(records(PlanEntry, [(job.job_id, from_token, to_token) for job, from_token, to_token in batch]))
+        flight = Flight(PlanNumber(number), [job for job, _, _ in batch], entries, sampling, tuple(cuts))
+        self.unfinished.append(flight)
+        return flight
+
+    def finish(self, result: IterationResult, now_s: float) -> Outcome:
+        """Take the result of the oldest plan. Raises ProtocolError if it is not one of that plan."""
+        tokens = self._checked(result)
+        flight = self.unfinished.popleft()
+        outcome = Outcome()
+        plan_number = result.plan_number
+        token_count = 0
+        emits: list[tuple[JobId, PlanNumber, int, int]] = []
+        top, ran = self._ranking.top, self._policy.ran
+        shares_s = self._charging.shares_s(flight.entries, result.duration_s)
+        for job, (_, from_token, to_token), service_s in zip(flight.jobs, flight.entries, shares_s, strict=True):
+            token_count += to_token - from_token
+            job.in_flight -= 1
+            if job.in_flight == 0:
+                job.waiting_since_s = now_s
+            if job.state is CLOSING:
+                continue
+            job_id = job.job_id
+            if job.cut_plan == plan_number and job_id in result.cut_job_ids:
+                self._cut(job, from_token)
+                continue
+            job.finished_tokens = to_token
+            token = tokens.get(job_id)
+            if token is not None:  # there is one for each that samples, which was checked
+                output_tokens = job.known_tokens - job.prompt_tokens
+                emits.append((job_id, plan_number, output_tokens, token.token_id))
+                job.known_tokens += 1
+                job.promoted = False
+                if job.first_token_s is None:
+                    job.first_token_s = now_s
+                if token.end_of_sequence or output_tokens + 1 == job.max_tokens:
+                    outcome.ended.append((job, EndReason.STOP if token.end_of_sequence else EndReason.LENGTH))
+                    continue
+            if job.cut_plan == plan_number:
+                job.cut_plan = None
+                self.refresh(job)
+            if job is top and not job.promoted:
+                self._ranking.ran(job)
+            place = ran(job, service_s)
+            if place is not None:
+                self._place(job, place)
+        self._counters.iteration(token_count)
+        outcome.emits = records(Emit, emits)
+        self._counters.generation_tokens += len(emits)
+        return outcome
+
+    def refresh(self, job: Job) -> None:
+        """Something happened to the job: can it be planned now?"""
+        self._ranking.set_ready(job, self.plannable(job))
+
+    def preempted(self, job: Job) -> None:
+        """The job left the running batch, if it was in it, for another's sake."""
+        if self.running.pop(job.job_id, None) is not None:
+            job.preemptions += 1
+            self._counters.preemptions += 1
+
+    def void(self) -> None:
+        """The worker is gone, its plans with it."""
+        self.unfinished.clear()
+        self.running.clear()
+
+    def _checked(self, result: IterationResult) -> dict[JobId, SampledToken]:
+        """The result's tokens by job: one for every part that samples and was not cut, no others."""
+        if not self.unfinished or self.unfinished[0].plan_number != result.plan_number:
+            under_way = [flight.plan_number for flight in self.unfinished]
+            raise ProtocolError(
+                f"worker: result of plan {result.plan_number}, but {under_way} are under way, oldest first"
+            )
+        flight = self.unfinished[0]
+        tokens = {token.job_id: token for token in result.tokens}
+        if len(tokens) == len(result.tokens) and list(tokens) == flight.sampling_job_ids and not result.cut_job_ids:
+            return tokens  # so it is nearly always, and what follows takes longer to find that out
+        may_be_cut = [job_id for job_id, _ in flight.cut_after_s]
+        if not all(job_id in may_be_cut for job_id in result.cut_job_ids):
+            raise ProtocolError(
+                f"worker: plan {result.plan_number} cut {result.cut_job_ids}, but only {may_be_cut} had a limit"
+            )
+        sampling = {
+            part.job.job_id: part.job
+            for part in flight.parts
+            if part.samples and part.job.job_id not in result.cut_job_ids
+        }
+        # A job that ended in an earlier plan may be left out: the worker knows of an end of sequence before we do.
+        due = [job_id for job_id, known in sampling.items() if known.state is not CLOSING]
+        if (
+            len(tokens) != len(result.tokens)
+            or not all(job_id in sampling for job_id in tokens)
+            or not all(job_id in tokens for job_id in due)
+        ):
+            raise ProtocolError(
+                f"worker: result of plan {result.plan_number} has tokens of {list(tokens)}, but {due} sample in it"
+            )
+        return tokens
+
+    def _cut(self, job: Job, from_token: int) -> None:
+        """The prefill was abandoned, nothing of it is kept: it starts again where it started."""
+        job.cut_plan = None
+        job.planned_tokens = job.finished_tokens = from_token
+        job.expected_tokens = job.known_tokens
+        self.refresh(job)
+        self._ranking.ran(job)
+        self._place(job, self._policy.cut(job))
+
+    def _place(self, job: Job, place: Rank) -> None:
+        if place.level > job.place.level:
+            self._counters.demotions += 1
+        self._ranking.place(job, place)
+        self._promotion.watch(job)
+
+    def _note_preemptions(self, number: int) -> None:
+        """Whoever is ready, was in the running batch and is not in this one has been preempted."""
+        left = [job for job in self.running.values() if job.last_plan != number and job.is_ready]
+        for job in left:
+            if not self._in_pipeline(job, number):
+                self.preempted(job)

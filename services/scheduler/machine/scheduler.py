@@ -1,0 +1,373 @@
+"""The scheduler as a pure state machine: events and the time in, commands out.
+
+One turn takes all events that wait, in order, and then does what follows from them, in an order that PROTOCOL depends
+on:
+
+1. events: results free their plans (Finished), new jobs arrive (Arrive), residency changes;
+2. deadlines, promotions, the policy's own moves, and rule 6 (the top job is held on top);
+3. Order, so that everything said after it is judged by the order the KV manager knows;
+4. Release of ended jobs that no unfinished plan names (rule 3), before the answers to ReclaimRequests that they may
+   have caused;
+5. Refuse, or draining and Ack once no unfinished plan names the job (rule 4);
+6. plans, as long as fewer than `plans_in_flight` are under way and somebody can run.
+
+A worker's epoch opens with Jobs: every job is OUT, nothing is valid (rule 23). When the stream to the KV manager is
+lost, so are the tables that it kept for this epoch; the worker is made to come back with a new one.
+"""
+
+from collections.abc import Container, Iterable
+
+from services.domain.errors import ProtocolError
+from services.domain.generation import EndReason
+from services.domain.ids import Epoch, JobId
+from services.domain.protocol import (
+    Arrive,
+    ArrivedJob,
+    Finished,
+    Grown,
+    IterationResult,
+    Jobs,
+    Order,
+    OrderChange,
+    Planned,
+    Rank,
+    ReclaimRequest,
+    Resident,
+    SchedulerToKv,
+)
+from services.domain.server_status import LevelStatus
+from services.scheduler.job import CLOSING, ENDED, OUT, RESIDENT, Job
+from services.scheduler.machine import invariants
+from services.scheduler.machine.admission import Admission
+from services.scheduler.machine.iterations import Iterations
+from services.scheduler.machine.job_counts import level_statuses
+from services.scheduler.machine.promotion import Promotion
+from services.scheduler.machine.ranking import Ranking
+from services.scheduler.machine.releases import Releases
+from services.scheduler.machine.scheduler_counters import SchedulerCounters
+from services.scheduler.machine.scheduler_events import (
+    Cancel,
+    Command,
+    DropWorker,
+    End,
+    Event,
+    FromKv,
+    KvConnected,
+    KvLost,
+    SendPlan,
+    Submit,
+    Tick,
+    ToKv,
+    WakeAt,
+    WorkerJoined,
+    WorkerLost,
+)
+from services.scheduler.machine.timers import Timers
+from services.scheduler.policies.fcfs import make_policy
+from services.scheduler.scheduler_config import SchedulerConfig
+
+NO_WORKER = Epoch(0)
+
+
+class Scheduler:
+    """Who runs in the next iteration, for one worker group.
+
+    With `strict`, a peer that breaks PROTOCOL raises ProtocolError out of `handle`, after which the machine is not to
+    be used (tests, explorer, simulator). Without, the worker is dropped with the error as the reason, and everything
+    starts anew with its next epoch.
+    """
+
+    def __init__(self, config: SchedulerConfig, *, strict: bool = True) -> None:
+        self.config = config
+        self.counters = SchedulerCounters()
+        self.policy = make_policy(config)
+        self.ranking = Ranking()
+        self.admission = Admission(config)
+        self.promotion = Promotion(config.starvation_limit_s, config.promotions_per_step, self.policy)
+        self.iterations = Iterations(config, self.policy, self.promotion, self.ranking, self.counters)
+        self.jobs: dict[JobId, Job] = {}
+        self.leaving = Releases(self.jobs, self.ranking, self.iterations)
+        self.epoch = NO_WORKER
+        """The worker's; NO_WORKER while there is none."""
+        self.newest_epoch = NO_WORKER
+        self.kv_connected = False
+        self.linked = False
+        """Jobs was sent for this epoch: all three speak of the same life of the worker."""
+        self._strict = strict
+        self._deadlines = Timers()
+        self._arrivals = 0
+        self._wake_s: float | None = None
+        self._stepped = False
+        self.idle_step_left = True
+        """While no plan is under way no iteration ends: one step of promotions is all there is until one does."""
+        self._out: list[Command] = []
+
+    def handle(self, events: Iterable[Event], now_s: float) -> list[Command]:
+        """Take all events of a turn. Raises ProtocolError when `strict` and a peer broke the protocol."""
+        self._out = []
+        self._stepped = False
+        for event in events:
+            try:
+                self._take(event, now_s)
+            except ProtocolError as error:
+                self._fault(error, now_s)
+        self._expire(now_s)
+        self._promote(now_s)
+        for job, place in self.policy.settle():
+            self.ranking.place(job, place)
+        self.ranking.hold_top()
+        changes = self.ranking.take_changes()
+        if changes:
+            self._to_kv(Order(changes))
+        leaving = self.leaving
+        if leaving.closing:
+            self._tell(leaving.release(now_s))
+        if leaving.has_requests:
+            try:
+                self._tell(leaving.answer(now_s))
+            except ProtocolError as error:
+                self._fault(error, now_s)
+        if leaving.draining:
+            self._tell(leaving.acknowledge(now_s))
+        self._plan(now_s)
+        self._wake(now_s)
+        return self._out
+
+    def knows(self, job_id: JobId) -> bool:
+        """The job lives, or has ended and is not released yet: its id can't be submitted."""
+        return job_id in self.jobs
+
+    def ready(self) -> bool:
+        """A worker is joined, and the KV manager knows."""
+        return self.linked
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken. O(jobs): for tests."""
+        invariants.check(self)
+
+    def state_key(self) -> tuple[object, ...]:
+        """Everything that decides what the machine will do, as a hashable value; equal for states that differ only in
+        counters and names of ranks.
+        """
+        return invariants.state_key(self)
+
+    def levels(self, swapped_out: Container[JobId] = ()) -> tuple[LevelStatus, ...]:
+        """Jobs by level; `swapped_out` are those that the KV manager says are in host memory. O(jobs)."""
+        return level_statuses(self, swapped_out)
+
+    def _take(self, event: Event, now_s: float) -> None:
+        match event:
+            case IterationResult():
+                self._finish(event, now_s)
+            case FromKv():
+                if event.epoch == self.epoch and self.linked:
+                    self._from_kv(event.message, now_s)
+            case Submit():
+                self._submit(event, now_s)
+            case Cancel():
+                job = self.jobs.get(event.job_id)
+                if job is not None and job.state is not CLOSING:
+                    self._end(job, event.reason, now_s)
+            case WorkerJoined():
+                self._join(event, now_s)
+            case WorkerLost():
+                if event.epoch == self.epoch:
+                    self._void("worker lost", now_s)
+            case KvConnected():
+                self.kv_connected = True
+                self._link(now_s)
+            case KvLost():
+                self.kv_connected = False
+                if self.linked:
+                    self._drop_worker("the KV manager was lost, and the tables of this epoch with it", now_s)
+            case Tick():
+                pass
+
+    def _submit(self, event: Submit, now_s: float) -> None:
+        """Admit a job, or say why not."""
+        assert event.job_id not in self.jobs, f"job {event.job_id} lives: joining it is the driver's"
+        refusal = self.admission.refusal(event)
+        if refusal is not None:
+            self.counters.reject(refusal.kind.value)
+            self._out.append(refusal)
+            return
+        number = self._arrivals
+        self._arrivals += 1
+        nowhere = Rank(0, 0.0, number)
+        tokens = event.prompt_tokens
+        job = Job(
+            event.job_id, number, tokens, event.max_tokens, now_s, event.deadline_s, nowhere, nowhere, tokens, tokens
+        )
+        job.waiting_since_s = now_s
+        job.place = job.rank = self.policy.join(job)
+        self.jobs[event.job_id] = job
+        self.ranking.add(job)
+        self.promotion.watch(job)
+        self.admission.enter(tokens, event.max_tokens)
+        if event.deadline_s is not None:
+            self._deadlines.push(event.deadline_s, job)
+        self.counters.jobs_admitted += 1
+        self.counters.prompt_tokens += tokens
+        self._to_kv(Arrive(ArrivedJob(job.job_id, tokens, job.most_tokens)))
+
+    def _finish(self, result: IterationResult, now_s: float) -> None:
+        """An iteration ended; results of an earlier epoch are dropped (rule 19)."""
+        if result.epoch != self.epoch or not self.linked:
+            return
+        outcome = self.iterations.finish(result, now_s)
+        self._stepped = True
+        self._to_kv(Finished(result.plan_number, result.cut_job_ids))
+        self._out.extend(outcome.emits)
+        for job, reason in outcome.ended:
+            self._end(job, reason, now_s)
+
+    def _from_kv(self, message: Resident | Grown | ReclaimRequest, now_s: float) -> None:
+        """Residency and growth at once, reclaims when the order of this turn is known. The end of a job may have
+        crossed the message.
+        """
+        job = self.jobs.get(message.job_id)
+        if job is None or job.state is CLOSING:
+            return
+        match message:
+            case Grown():
+                if job.state is RESIDENT and message.capacity_tokens > job.capacity_tokens:  # rule 5
+                    job.capacity_tokens = message.capacity_tokens
+                    self.iterations.refresh(job)
+            case Resident():
+                valid = min(message.valid_tokens, job.finished_tokens)
+                job.move(RESIDENT, now_s, f"capacity {message.capacity_tokens}, valid {message.valid_tokens}")
+                self.counters.recomputed_tokens += job.finished_tokens - valid
+                job.capacity_tokens = message.capacity_tokens
+                job.finished_tokens = job.planned_tokens = valid
+                self.iterations.refresh(job)
+            case ReclaimRequest():
+                self.leaving.ask(message)
+
+    def _join(self, event: WorkerJoined, now_s: float) -> None:
+        """Rule 23: a new epoch of the worker voids the one before."""
+        if event.epoch <= self.newest_epoch:
+            return
+        self._void("a newer worker joined", now_s)
+        self.epoch = self.newest_epoch = event.epoch
+        self.counters.worker_joins += 1
+        self.policy.calibrate(event.profile, event.max_model_len, event.stage_count)
+        self.iterations.calibrate(event.profile, event.stage_count)
+        self.admission.set_limits(event.max_model_len, event.device_pool_tokens)
+        last_level = len(self.policy.quanta_s) - 1
+        for job in list(self.jobs.values()):
+            if not self.admission.fits_pool(job.prompt_tokens, job.max_tokens):
+                self._end(job, EndReason.ABORT, now_s)
+            elif 0 <= last_level < job.place.level:
+                self.ranking.place(job, Rank(last_level, job.place.key, job.arrival_number))
+        self._link(now_s)
+
+    def _link(self, now_s: float) -> None:
+        """Once worker and KV manager are there, tell the latter everything."""
+        if self.linked or not self.kv_connected or self.epoch == NO_WORKER:
+            return
+        self.linked = True
+        self.leaving.void(now_s)
+        self.ranking.take_changes()
+        living = list(self.ranking.by_rank())
+        self._to_kv(
+            Jobs(
+                epoch=self.epoch,
+                jobs=tuple(ArrivedJob(job.job_id, job.known_tokens, job.most_tokens) for job in living),
+                order=tuple(OrderChange(job.job_id, job.rank) for job in living),
+                max_batch=self.config.max_batch * self.iterations.stage_count,
+                quanta_s=self.policy.quanta_s,
+                starvation_limit_s=self.config.starvation_limit_s if self.policy.quanta_s else None,
+            )
+        )
+
+    def _void(self, reason: str, now_s: float) -> None:
+        """Plans are void, closing jobs gone, the others out with nothing valid (rule 23)."""
+        self.iterations.void()
+        self.leaving.void(now_s)
+        for job in self.jobs.values():
+            self.ranking.set_ready(job, False)
+            if job.state is not OUT:
+                job.move(OUT, now_s, reason)
+            job.in_flight = job.planned_tokens = job.capacity_tokens = 0
+            job.expected_tokens = job.known_tokens
+            job.cut_plan = None
+        self.epoch = NO_WORKER
+        self.linked = False
+
+    def _fault(self, error: ProtocolError, now_s: float) -> None:
+        """A peer broke the protocol; called where the error is handled."""
+        if self._strict:
+            raise error
+        self._drop_worker(str(error), now_s)
+
+    def _drop_worker(self, reason: str, now_s: float) -> None:
+        self._out.append(DropWorker(self.epoch, reason))
+        self._void(reason, now_s)
+
+    def _expire(self, now_s: float) -> None:
+        while (job := self._deadlines.pop_due(now_s)) is not None:
+            if job.state not in (CLOSING, ENDED):
+                self._end(job, EndReason.DEADLINE, now_s)
+
+    def _promote(self, now_s: float) -> None:
+        if self._stepped:
+            self.idle_step_left = True
+        elif not self._may_step_idle():
+            return
+        promoted = self.promotion.step(now_s)
+        if promoted and not self._stepped:
+            self.idle_step_left = False
+        for job, place in promoted:
+            job.promoted = True
+            self.ranking.place(job, place)
+            self.counters.promotions += 1
+
+    def _plan(self, now_s: float) -> None:
+        if not self.linked:
+            return
+        iterations = self.iterations
+        while len(iterations.unfinished) < self.config.plans_in_flight:
+            flight = iterations.make(now_s)
+            if flight is None:
+                return
+            self._out.append(SendPlan(self.epoch, flight.plan_number, flight.entries, flight.cut_after_s))
+            self._to_kv(Planned(flight.plan_number, flight.entries))
+
+    def _may_step_idle(self) -> bool:
+        return self.linked and not self.iterations.unfinished and self.idle_step_left
+
+    def _wake(self, now_s: float) -> None:
+        """Ask for a Tick when a deadline passes, or a promotion is due while no iteration will end."""
+        next_s = self._deadlines.next_s()
+        if self._may_step_idle():
+            promotion_s = self.promotion.next_s()
+            if next_s is None or (promotion_s is not None and promotion_s < next_s):
+                next_s = promotion_s
+        if self._wake_s is not None and self._wake_s <= now_s:
+            self._wake_s = None
+        if next_s is not None and (self._wake_s is None or next_s < self._wake_s):
+            self._wake_s = next_s
+            self._out.append(WakeAt(next_s))
+
+    def _end(self, job: Job, reason: EndReason, now_s: float) -> None:
+        """The job takes no further part; it is released when no plan names it."""
+        job.move(CLOSING, now_s, reason.value)
+        self.policy.leave(job)
+        self.ranking.remove(job)
+        self.iterations.running.pop(job.job_id, None)
+        self.admission.leave(job.prompt_tokens, job.max_tokens, now_s)
+        self.leaving.ended(job)
+        self.counters.jobs_finished += 1
+        self.counters.ended[reason] += 1
+        planned_s = now_s if job.first_planned_s is None else job.first_planned_s
+        token_s = now_s if job.first_token_s is None else job.first_token_s
+        times_s = (planned_s - job.arrived_s, token_s - planned_s, now_s - token_s)
+        self._out.append(End(job.job_id, reason, job.preemptions, *times_s))
+
+    def _tell(self, messages: Iterable[SchedulerToKv]) -> None:
+        for message in messages:
+            self._to_kv(message)
+
+    def _to_kv(self, message: SchedulerToKv) -> None:
+        if self.linked:
+            self._out.append(ToKv(self.epoch, message))

@@ -1,0 +1,138 @@
+"""What waits to be written to a gateway or a worker. The driver fills, the stream's handler empties.
+
+Nothing here grows with a peer's slowness: of a gateway's jobs only the names are kept (what is new of them is in the
+book), last words and plans are bounded, and a peer that lets them come to the bound loses its stream, also where the
+stream's handler is stuck in writing to it. What is told after that is dropped.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from services.domain.errors import FastServeError, NotReadyError
+from services.domain.ids import Epoch, JobId, PlanNumber
+from services.domain.iteration import PlanWork
+from services.domain.submission import JobUpdate, ServingLimits
+from services.runtime.streams import Closable
+from services.scheduler.job_store import JobStore
+
+MOST_LAST_WORDS = 50_000
+MOST_TOKENS_IN_MESSAGE = 20_000
+"""With 20 alternatives for each they come to 5 MB, a third of the largest message."""
+TOKEN_OF_UPDATE = 8
+"""An update without tokens counts as so many."""
+
+
+class OutgoingStream(Closable):
+    """`wait` returns when there is something to write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._something = asyncio.Event()
+        self._is_idle = asyncio.Event()
+
+    def close(self, error: FastServeError) -> None:
+        super().close(error)
+        self._is_idle.set()
+
+    async def flushed(self) -> None:
+        """Until everything is written, or nothing more will be."""
+        await self._is_idle.wait()
+
+    def _wake(self) -> None:
+        self._is_idle.clear()
+        self._something.set()
+
+    async def wait(self) -> None:
+        """Until there is something to write."""
+        if not self._something.is_set():
+            self._is_idle.set()
+        await self._something.wait()
+        self._something.clear()
+
+
+class GatewayStream(OutgoingStream):
+    """One stream of a gateway."""
+
+    def __init__(self, gateway_id: str) -> None:
+        super().__init__()
+        self.gateway_id = gateway_id
+        self._news: dict[JobId, None] = {}
+        self._last_words: deque[JobUpdate] = deque()
+        self._limits: ServingLimits | None = None
+
+    def tell_limits(self, limits: ServingLimits) -> None:
+        """What a job may be has changed."""
+        if self.is_closed:
+            return
+        self._limits = limits
+        self._wake()
+
+    def tell_news(self, job_id: JobId) -> None:
+        """There is something new of this job in the book."""
+        if self.is_closed:
+            return
+        self._news[job_id] = None
+        if not self._something.is_set():
+            self._wake()
+
+    def tell_last_word(self, update: JobUpdate) -> None:
+        """The end of a job that the book has forgotten, or never knew."""
+        if self.is_closed:
+            return
+        self._news.pop(update.job_id, None)
+        self._last_words.append(update)
+        self._wake()
+        if len(self._last_words) > MOST_LAST_WORDS:
+            self.close(NotReadyError("this gateway does not read what it is told"))
+
+    def take_limits(self) -> ServingLimits | None:
+        """The limits, if they changed since this was last asked."""
+        limits, self._limits = self._limits, None
+        return limits
+
+    def take_updates(self, book: JobStore) -> list[JobUpdate]:
+        """News of all jobs, as much as fits one message; the rest when this is asked again."""
+        updates: list[JobUpdate] = []
+        room = MOST_TOKENS_IN_MESSAGE
+        while self._last_words and room > 0:
+            updates.append(self._last_words.popleft())
+            room -= TOKEN_OF_UPDATE + len(updates[-1].token_ids)
+        done: list[JobId] = []
+        for job_id in self._news:
+            if room <= 0:
+                break
+            entry = book.get(job_id)
+            update, has_more = (None, False) if entry is None else book.update(entry, self.gateway_id)
+            if update is not None:
+                updates.append(update)
+                room -= TOKEN_OF_UPDATE + len(update.token_ids)
+            if not has_more:
+                done.append(job_id)
+        for job_id in done:
+            del self._news[job_id]
+        if self._news or self._last_words:
+            self._wake()
+        return updates
+
+
+class WorkerStream(OutgoingStream):
+    """One stream of a worker."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        super().__init__()
+        self.epoch = epoch
+        self._plans: deque[tuple[PlanNumber, Sequence[PlanWork]]] = deque()
+
+    def send_plan(self, plan_number: PlanNumber, work: Sequence[PlanWork]) -> None:
+        """The next iteration. Plans are bounded by the number that may be under way."""
+        if self.is_closed:
+            return
+        self._plans.append((plan_number, work))
+        self._wake()
+
+    def take_plans(self) -> list[tuple[PlanNumber, Sequence[PlanWork]]]:
+        """All plans to be written."""
+        plans = list(self._plans)
+        self._plans.clear()
+        return plans

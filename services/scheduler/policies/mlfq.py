@@ -1,0 +1,153 @@
+"""Multi-level feedback queues (PAPER 2), and the interface that every policy has.
+
+A policy gives each job a place: Rank(level, key, arrival number), smaller runs sooner. It is asked when a job joins,
+when an iteration with the job ended (`service_s` is what that iteration is charged), and when the starvation limit
+promotes it. It holds no list of jobs: the machine keeps them sorted by place, so that a decision costs no walk over the
+queue.
+
+MLFQ approximates least attained service without knowing lengths. Levels have quanta q1 < q2 < ..., each `quantum_ratio`
+times the one before; q1 is the smallest iteration time, and there are as many levels as it takes for the last quantum
+to exceed the longest prefill (PAPER 2, v3). Within a level jobs stand in the order in which they joined it: the key is
+a number that rises with every join. A job that stays in its level keeps its place.
+
+- skip-join: a job joins the first level whose quantum holds its first iteration, as the cost model predicts it; the
+  levels above are skipped.
+- naive: every job joins the first level; a prefill longer than the quantum runs on, and the job is demoted after it.
+- kill: as naive, but the prefill is cut when the quantum ends, and all of it is lost. In the last level nothing is cut,
+  else it would never end.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Protocol
+
+from services.domain.cost import CostProfile
+from services.domain.protocol import Rank
+from services.scheduler.job import Job
+
+MOST_LEVELS = 64
+
+
+class SchedulingPolicy(Protocol):
+    """Decides ranks. All methods cost O(1), `settle` O(jobs it moves)."""
+
+    quanta_s: tuple[float, ...]
+    """Quantum of each level, highest level first; empty without quanta."""
+    closed_level: int | None
+    """Jobs of this level and below are not planned."""
+
+    def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
+        """A worker joined: take its cost model. So many batches run at a time. Called before any other method."""
+
+    def join(self, job: Job) -> Rank:
+        """Place of a new job."""
+
+    def ran(self, job: Job, service_s: float) -> Rank | None:
+        """New place of a job that was in an iteration and goes on; None: it keeps its place."""
+
+    def cut(self, job: Job) -> Rank:
+        """Place of a job whose prefill was cut."""
+
+    def cut_after_s(self, job: Job, tokens: int) -> float | None:
+        """How long a prefill of so many tokens may run before it is cut; None: to its end."""
+
+    def promote(self, job: Job) -> Rank | None:
+        """Place of a job that waited for the starvation limit; None: it can't get a better one."""
+
+    def leave(self, job: Job) -> None:
+        """The job ended."""
+
+    def settle(self) -> Sequence[tuple[Job, Rank]]:
+        """New places, once all events of a turn were taken."""
+
+
+def quanta(profile: CostProfile, max_model_len: int, ratio: float) -> tuple[float, ...]:
+    """q1 is the smallest iteration time; levels until the last quantum exceeds the longest prefill (PAPER 2, v3)."""
+    longest_prefill_s = profile.prefill_s(max_model_len)
+    result = [profile.smallest_iteration_s]
+    while result[-1] <= longest_prefill_s and len(result) < MOST_LEVELS:
+        result.append(result[-1] * ratio)
+    return tuple(result)
+
+
+class Mlfq:
+    """Skip-join, naive, and killing MLFQ: see the top of this module."""
+
+    def __init__(self, *, quantum_ratio: float, demotion_levels: int, skip_join: bool, kill: bool) -> None:
+        self.quanta_s: tuple[float, ...] = ()
+        self.closed_level: int | None = None
+        self._ratio = quantum_ratio
+        self._demotion_levels = demotion_levels
+        self._skip_join = skip_join
+        self._kill = kill
+        self._profile: CostProfile | None = None
+        self._joins = 0
+
+    def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
+        """Quanta from the measured profile."""
+        self._profile = profile
+        self.quanta_s = quanta(profile, max_model_len, self._ratio)
+
+    def join(self, job: Job) -> Rank:
+        """The tail of the first level, or with skip-join of the first whose quantum holds the first iteration (else of
+        the last).
+        """
+        level = 0
+        if self._skip_join:
+            level = min(bisect_left(self.quanta_s, self._prefill_s(job.known_tokens)), len(self.quanta_s) - 1)
+        job.service_s = 0.0
+        return self._tail(level, job)
+
+    def ran(self, job: Job, service_s: float) -> Rank | None:
+        """Demoted to the tail of a lower level when the service at this level reached the quantum, and the counter
+        starts anew (PAPER 2).
+        """
+        received_s = job.service_s = job.service_s + service_s
+        return None if received_s < self.quanta_s[job.place.level] else self._demoted(job)
+
+    def cut(self, job: Job) -> Rank:
+        """Cut means that the quantum was used up, whatever the clock says: demoted, so that it can't be cut at this
+        level for ever.
+        """
+        return self._demoted(job) or job.place
+
+    def cut_after_s(self, job: Job, tokens: int) -> float | None:
+        """The rest of the quantum, if the prediction does not fit in it and there is a level below. What a promotion
+        guarantees is not cut.
+        """
+        level = job.place.level
+        if not self._kill or job.promoted or level == len(self.quanta_s) - 1:
+            return None
+        rest_s = self.quanta_s[level] - job.service_s
+        return rest_s if self._prefill_s(tokens) > rest_s else None
+
+    def promote(self, job: Job) -> Rank | None:
+        """The tail of the first level, counter anew; it can't be demoted before an iteration with it ended (PAPER 2,
+        3).
+        """
+        if job.place.level == 0:
+            return None
+        job.service_s = 0.0
+        return self._tail(0, job)
+
+    def leave(self, job: Job) -> None:
+        """Nothing is held."""
+
+    def settle(self) -> Sequence[tuple[Job, Rank]]:
+        """Nobody moves on account of others."""
+        return ()
+
+    def _demoted(self, job: Job) -> Rank | None:
+        """The tail of the level below; in the last level it keeps its place."""
+        job.service_s = 0.0
+        present = job.place.level
+        level = min(present + self._demotion_levels, len(self.quanta_s) - 1)
+        return None if level == present else self._tail(level, job)
+
+    def _tail(self, level: int, job: Job) -> Rank:
+        self._joins += 1
+        return Rank(level, float(self._joins), job.arrival_number)
+
+    def _prefill_s(self, tokens: int) -> float:
+        assert self._profile is not None, "calibrate comes first"
+        return self._profile.prefill_s(tokens)

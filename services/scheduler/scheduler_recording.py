@@ -1,0 +1,19 @@
+"""What a recording of the scheduler is made of (see services.runtime.recording.lines)."""
+
+from services.domain.protocol import Release, SampledToken
+from services.runtime.recording.codec import Rules
+from services.runtime.recording.lines import MachineFormat
+from services.scheduler.machine.scheduler_events import Command, DropWorker, Emit, Event, Reject
+from services.scheduler.scheduler_config import SchedulerConfig
+
+SCHEDULER_FORMAT = MachineFormat(
+    name="scheduler",
+    settings=SchedulerConfig,
+    event=Event,
+    command=Command,
+    # The machine passes tokens on without looking; the reason for dropping a worker may tell a job's story by its id.
+    rules=Rules(
+        left_out={(SampledToken, "token_id"): 0, (Emit, "token_id"): 0, (DropWorker, "reason"): ""},
+        last_words=frozenset({Release, Reject}),
+    ),
+)

@@ -1,0 +1,47 @@
+"""What load is relative to: the jobs per second that FCFS sustains on a server. Pure.
+
+Measured as on a live server: all jobs at once, FCFS with KV reserved at admission (`defer`), counted up to the moment
+at which the last of them has started, because from then on batches are no longer full. Work is counted in output
+tokens: jobs per second = (share of all output tokens made until then) x jobs / (seconds until then). The jobs should
+be a few hundred with lengths like the workload's; their arrivals do not matter.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from services.domain.errors import InvalidFieldError
+from services.kvmanager.policies.kv_policy import Defer
+from services.scheduler.scheduler_config import PolicyName
+from services.simulator.server_setup import ServerSetup, SimulatedJob
+from services.simulator.simulation import simulate
+
+
+def fcfs_setup(setup: ServerSetup, jobs: Sequence[SimulatedJob]) -> ServerSetup:
+    """The server under FCFS and defer, with all else as it was but for admission, which takes all jobs at once."""
+    tokens = sum(job.prompt_tokens + job.most_output_tokens for job in jobs)
+    scheduler = replace(
+        setup.scheduler,
+        policy=PolicyName.FCFS,
+        max_queued_jobs=max(setup.scheduler.max_queued_jobs, len(jobs)),
+        max_queued_tokens=max(setup.scheduler.max_queued_tokens, tokens),
+    )
+    return replace(setup, scheduler=scheduler, kv=replace(setup.kv, policy=Defer()))
+
+
+def fcfs_capacity_per_s(
+    setup: ServerSetup, jobs: Sequence[SimulatedJob], on_progress: Callable[[int], None] | None = None
+) -> float:
+    """Jobs per second that FCFS sustains of jobs with these lengths. Jobs that the server refuses are left out.
+
+    Raises InvalidFieldError if it refuses all.
+    """
+    at_once = [replace(job, arrival_s=0.0, cancel_s=None) for job in jobs]
+    outcomes = simulate(fcfs_setup(setup, at_once), at_once, on_progress).outcomes
+    served = [outcome for outcome in outcomes if outcome.error is None]
+    if not served:
+        raise InvalidFieldError("workload", "no job fits this server: there is no capacity to measure")
+    saturated_s = max(outcome.token_times_s[0] for outcome in served)
+    made = sum(bisect_right(outcome.token_times_s, saturated_s) for outcome in served)
+    whole = sum(len(outcome.token_times_s) for outcome in served)
+    return made / whole * len(served) / saturated_s

@@ -1,0 +1,285 @@
+"""A model of a worker group: pipeline stages, each with its compute and its link to host memory.
+
+Plans run in the order in which they came. A stage takes its equal share of an iteration's time, which the cost profile
+says, and starts a plan when it ended the one before, when the stage before it ended this one, and when no upload of a
+job in it is unfinished there (PROTOCOL 17): that wait is `stall_s`. The first stage also needs the last one's token of
+a job that decodes. Commands of the KV manager take effect at once on arrival, whatever runs; their copies go on beside
+compute.
+
+Nothing that happens later changes when a plan runs: its jobs are resident, so their uploads are under way or over, and
+a job that is in an unfinished plan is not taken away (PROTOCOL 3, 4). So all times of a plan are known when it arrives,
+and there is one message to be posted for it, its result.
+
+An entry of a job that ended in an earlier plan is passed over. A prefill with a limit runs by itself, and is cut when
+it takes longer; nothing of it is kept. What breaks PROTOCOL raises ProtocolError, as a
+real worker would: a plan beyond a table, one that reads KV which is not there, a copy that leaves valid tokens behind.
+"""
+
+from collections.abc import Callable, Sequence
+
+from services.domain.cost import CostProfile
+from services.domain.errors import ProtocolError
+from services.domain.ids import CommandNumber, Epoch, JobId
+from services.domain.protocol import (
+    Applied,
+    Assign,
+    Done,
+    IterationResult,
+    KvToWorker,
+    Offload,
+    PlanEntry,
+    SampledToken,
+    Upload,
+    WorkerToKv,
+)
+from services.domain.records import records
+from services.scheduler.machine.scheduler_events import SendPlan
+from services.simulator.host_link import Direction, HostLink
+from services.simulator.server_setup import ServerSetup, SimulatedJob
+from services.simulator.time_spans import TimeSpan
+
+TOKEN = 1
+"""The token that is sampled, always."""
+
+
+class SimulatedProgress:
+    """A job as the worker knows it. `valid_tokens` have their KV in `device_blocks` blocks or on the host."""
+
+    __slots__ = (
+        "device_blocks",
+        "ended",
+        "executing_s",
+        "known_tokens",
+        "last_tokens",
+        "running",
+        "stops",
+        "token_s",
+        "uploaded_s",
+        "uploading_s",
+        "valid_tokens",
+    )
+
+    def __init__(self, job: SimulatedJob) -> None:
+        self.known_tokens = job.prompt_tokens
+        self.last_tokens = job.prompt_tokens + job.output_tokens
+        """How many tokens it will have come to at its end."""
+        self.stops = job.output_tokens < job.most_output_tokens
+        """Its last token says that it is the last."""
+        self.valid_tokens = 0
+        self.device_blocks = 0
+        self.uploaded_s = 0.0
+        """When its last upload ends, on every stage."""
+        self.token_s = 0.0
+        """When the last stage has its newest token."""
+        self.running = False
+        """A plan named it since it was given blocks."""
+        self.ended = False
+        self.executing_s = 0.0
+        self.uploading_s = 0.0
+
+
+class SimulatedIteration:
+    """What a plan comes to: how long it takes, and what must be there before."""
+
+    __slots__ = ("cut", "duration_s", "jobs", "sampled", "token_s", "tokens", "uploaded_s")
+
+    def __init__(self) -> None:
+        self.duration_s = 0.0
+        self.uploaded_s = 0.0
+        self.token_s = 0.0
+        self.jobs: list[SimulatedProgress] = []
+        self.sampled: list[SimulatedProgress] = []
+        self.tokens: tuple[SampledToken, ...] = ()
+        self.cut: list[JobId] = []
+
+
+class SimulatedWorker:
+    """One group. `post_result` and `post_answers` send a message off at a time."""
+
+    def __init__(
+        self,
+        setup: ServerSetup,
+        epoch: Epoch,
+        post_result: Callable[[float, IterationResult], None],
+        post_answers: Callable[[float, Sequence[WorkerToKv]], None],
+    ) -> None:
+        self._cost: CostProfile = setup.cost
+        self._slowdown = setup.slowdown
+        self._block_size = setup.block_size
+        self._stages = range(setup.stages)
+        self._epoch = epoch
+        self._post_result = post_result
+        self._post_answers = post_answers
+        self._free_s = [0.0] * setup.stages
+        """When each stage has ended all its plans."""
+        self._running_jobs = 0
+        """Jobs that were in a plan and can still make tokens."""
+        self.link = HostLink(setup.link, setup.stage_block_bytes)
+        self.jobs: dict[JobId, SimulatedProgress] = {}
+        self.compute: list[TimeSpan] = []
+        """When the first stage computed."""
+        self.busy_s = self.stall_s = self.plan_wait_s = 0.0
+
+    # --- plans -------------------------------------------------------------------------------------------------------
+
+    def run(self, plan: SendPlan, now_s: float) -> None:
+        """A plan arrived."""
+        if now_s > self._free_s[0] and self._running_jobs:
+            self.plan_wait_s += now_s - self._free_s[0]
+        work = self._work(plan)
+        stage_s = work.duration_s / len(self._stages)
+        begin_s = ready_s = max(now_s, work.token_s)
+        for stage in self._stages:
+            ready_s = max(ready_s, self._free_s[stage])
+            if work.uploaded_s > ready_s:
+                self.stall_s += (work.uploaded_s - ready_s) / len(self._stages)
+                ready_s = work.uploaded_s
+            if stage == 0:
+                begin_s = ready_s
+            self._free_s[stage] = ready_s = ready_s + stage_s
+        self._ran(work, begin_s, begin_s + stage_s, ready_s)
+        result = IterationResult(self._epoch, plan.plan_number, work.tokens, tuple(work.cut), work.duration_s)
+        self._post_result(ready_s, result)
+
+    def _ran(self, work: SimulatedIteration, begin_s: float, first_stage_end_s: float, end_s: float) -> None:
+        self.busy_s += work.duration_s / len(self._stages)
+        if self.compute and self.compute[-1].end_s == begin_s:
+            begin_first_s = self.compute.pop().begin_s
+            self.compute.append(TimeSpan(begin_first_s, first_stage_end_s))
+        else:
+            self.compute.append(TimeSpan(begin_s, first_stage_end_s))
+        took_s = end_s - begin_s
+        for job in work.jobs:
+            job.executing_s += took_s
+        for job in work.sampled:
+            job.token_s = end_s
+
+    def _work(self, plan: SendPlan) -> SimulatedIteration:
+        """Check every entry and take what it makes; what it costs follows."""
+        work = SimulatedIteration()
+        limits_s = dict(plan.cut_after_s) if plan.cut_after_s else {}
+        prefills: list[tuple[int, int]] = []
+        tokens: list[tuple[JobId, int, bool]] = []
+        decodes = context_tokens = 0
+        jobs, block_size = self.jobs, self._block_size
+        for entry in plan.entries:
+            job_id, from_token, to_token = entry
+            job = jobs.get(job_id)
+            if (
+                job is None
+                or from_token == 0
+                or job.ended
+                or from_token != job.valid_tokens
+                or not from_token < to_token <= job.known_tokens
+                or to_token > job.device_blocks * block_size
+            ):  # most are decodes as they should be, and looked at no further
+                job = self._checked(plan, entry)
+                if job is None:
+                    continue
+            if job.uploaded_s > work.uploaded_s:
+                work.uploaded_s = job.uploaded_s
+            work.jobs.append(job)
+            if to_token - from_token == 1:
+                decodes += 1
+                context_tokens += to_token
+                if job.token_s > work.token_s:
+                    work.token_s = job.token_s
+            elif job_id in limits_s:
+                if self._is_cut(work, job, entry, limits_s[job_id]):
+                    continue
+            else:
+                prefills.append((from_token, to_token))
+            job.valid_tokens = to_token
+            if to_token == job.known_tokens:
+                job.known_tokens += 1
+                if job.known_tokens == job.last_tokens:
+                    job.ended = True
+                    self._running_jobs -= 1
+                work.sampled.append(job)
+                tokens.append((job_id, TOKEN, job.ended and job.stops))
+        work.tokens = tuple(records(SampledToken, tokens))
+        if decodes or prefills:
+            own_s = self._cost.iteration_s(prefills, decodes, context_tokens / decodes if decodes else 0.0)
+            work.duration_s += own_s * self._slowdown
+        return work
+
+    def _is_cut(self, work: SimulatedIteration, job: SimulatedProgress, entry: PlanEntry, limit_s: float) -> bool:
+        """A prefill with a limit runs by itself."""
+        own_s = self._cost.iteration_s([(entry.from_token, entry.to_token)], 0, 0.0) * self._slowdown
+        work.duration_s += min(own_s, limit_s)
+        if own_s <= limit_s:
+            return False
+        work.cut.append(entry.job_id)
+        job.valid_tokens = entry.from_token
+        return True
+
+    def _checked(self, plan: SendPlan, entry: PlanEntry) -> SimulatedProgress | None:
+        """The entry's job, None where it is to be passed over."""
+        job = self.jobs.get(entry.job_id)
+        if job is None:
+            raise ProtocolError(f"plan {plan.plan_number} names {entry.job_id}, which never arrived")
+        valid_tokens = job.valid_tokens
+        if entry.from_token == 0:
+            valid_tokens = 0
+            if not job.running:
+                job.running = True
+                self._running_jobs += 1
+        elif job.ended:
+            return None
+        if (
+            entry.from_token != valid_tokens
+            or not entry.from_token < entry.to_token <= job.known_tokens
+            or entry.to_token > job.device_blocks * self._block_size
+        ):
+            raise ProtocolError(
+                f"plan {plan.plan_number} computes {entry}, of {job.known_tokens} tokens {valid_tokens} are valid, in "
+                f"{job.device_blocks} blocks of {self._block_size}"
+            )
+        return job
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def apply(self, commands: Sequence[KvToWorker], now_s: float) -> None:
+        """One batch of the KV manager arrived."""
+        applied: list[WorkerToKv] = []
+        ends: list[tuple[float, CommandNumber]] = []
+        for command in commands:
+            job = self.jobs[command.job_id]
+            if isinstance(command, Assign):
+                job.device_blocks += len(command.device_blocks)
+            elif isinstance(command, Offload):
+                self._covers(job, command)
+                job.device_blocks = 0
+                ends.append((self.link.copy(Direction.OFFLOAD, len(command.moves), now_s), command.command_number))
+            elif isinstance(command, Upload):
+                self._covers(job, command)
+                job.device_blocks = len(command.device_blocks)
+                job.uploaded_s = self.link.copy(Direction.UPLOAD, len(command.moves), now_s)
+                job.uploading_s += job.uploaded_s - now_s
+                ends.append((job.uploaded_s, command.command_number))
+            else:
+                self._release(job)
+            for stage in self._stages:
+                applied.append(Applied(command.command_number, stage))
+        self._post_answers(now_s, applied)
+        for end_s, number in ends:
+            self._post_answers(end_s, [Done(number, stage) for stage in self._stages])
+
+    def _covers(self, job: SimulatedProgress, command: Offload | Upload) -> None:
+        """All valid tokens travel, and those only: at least one."""
+        if (
+            not command.moves
+            or command.valid_tokens > job.valid_tokens
+            or len(command.moves) * self._block_size < command.valid_tokens
+        ):
+            raise ProtocolError(
+                f"command {command.command_number} moves {command.valid_tokens} tokens of {command.job_id} in "
+                f"{len(command.moves)} blocks, but {job.valid_tokens} are valid"
+            )
+        job.valid_tokens = command.valid_tokens
+
+    def _release(self, job: SimulatedProgress) -> None:
+        if job.running and not job.ended:
+            self._running_jobs -= 1
+        job.running = False
+        job.device_blocks = job.valid_tokens = 0

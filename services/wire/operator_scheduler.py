@@ -1,0 +1,101 @@
+"""Values <-> wire for AdminService: the server's status, from the scheduler through the gateway to its operator."""
+
+from typing import Any
+
+from fastserve.v1 import admin_pb2
+from services.domain.errors import InvalidFieldError
+from services.domain.server_status import (
+    GroupStatus,
+    IterationTokens,
+    LevelStatus,
+    PoolUsage,
+    ServerCounters,
+    ServerStatus,
+)
+
+DEFAULT_INTERVAL_S = 1.0
+
+
+def interval_from_wire(request: admin_pb2.WatchStatusRequest) -> float:
+    """Seconds between two statuses. Raises InvalidFieldError."""
+    if not request.HasField("interval_s"):
+        return DEFAULT_INTERVAL_S
+    if not 0.05 <= request.interval_s <= 60:
+        raise InvalidFieldError("interval_s", f"must be 0.05 to 60 seconds, got {request.interval_s:g}")
+    return request.interval_s
+
+
+def status_to_wire(status: ServerStatus) -> admin_pb2.Status:
+    """The server's status."""
+    counters: dict[str, Any] = {name: getattr(status.counters, name) for name in ServerCounters.__slots__}
+    return admin_pb2.Status(
+        model=status.model,
+        policy=status.policy,
+        kv_policy=status.kv_policy,
+        groups=[_group_to_wire(group) for group in status.groups],
+        counters=admin_pb2.Counters(**counters),
+        uptime_s=status.uptime_s,
+        max_queued_jobs=status.max_queued_jobs,
+        admission_rejections=status.admission_rejections,
+        iteration_tokens=admin_pb2.IterationTokens(**status.iteration_tokens._asdict()),
+    )
+
+
+def status_from_wire(message: admin_pb2.Status) -> ServerStatus:
+    """The inverse of status_to_wire, but for rejections for other reasons than a full queue."""
+    tokens = message.iteration_tokens
+    return ServerStatus(
+        model=message.model,
+        policy=message.policy,
+        kv_policy=message.kv_policy,
+        groups=tuple(_group_from_wire(group) for group in message.groups),
+        counters=ServerCounters(**{name: getattr(message.counters, name) for name in ServerCounters.__slots__}),
+        uptime_s=message.uptime_s,
+        max_queued_jobs=message.max_queued_jobs,
+        rejections={"full": message.admission_rejections} if message.admission_rejections else {},
+        iteration_tokens=IterationTokens(tuple(tokens.bounds), tuple(tokens.counts), tokens.sum),
+    )
+
+
+def _group_to_wire(group: GroupStatus) -> admin_pb2.GroupStatus:
+    return admin_pb2.GroupStatus(
+        group=group.group,
+        ready=group.ready,
+        levels=[
+            admin_pb2.LevelStatus(
+                level=level.level,
+                quantum_s=level.quantum_s,
+                running=level.running,
+                waiting=level.waiting,
+                swapped_out=level.swapped_out,
+            )
+            for level in group.levels
+        ],
+        running=group.running,
+        waiting=group.waiting,
+        swapped_out=group.swapped_out,
+        **group.pools._asdict(),
+        block_size=group.block_size,
+        device=group.device,
+        worker_joins=group.worker_joins,
+    )
+
+
+def _group_from_wire(message: admin_pb2.GroupStatus) -> GroupStatus:
+    return GroupStatus(
+        group=message.group,
+        ready=message.ready,
+        levels=tuple(
+            LevelStatus(level.level, level.quantum_s, level.running, level.waiting, level.swapped_out)
+            for level in message.levels
+        ),
+        pools=PoolUsage(
+            message.device_blocks_total,
+            message.device_blocks_free,
+            message.host_blocks_total,
+            message.host_blocks_free,
+        ),
+        block_size=message.block_size,
+        device=message.device,
+        worker_joins=message.worker_joins,
+    )

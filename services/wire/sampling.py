@@ -1,0 +1,62 @@
+"""Sampling parameters and log probabilities <-> wire: parts of several streams."""
+
+from fastserve.v1 import scheduler_pb2 as wire
+from fastserve.v1.inference_pb2 import TokenLogprob as WireTokenLogprob
+from services.domain.generation import TokenLogprob
+from services.domain.sampling import JobSampling
+
+
+def sampling_to_wire(sampling: JobSampling) -> wire.JobSampling:
+    """JobSampling for SubmitJob and JobSpec."""
+    message = wire.JobSampling(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed,
+        choice=sampling.choice,
+        stop_token_ids=sampling.stop_token_ids,
+    )
+    if sampling.logprobs is not None:
+        message.logprobs = sampling.logprobs
+    if sampling.logit_bias:
+        message.logit_bias.update(dict(sampling.logit_bias))
+    return message
+
+
+def sampling_from_wire(message: wire.JobSampling) -> JobSampling:
+    """The inverse of sampling_to_wire."""
+    return JobSampling(
+        max_tokens=message.max_tokens,
+        seed=message.seed,
+        choice=message.choice,
+        min_tokens=message.min_tokens,
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        stop_token_ids=tuple(message.stop_token_ids),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+    )
+
+
+def logprob_to_wire(logprob: TokenLogprob) -> WireTokenLogprob:
+    """TokenLogprob, as workers, scheduler and gateway pass it on."""
+    message = WireTokenLogprob(token_id=logprob.token_id, logprob=logprob.logprob)
+    for token_id, value in logprob.top:
+        message.top.add(token_id=token_id, logprob=value)
+    return message
+
+
+def logprob_from_wire(message: WireTokenLogprob) -> TokenLogprob:
+    """The inverse of logprob_to_wire."""
+    return TokenLogprob(message.token_id, message.logprob, tuple((one.token_id, one.logprob) for one in message.top))

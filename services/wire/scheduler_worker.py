@@ -1,0 +1,166 @@
+"""Values <-> wire for the stream between scheduler and worker, and the parts of it that gateways use too.
+
+Every pair is `x_to_wire` / `x_from_wire`. A plan and a result cross the wire once per iteration, so their entries are
+made in place by `add`, which costs a quarter of making messages and copying them in. The readers check what only a
+peer's bug can break and raise ProtocolError; a cost profile out of its limits raises InvalidFieldError. Sampling
+parameters are single precision on the wire.
+"""
+
+from collections.abc import Iterable
+
+from fastserve.v1 import scheduler_pb2 as wire
+from services.domain.cost import CostProfile, DecodeCost, PrefillCost
+from services.domain.errors import ProtocolError
+from services.domain.generation import TokenLogprob
+from services.domain.ids import Epoch, JobId, PlanNumber
+from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerCounters, WorkerResult
+from services.domain.protocol import IterationResult, SampledToken
+from services.domain.worker_facts import WorkerFacts
+from services.wire.sampling import logprob_from_wire, logprob_to_wire, sampling_from_wire, sampling_to_wire
+
+
+def spec_to_wire(spec: JobSpec) -> wire.JobSpec:
+    """JobSpec of a plan entry that starts at position 0."""
+    return wire.JobSpec(
+        prompt_tokens=spec.prompt_tokens, known_tokens=spec.known_tokens, sampling=sampling_to_wire(spec.sampling)
+    )
+
+
+def spec_from_wire(message: wire.JobSpec) -> JobSpec:
+    """The inverse of spec_to_wire."""
+    return JobSpec(message.prompt_tokens, message.known_tokens, sampling_from_wire(message.sampling))
+
+
+def plan_to_wire(epoch: Epoch, number: PlanNumber, entries: Iterable[PlanWork]) -> wire.Plan:
+    """A plan for the worker of `epoch`. `token_ids` of an entry may be any sequence of ids, array('I') among them."""
+    message = wire.Plan(epoch=epoch, plan_number=number)
+    add = message.entries.add
+    for job_id, from_token, to_token, token_ids, spec, cut_after_s in entries:
+        entry = add(job_id=job_id, from_token=from_token, to_token=to_token)
+        if token_ids:
+            entry.token_ids.extend(token_ids)
+        if spec is not None:
+            entry.spec.CopyFrom(spec_to_wire(spec))
+        if cut_after_s is not None:
+            entry.cut_after_s = cut_after_s
+    return message
+
+
+def plan_from_wire(message: wire.Plan) -> Plan:
+    """The inverse of plan_to_wire. `token_ids` come as tuples."""
+    return Plan(
+        Epoch(message.epoch),
+        PlanNumber(message.plan_number),
+        tuple(
+            PlanWork(
+                JobId(entry.job_id),
+                entry.from_token,
+                entry.to_token,
+                tuple(entry.token_ids),
+                spec_from_wire(entry.spec) if entry.HasField("spec") else None,
+                entry.cut_after_s if entry.HasField("cut_after_s") else None,
+            )
+            for entry in message.entries
+        ),
+    )
+
+
+def result_to_wire(result: WorkerResult) -> wire.IterationResult:
+    """The result of one iteration."""
+    made = result.result
+    message = wire.IterationResult(
+        epoch=made.epoch, plan_number=made.plan_number, cut_job_ids=made.cut_job_ids, duration_s=made.duration_s
+    )
+    add, logprobs = message.tokens.add, result.logprobs
+    for job_id, token_id, end_of_sequence in made.tokens:
+        token = add(job_id=job_id, token_id=token_id, end_of_sequence=end_of_sequence)
+        if logprobs and job_id in logprobs:
+            token.logprob.CopyFrom(logprob_to_wire(logprobs[job_id]))
+    counters, own = message.counters, result.counters
+    counters.stall_s = own.stall_s
+    counters.busy_s = own.busy_s
+    counters.plan_wait_s = own.plan_wait_s
+    counters.offloaded_bytes = own.offloaded_bytes
+    counters.uploaded_bytes = own.uploaded_bytes
+    return message
+
+
+def result_from_wire(message: wire.IterationResult) -> WorkerResult:
+    """The inverse of result_to_wire."""
+    tokens: list[SampledToken] = []
+    logprobs: dict[JobId, TokenLogprob] = {}
+    for token in message.tokens:
+        job_id = JobId(token.job_id)
+        tokens.append(SampledToken(job_id, token.token_id, token.end_of_sequence))
+        if token.HasField("logprob"):
+            logprobs[job_id] = logprob_from_wire(token.logprob)
+    counters = message.counters
+    return WorkerResult(
+        IterationResult(
+            Epoch(message.epoch),
+            PlanNumber(message.plan_number),
+            tuple(tokens),
+            tuple(JobId(job) for job in message.cut_job_ids),
+            message.duration_s,
+        ),
+        logprobs,
+        WorkerCounters(
+            counters.stall_s,
+            counters.busy_s,
+            counters.plan_wait_s,
+            counters.offloaded_bytes,
+            counters.uploaded_bytes,
+        ),
+    )
+
+
+def profile_to_wire(profile: CostProfile) -> wire.CostProfile:
+    """The measured cost model."""
+    message = wire.CostProfile()
+    for prefill in profile.prefill:
+        message.prefill.add(tokens=prefill.tokens, seconds=prefill.seconds)
+    for decode in profile.decode:
+        message.decode.add(batch=decode.batch, context_tokens=decode.context_tokens, seconds=decode.seconds)
+    return message
+
+
+def profile_from_wire(message: wire.CostProfile) -> CostProfile:
+    """The inverse of profile_to_wire. Raises InvalidFieldError for a profile that is none."""
+    return CostProfile(
+        tuple(PrefillCost(point.tokens, point.seconds) for point in message.prefill),
+        tuple(DecodeCost(point.batch, point.context_tokens, point.seconds) for point in message.decode),
+    )
+
+
+def worker_facts_to_wire(facts: WorkerFacts) -> wire.WorkerHello:
+    """The first message of a worker."""
+    return wire.WorkerHello(
+        epoch=facts.epoch,
+        group=facts.group,
+        model_fingerprint=facts.model_fingerprint,
+        block_size=facts.block_size,
+        device_blocks=facts.device_blocks,
+        host_blocks=facts.host_blocks,
+        max_model_len=facts.max_model_len,
+        block_bytes=facts.block_bytes,
+        profile=profile_to_wire(facts.profile),
+        device=facts.device,
+    )
+
+
+def worker_facts_from_wire(message: wire.WorkerHello) -> WorkerFacts:
+    """The inverse of worker_facts_to_wire. Raises ProtocolError without an epoch, InvalidFieldError for a profile."""
+    if message.epoch == 0:
+        raise ProtocolError("WorkerHello names no epoch")
+    return WorkerFacts(
+        epoch=Epoch(message.epoch),
+        group=message.group,
+        model_fingerprint=message.model_fingerprint,
+        block_size=message.block_size,
+        device_blocks=message.device_blocks,
+        host_blocks=message.host_blocks,
+        max_model_len=message.max_model_len,
+        block_bytes=message.block_bytes,
+        profile=profile_from_wire(message.profile),
+        device=message.device,
+    )

@@ -1,0 +1,109 @@
+"""Makes an engine as the settings say: model, pools, measured cost model; and what the worker says of itself."""
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from services.domain.errors import InvalidFieldError
+from services.domain.ids import Epoch
+from services.domain.worker_facts import WorkerFacts
+from services.runtime.model_files import fingerprint
+from services.runtime.profile_file import Source
+from services.worker.engine.compute_environment import usable_cores
+from services.worker.engine.engine import Engine
+from services.worker.kv.pools import BlockShape, available_device_bytes, available_host_bytes, block_counts, make_pools
+from services.worker.model.loader import load_model
+from services.worker.model.model_config import read_config
+from services.worker.profiling.cost_measurement import MeasuringLimits, measure_or_read
+from services.worker.settings import EngineSettings
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine, what it says of itself (epoch 0), and where its profile's numbers come from."""
+
+    engine: Engine
+    facts: WorkerFacts
+    source: Source
+
+
+def build(settings: EngineSettings, group: int = 0, profile_folder: Path | None = None) -> Built:
+    """Loads the model and measures it, anew without a `profile_folder` where earlier measurements are kept. Raises
+    ModelFolderError, and InvalidFieldError for what does not fit.
+    """
+    device = _device(settings.device)
+    threads = settings.threads or usable_cores()
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    config = read_config(settings.model)
+    dtype_name = settings.dtype or default_dtype(config.dtype, device)
+    model_fingerprint = fingerprint(settings.model)
+    model = load_model(settings.model, device, _DTYPES[dtype_name], settings.max_model_len)
+
+    shape = BlockShape(
+        config.layer_count, settings.block_size, config.kv_head_count, config.head_dim, _DTYPES[dtype_name]
+    )
+    counts = block_counts(
+        shape,
+        device,
+        settings.kv_device_tokens,
+        settings.kv_host_tokens,
+        available_device_bytes(device),
+        available_host_bytes(),
+    )
+    pools = make_pools(shape, *counts, device)
+    limits = MeasuringLimits(model.max_model_len, settings.max_batch)
+    source: Source = {
+        "model": settings.model.resolve().name,
+        "model_fingerprint": model_fingerprint,
+        "device": device_name(device),
+        "dtype": dtype_name,
+        "threads": threads,
+        "block_size": settings.block_size,
+        "torch": torch.__version__,
+    }
+    profile = measure_or_read(model, pools, limits, source, profile_folder)
+    facts = WorkerFacts(
+        epoch=Epoch(0),
+        group=group,
+        model_fingerprint=model_fingerprint,
+        block_size=settings.block_size,
+        device_blocks=pools.device_block_count,
+        host_blocks=pools.host_block_count,
+        max_model_len=model.max_model_len,
+        block_bytes=shape.block_bytes,
+        profile=profile,
+        device="cpu" if device.type == "cpu" else device_name(device),
+    )
+    return Built(Engine(model, pools), facts, source)
+
+
+def default_dtype(checkpoint_dtype: str | None, device: torch.device) -> str:
+    """The folder's own type, but never float32, and on a CPU always bfloat16: half the memory to read, and fast
+    products for it.
+    """
+    if device.type == "cuda" and checkpoint_dtype == "float16":
+        return "float16"
+    return "bfloat16"
+
+
+def device_name(device: torch.device) -> str:
+    """The processor's or the GPU's name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InvalidFieldError("--device", "cuda is not available on this machine")
+    return torch.device(name)

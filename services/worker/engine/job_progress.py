@@ -1,0 +1,70 @@
+"""What the worker knows of a job beside where its KV is: how far it is, its last token, how it samples.
+
+Positions count prompt and output together. `known_tokens` is how many tokens the job has here, `valid_tokens` (in its
+tables) how many of them have their KV. A decode computes position known - 1 and samples the token of position known;
+so the token sampled by one plan feeds the next one on the worker itself, and the scheduler may send that next plan
+before it has seen the token.
+"""
+
+from collections.abc import Sequence
+
+from services.domain.iteration import JobSpec
+from services.worker.sampling.sampler import JobSampler, SampleRow
+from services.worker.sampling.token_counts import TokenCounts
+
+
+class JobProgress:
+    """One job's progress. `counts` is None unless the job's penalties need it. `overflowed`: its logits once were no
+    numbers.
+    """
+
+    __slots__ = (
+        "counts",
+        "ended",
+        "known_tokens",
+        "last_token",
+        "learned_tokens",
+        "most_tokens",
+        "overflowed",
+        "prompt_tokens",
+        "sampler",
+    )
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.prompt_tokens = spec.prompt_tokens
+        self.known_tokens = spec.known_tokens
+        self.most_tokens = spec.prompt_tokens + spec.sampling.max_tokens
+        self.sampler = JobSampler(spec.sampling)
+        self.counts = TokenCounts() if self.sampler.needs_counts else None
+        self.learned_tokens = 0
+        self.last_token = -1
+        self.ended = False
+        self.overflowed = False
+
+    def learn(self, from_token: int, token_ids: Sequence[int]) -> None:
+        """Tokens of a prefill: prompt, then output made earlier. Those of one that was given up come again."""
+        if self.counts is None:
+            return
+        token_ids = token_ids[max(self.learned_tokens - from_token, 0) :]
+        prompt_share = max(self.prompt_tokens - self.learned_tokens, 0)
+        self.counts.add_prompt(token_ids[:prompt_share])
+        for token_id in token_ids[prompt_share:]:
+            self.counts.add_output(token_id)
+        self.learned_tokens += len(token_ids)
+
+    def row(self) -> SampleRow:
+        """What the next token is sampled with."""
+        return SampleRow(self.sampler, self.known_tokens - self.prompt_tokens, self.counts)
+
+    def add_output(self, token_id: int) -> bool:
+        """Takes a sampled token. True: it is a stop token, the job ends.
+
+        The token that fills max_tokens ends the job too; the scheduler counts those itself.
+        """
+        end_of_sequence = token_id in self.sampler.stop_tokens
+        self.last_token = token_id
+        self.known_tokens += 1
+        if self.counts is not None:
+            self.counts.add_output(token_id)
+        self.ended = end_of_sequence or self.known_tokens >= self.most_tokens
+        return end_of_sequence
