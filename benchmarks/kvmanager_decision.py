@@ -43,7 +43,7 @@ from services.kvmanager.machine.kv_manager_events import (
     ToScheduler,
     ToWorker,
 )
-from services.kvmanager.policies.kv_policy import POLICY_NAMES, KvConfig, policy_named
+from services.kvmanager.policies.kv_config import KV_POLICY_NAMES, KvConfig, kv_policy_named
 
 EPOCH = Epoch(1)
 BATCH = 16
@@ -59,7 +59,7 @@ class Bench:
     """A KV manager between a scheduler that runs the best jobs and a worker that does everything at once."""
 
     def __init__(self, queued: int, policy: str) -> None:
-        self.manager = KvManager(KvConfig(policy_named(policy)))
+        self.manager = KvManager(KvConfig(kv_policy_named(policy)))
         self.positions = {JobId(f"job-{number}/0"): 0 for number in range(queued)}
         self.now_s = 0.0
         self.plan = 0
@@ -123,7 +123,7 @@ class Bench:
 def main(argv: list[str] | None = None) -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(description="Decision time of the KV manager.")
-    parser.add_argument("--policy", choices=POLICY_NAMES, default="proactive")
+    parser.add_argument("--policy", choices=KV_POLICY_NAMES, default="proactive")
     parser.add_argument("--iterations", type=int, default=MOST_ITERATIONS)
     arguments = parser.parse_args(argv)
     figures: dict[str, dict[str, float]] = {}

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.report import Goal, Table, at_most
 from benchmarks.settings import BenchSettings
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
-from services.kvmanager.policies.kv_policy import KvConfig, policy_named
+from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from services.simulator.server_setup import Link, ServerSetup, SimulatedJob
 from services.simulator.simulation import simulate
@@ -39,7 +39,7 @@ def server(policy: PolicyName, kv_policy: str) -> ServerSetup:
     """A host pool that holds all jobs' KV."""
     return ServerSetup(
         scheduler=SchedulerConfig(policy=policy, max_batch=MAX_BATCH),
-        kv=KvConfig(policy_named(kv_policy)),
+        kv=KvConfig(kv_policy_named(kv_policy)),
         cost=PROFILE,
         kv_bytes_per_token=131_072,
         device_tokens=DEVICE_TOKENS,

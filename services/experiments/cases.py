@@ -16,7 +16,7 @@ from services.experiments.simulated_server import (
     server_setup,
     shown,
 )
-from services.kvmanager.policies.kv_policy import POLICY_NAMES
+from services.kvmanager.policies.kv_config import KV_POLICY_NAMES
 from services.runtime.profile_file import Profile
 from services.scheduler.scheduler_config import PolicyName
 from services.simulator.fcfs_capacity import fcfs_setup
@@ -138,8 +138,10 @@ def parse_variants(text: str | None, settings: SimulatedServerSettings) -> tuple
         kv_policy = kv_policy or own.kv_policy
         if policy not in set(PolicyName):
             raise InvalidFieldError("--compare", f"'{policy}' is no policy; there are {', '.join(PolicyName)}")
-        if kv_policy not in POLICY_NAMES:
-            raise InvalidFieldError("--compare", f"'{kv_policy}' is no KV policy; there are {', '.join(POLICY_NAMES)}")
+        if kv_policy not in KV_POLICY_NAMES:
+            raise InvalidFieldError(
+                "--compare", f"'{kv_policy}' is no KV policy; there are {', '.join(KV_POLICY_NAMES)}"
+            )
         variant = PolicyPair(PolicyName(policy), kv_policy)
         if variant in variants:
             raise InvalidFieldError("--compare", f"{policy}/{kv_policy} is named twice")

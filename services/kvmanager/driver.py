@@ -42,7 +42,7 @@ from services.kvmanager.machine.kv_manager_events import (
     ToScheduler,
     ToWorker,
 )
-from services.kvmanager.policies.kv_policy import KvConfig
+from services.kvmanager.policies.kv_config import KvConfig
 from services.runtime.recording.recorder import Recorder
 
 _log = logging.getLogger(__name__)

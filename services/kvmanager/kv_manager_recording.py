@@ -2,7 +2,11 @@
 
 from services.domain.protocol import ArrivedJob, Release
 from services.kvmanager.machine.kv_manager_events import Command, Event, StageLost
-from services.kvmanager.policies.kv_policy import Defer, KvConfig, KvPolicy, OnDemand, Proactive
+from services.kvmanager.policies.defer import Defer
+from services.kvmanager.policies.kv_config import KvConfig
+from services.kvmanager.policies.kv_policy import KvPolicy
+from services.kvmanager.policies.on_demand import OnDemand
+from services.kvmanager.policies.proactive import Proactive
 from services.runtime.recording.codec import Rules
 from services.runtime.recording.lines import MachineFormat
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.kvmanager.policies.kv_policy import KvConfig, policy_named
+from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.runtime.model_files import MOST_NAME_CHARACTERS
 from services.runtime.recording.recording_settings import RecordingSettings
 from services.runtime.settings import Address
@@ -43,7 +43,7 @@ class KvManagerSettings(RecordingSettings):
     def knobs(self) -> KvConfig:
         """The policy's part."""
         return KvConfig(
-            policy=policy_named(self.kv_policy, self.kv_idle_slots, self.kv_reserve_share),
+            policy=kv_policy_named(self.kv_policy, self.kv_idle_slots, self.kv_reserve_share),
             burst_levels=self.kv_burst_levels,
             lookahead_tokens=self.kv_lookahead_tokens,
             grant_blocks=self.kv_grant_blocks,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from services.domain.errors import InvalidFieldError
-from services.kvmanager.policies.kv_policy import Defer
+from services.kvmanager.policies.defer import Defer
 from services.scheduler.scheduler_config import PolicyName
 from services.simulator.server_setup import ServerSetup, SimulatedJob
 from services.simulator.simulation import simulate

@@ -5,7 +5,7 @@ from math import inf
 
 from services.domain.cost import CostProfile
 from services.domain.errors import InvalidFieldError
-from services.kvmanager.policies.kv_policy import KvConfig
+from services.kvmanager.policies.kv_config import KvConfig
 from services.scheduler.scheduler_config import SchedulerConfig
 
 

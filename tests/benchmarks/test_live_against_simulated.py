@@ -24,7 +24,7 @@ from benchmarks.simulated_runs import (
 )
 from benchmarks.truth_comparison import compared, goals, ratios_to_fcfs, tables
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
-from services.kvmanager.policies.kv_policy import POLICY_NAMES
+from services.kvmanager.policies.kv_config import KV_POLICY_NAMES
 from services.runtime.profile_file import LinkSpeed, Profile, profile_text, read_profile, write_profile
 from services.scheduler.scheduler_config import PolicyName
 from services.workloads.calibration import Need
@@ -118,7 +118,7 @@ def test_four_traces_and_four_pairs_are_asked_for_of_policies_that_there_are() -
     assert len(ASKED) >= 4
     assert len(set(PAIRS)) >= 4
     assert {policy for policy, _ in PAIRS} <= {name.value for name in PolicyName}
-    assert {kv_policy for _, kv_policy in PAIRS} <= set(POLICY_NAMES)
+    assert {kv_policy for _, kv_policy in PAIRS} <= set(KV_POLICY_NAMES)
     assert sum(asked.pools_in_peak >= 1 for asked in ASKED) >= 2
     assert len({asked.name for asked in ASKED}) == len(ASKED)
 

@@ -13,7 +13,7 @@ from benchmarks.settings import BenchError
 from benchmarks.streams import most_jobs
 from benchmarks.summary import summary
 from benchmarks.throughput import plan_wait_share
-from services.kvmanager.policies.kv_policy import POLICY_NAMES
+from services.kvmanager.policies.kv_config import KV_POLICY_NAMES
 from services.scheduler.scheduler_config import PolicyName
 
 MACHINE = {
@@ -99,4 +99,4 @@ def test_jobs_of_a_replay_are_read_back_with_even_gaps(tmp_path: Path) -> None:
 
 def test_every_policy_there_is_gets_measured() -> None:
     assert set(POLICIES) == {name.value for name in PolicyName}
-    assert {"proactive", *KV_POLICIES} == set(POLICY_NAMES)
+    assert {"proactive", *KV_POLICIES} == set(KV_POLICY_NAMES)

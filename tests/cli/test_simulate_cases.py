@@ -22,7 +22,7 @@ from services.experiments.cases import (
 )
 from services.experiments.named_profiles import find_profile
 from services.experiments.simulated_server import FLAGS, SimulatedServerSettings, SimulateSettings, server_setup
-from services.kvmanager.policies.kv_policy import policy_named
+from services.kvmanager.policies.kv_config import kv_policy_named
 from services.runtime.profile_file import Profile
 from services.runtime.settings import resolve
 from services.scheduler.scheduler_config import PolicyName
@@ -184,7 +184,7 @@ class TestServer:
         assert setup.scheduler.starvation_limit_s is None
         assert setup.scheduler.prefill_chunk_tokens == 64
         assert setup.scheduler.charge == "marginal"
-        assert setup.kv.policy == policy_named("proactive", idle_slots=9)
+        assert setup.kv.policy == kv_policy_named("proactive", idle_slots=9)
         shared = [
             name
             for name in FLAGS

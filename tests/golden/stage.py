@@ -33,7 +33,7 @@ from services.kvmanager.machine.kv_manager_events import (
     ToScheduler,
     ToWorker,
 )
-from services.kvmanager.policies.kv_policy import KvConfig
+from services.kvmanager.policies.kv_config import KvConfig
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.machine.scheduler_events import (
     Cancel,

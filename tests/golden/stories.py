@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.protocol import Done, Offload, Order, ReclaimRequest, Release, ReleaseBlocks, Upload
-from services.kvmanager.policies.kv_policy import KvConfig, policy_named
+from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.machine.scheduler_events import Cancel, Submit
 from services.scheduler.scheduler_config import SchedulerConfig
 from tests.golden.stage import Said, Setup, StageJob
@@ -31,7 +31,7 @@ SHORT_AFTER_LONG = Story(
     computed twice.""",
     setup=Setup(
         scheduler=SchedulerConfig(max_batch=1, starvation_limit_s=None),
-        kv=KvConfig(policy_named("reactive")),
+        kv=KvConfig(kv_policy_named("reactive")),
         profile=TEN_MS,
         device_blocks=3,
         host_blocks=6,
@@ -79,7 +79,7 @@ CANCEL_DURING_OFFLOAD = Story(
     long is forgotten. Here short waits for just these blocks.""",
     setup=Setup(
         scheduler=SchedulerConfig(max_batch=1, starvation_limit_s=None),
-        kv=KvConfig(policy_named("reactive")),
+        kv=KvConfig(kv_policy_named("reactive")),
         profile=TEN_MS,
         device_blocks=3,
         host_blocks=6,
@@ -108,7 +108,7 @@ PROMOTION = Story(
     all who come later. There is room for the KV of everybody, so that only the order decides.""",
     setup=Setup(
         scheduler=SchedulerConfig(max_batch=1, starvation_limit_s=0.050),
-        kv=KvConfig(policy_named("proactive")),
+        kv=KvConfig(kv_policy_named("proactive")),
         profile=TEN_MS,
         device_blocks=32,
         host_blocks=32,

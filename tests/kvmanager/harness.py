@@ -37,7 +37,7 @@ from services.kvmanager.machine.kv_manager_events import (
     ToScheduler,
     ToWorker,
 )
-from services.kvmanager.policies.kv_policy import KvConfig, policy_named
+from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 
 EPOCH = Epoch(7)
 Message = KvToScheduler | KvToWorker
@@ -65,7 +65,7 @@ def reclaim(name: str, beneficiary: str | None) -> ReclaimRequest:
 
 def knobs(policy: str, *, lookahead: int = 0, grant: int = 1, idle_slots: int = 0, share: float = 1.0) -> KvConfig:
     """A policy without growth ahead of need, and without a reserve, unless a test is about them."""
-    return KvConfig(policy_named(policy, idle_slots, share), lookahead_tokens=lookahead, grant_blocks=grant)
+    return KvConfig(kv_policy_named(policy, idle_slots, share), lookahead_tokens=lookahead, grant_blocks=grant)
 
 
 class Kv:

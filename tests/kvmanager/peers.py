@@ -33,7 +33,7 @@ from services.domain.protocol import (
 from services.domain.server_status import KvLinkItem, PoolStatus
 from services.domain.worker_facts import KvWorkerFacts
 from services.kvmanager.driver import KvManagerDriver
-from services.kvmanager.policies.kv_policy import KvConfig, policy_named
+from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.kvmanager.service import KV_MANAGER_SERVICE, register
 from services.runtime.channel import open_channel
 from services.runtime.server import RpcServer
@@ -200,7 +200,7 @@ class Running:
 @asynccontextmanager
 async def running(policy: str = "reactive") -> AsyncIterator[Running]:
     """A KV manager on a free port."""
-    driver = KvManagerDriver(KvConfig(policy_named(policy), lookahead_tokens=0, grant_blocks=1))
+    driver = KvManagerDriver(KvConfig(kv_policy_named(policy), lookahead_tokens=0, grant_blocks=1))
     server = RpcServer("127.0.0.1:0", (KV_MANAGER_SERVICE,), lambda grpc_server: register(grpc_server, driver))
     await server.start()
     await server.set_ready(True)

@@ -13,13 +13,13 @@ from services.kvmanager.machine.job_order import LEVEL_LIMIT
 from services.kvmanager.machine.kv_job import LEGAL_MOVES, KvJob, KvState
 from services.kvmanager.machine.kv_manager_events import FromScheduler, FromWorker
 from services.kvmanager.machine.ledger import Ledger
-from services.kvmanager.policies.kv_policy import POLICY_NAMES, KvConfig
+from services.kvmanager.policies.kv_config import KV_POLICY_NAMES, KvConfig
 from tests.kvmanager.harness import EPOCH, Kv, jid, knobs, resident
 
 MAX_BATCH = 4
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", KV_POLICY_NAMES)
 def test_a_decision_looks_at_two_batches_of_jobs_however_many_are_queued(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

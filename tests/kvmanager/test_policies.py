@@ -4,7 +4,8 @@ import pytest
 
 from services.domain.protocol import Assign, Offload, ReleaseBlocks, Upload
 from services.kvmanager.machine.kv_job import KvState
-from services.kvmanager.policies.kv_policy import ReserveFacts, policy_named
+from services.kvmanager.policies.kv_config import kv_policy_named
+from services.kvmanager.policies.kv_policy import ReserveFacts
 from tests.kvmanager.harness import Kv, grown, knobs, reclaim, resident
 
 BURST_LEVELS = (1.0, 2.0, 4.0, 8.0)
@@ -144,14 +145,14 @@ def test_a_running_job_that_can_not_grow_keeps_its_kv_and_sits_out() -> None:
 
 
 def test_the_reserve_is_the_larger_of_k_and_the_jobs_in_the_top_levels() -> None:
-    policy = policy_named("proactive", idle_slots=3, largest_share=1.0)
+    policy = kv_policy_named("proactive", idle_slots=3, largest_share=1.0)
     assert policy.reserve_blocks(ReserveFacts(100, 2.0, jobs_in_burst_levels=1)) == 6
     assert policy.reserve_blocks(ReserveFacts(100, 2.0, jobs_in_burst_levels=7)) == 14
     assert policy.reserve_blocks(ReserveFacts(100, 2.5, jobs_in_burst_levels=3)) == 8
 
 
 def test_the_reserve_never_takes_more_than_its_share_of_the_pool() -> None:
-    policy = policy_named("proactive", idle_slots=3, largest_share=0.25)
+    policy = kv_policy_named("proactive", idle_slots=3, largest_share=0.25)
     assert policy.reserve_blocks(ReserveFacts(100, 2.0, jobs_in_burst_levels=5_000)) == 25
 
 

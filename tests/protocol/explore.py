@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from services.kvmanager.policies.kv_policy import POLICY_NAMES
+from services.kvmanager.policies.kv_config import KV_POLICY_NAMES
 from services.scheduler.scheduler_config import PolicyName
 from tests.protocol.explorer import CounterexampleError, TooManyStatesError, explore
 from tests.protocol.instance import FLAT_PROFILE, STEEP_PROFILE, Instance, JobSize
@@ -34,7 +34,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--policy", choices=[name.value for name in PolicyName], default=PolicyName.SKIP_JOIN_MLFQ.value
     )
-    parser.add_argument("--kv-policy", choices=POLICY_NAMES, default="proactive")
+    parser.add_argument("--kv-policy", choices=KV_POLICY_NAMES, default="proactive")
     parser.add_argument("--steep", action="store_true", help="a prefill takes a second a token, not one in all")
     parser.add_argument("--max-batch", type=int, default=1)
     parser.add_argument("--plans-in-flight", type=int, default=2)

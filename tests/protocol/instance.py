@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.ids import JobId
 from services.kvmanager.machine.kv_manager import KvManager
-from services.kvmanager.policies.kv_policy import KvConfig, policy_named
+from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 
@@ -83,7 +83,7 @@ class Instance:
 
     def make_manager(self) -> KvManager:
         """The real KV manager."""
-        policy = policy_named(self.kv_policy, self.idle_slots, self.reserve_share)
+        policy = kv_policy_named(self.kv_policy, self.idle_slots, self.reserve_share)
         return KvManager(
             KvConfig(
                 policy, lookahead_tokens=self.lookahead_tokens, grant_blocks=1, protected_plans=self.protected_plans

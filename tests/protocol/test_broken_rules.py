@@ -16,7 +16,7 @@ from services.kvmanager.machine import moves
 from services.kvmanager.machine.decisions import blocks_wanted
 from services.kvmanager.machine.kv_job import KvJob, KvState
 from services.kvmanager.machine.ledger import Ledger
-from services.kvmanager.policies.kv_policy import KvConfig
+from services.kvmanager.policies.kv_config import KvConfig
 from services.scheduler.job import JobState
 from services.scheduler.machine.releases import Releases
 from services.scheduler.machine.scheduler import Scheduler

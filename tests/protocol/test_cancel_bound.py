@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from services.domain.ids import JobId
-from services.kvmanager.policies.kv_policy import POLICY_NAMES
+from services.kvmanager.policies.kv_config import KV_POLICY_NAMES
 from tests.protocol.instance import Instance, JobSize
 from tests.protocol.world import State, Step, World
 
@@ -72,7 +72,7 @@ def iterations_until_free(world: World, state: State, number: int, slow_copies: 
 
 
 @pytest.mark.parametrize("slow_copies", [False, True], ids=["fast copies", "slow copies"])
-@pytest.mark.parametrize("kv_policy", POLICY_NAMES)
+@pytest.mark.parametrize("kv_policy", KV_POLICY_NAMES)
 @pytest.mark.parametrize("plans_in_flight", [1, 2, 3])
 def test_a_job_cancelled_at_any_moment_is_free_everywhere_when_the_plans_under_way_have_ended(
     plans_in_flight: int, kv_policy: str, slow_copies: bool

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.kvmanager.policies.kv_policy import POLICY_NAMES
+from services.kvmanager.policies.kv_config import KV_POLICY_NAMES
 from services.scheduler.scheduler_config import PolicyName
 from tests.protocol.explorer import explore
 from tests.protocol.instance import STEEP_PROFILE, Instance, JobSize
@@ -45,7 +45,7 @@ INSTANCES = {
 }
 
 
-@pytest.mark.parametrize("kv_policy", POLICY_NAMES)
+@pytest.mark.parametrize("kv_policy", KV_POLICY_NAMES)
 @pytest.mark.parametrize("name", INSTANCES)
 def test_every_interleaving_is_safe_and_ends_with_all_jobs_ended_and_all_blocks_free(name: str, kv_policy: str) -> None:
     explored = explore(replace(INSTANCES[name], kv_policy=kv_policy), most_states=200_000)

@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.kvmanager.policies.kv_policy import POLICY_NAMES
+from services.kvmanager.policies.kv_config import KV_POLICY_NAMES
 from services.scheduler.scheduler_config import PolicyName
 from tests.protocol.instance import Instance, JobSize
 from tests.protocol.world import Step, World
@@ -33,7 +33,7 @@ def instances(draw: st.DrawFn) -> Instance:
         host_blocks=draw(st.integers(0, 3 * largest)),
         block_size=block_size,
         policy=draw(st.sampled_from(PolicyName)),
-        kv_policy=draw(st.sampled_from(POLICY_NAMES)),
+        kv_policy=draw(st.sampled_from(KV_POLICY_NAMES)),
         max_batch=draw(st.integers(1, 4)),
         plans_in_flight=draw(st.integers(1, 3)),
         lookahead_tokens=draw(st.integers(0, 3)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from services.domain.turns import Turn
 from services.kvmanager.kv_manager_recording import KV_MANAGER_FORMAT
-from services.kvmanager.policies.kv_policy import KvConfig, policy_named
+from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.runtime.recording.lines import MachineFormat
 from services.runtime.recording.reader import Recording
 from services.runtime.recording.recorder import Recorder, recording
@@ -22,7 +22,7 @@ FORMATS = (SCHEDULER_FORMAT, KV_MANAGER_FORMAT)
 
 BUSY = Setup(
     scheduler=SchedulerConfig(max_batch=2, starvation_limit_s=0.2, prefill_chunk_tokens=16),
-    kv=KvConfig(policy_named("proactive")),
+    kv=KvConfig(kv_policy_named("proactive")),
     profile=TEN_MS,
     device_blocks=6,
     host_blocks=12,

@@ -36,7 +36,7 @@ from services.kvmanager.machine.kv_manager_events import (
     ToScheduler,
     ToWorker,
 )
-from services.kvmanager.policies.kv_policy import KvConfig, policy_named
+from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.runtime.recording.lines import Head
 from services.runtime.recording.recorder import Recorder
 from services.simulator.turn_replay import replay
@@ -199,7 +199,7 @@ def test_the_command_says_that_all_is_identical(
 
 
 def test_an_id_that_is_released_and_used_again_in_one_turn_replays(tmp_path: Path) -> None:
-    knobs = KvConfig(policy_named("proactive"))
+    knobs = KvConfig(kv_policy_named("proactive"))
     path = tmp_path / "kvmanager.jsonl.gz"
     head = Head("kvmanager", knobs, True, "0.1.0", "3.11.0", "2026-01-01T00:00:00+00:00")
     recorder = Recorder(KV_MANAGER_FORMAT, head, path.open("xb"), 1_000_000)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
-from services.kvmanager.policies.kv_policy import KvConfig, policy_named
+from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from services.simulator.outcome import JobOutcome, Simulation
 from services.simulator.server_setup import Link, ServerSetup, SimulatedJob
@@ -49,7 +49,7 @@ def server(
     """A server without message delay unless it is asked for. `knobs` are the scheduler's."""
     return ServerSetup(
         scheduler=SchedulerConfig(policy=policy, **knobs),  # type: ignore[arg-type]
-        kv=KvConfig(policy_named(kv_policy)),
+        kv=KvConfig(kv_policy_named(kv_policy)),
         cost=cost,
         kv_bytes_per_token=kv_bytes_per_token,
         device_tokens=device_tokens,

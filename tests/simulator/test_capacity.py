@@ -6,7 +6,7 @@ import pytest
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
-from services.kvmanager.policies.kv_policy import KvConfig, policy_named
+from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from services.simulator.fcfs_capacity import fcfs_capacity_per_s, fcfs_setup
 from services.simulator.server_setup import Link, ServerSetup, SimulatedJob
@@ -15,7 +15,7 @@ ITERATION_S = 0.1
 FLAT = CostProfile((PrefillCost(16, ITERATION_S),), (DecodeCost(1, 16, ITERATION_S),))
 SETUP = ServerSetup(
     scheduler=SchedulerConfig(max_batch=4),
-    kv=KvConfig(policy_named("proactive")),
+    kv=KvConfig(kv_policy_named("proactive")),
     cost=FLAT,
     kv_bytes_per_token=1024,
     device_tokens=16_384,
@@ -41,7 +41,7 @@ def test_it_does_not_depend_on_arrivals_policies_or_admission() -> None:
     other = replace(
         SETUP,
         scheduler=replace(SETUP.scheduler, policy=PolicyName.SRPT, max_queued_jobs=5, max_queued_tokens=50),
-        kv=KvConfig(policy_named("recompute")),
+        kv=KvConfig(kv_policy_named("recompute")),
     )
     assert fcfs_capacity_per_s(SETUP, at_once) == capacity == fcfs_capacity_per_s(other, at_once)
 
@@ -65,5 +65,5 @@ def test_the_server_is_otherwise_the_same_one() -> None:
     assert setup == replace(
         SETUP,
         scheduler=replace(SETUP.scheduler, policy=PolicyName.FCFS),
-        kv=replace(SETUP.kv, policy=policy_named("defer")),
+        kv=replace(SETUP.kv, policy=kv_policy_named("defer")),
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.domain.errors import InvalidFieldError
 from services.kvmanager.machine.kv_manager import KvManager
-from services.kvmanager.policies.kv_policy import POLICY_NAMES
+from services.kvmanager.policies.kv_config import KV_POLICY_NAMES
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.scheduler_config import PolicyName
 from services.simulator.server_setup import ServerSetup, SimulatedJob
@@ -49,7 +49,7 @@ def servers(draw: st.DrawFn, policies: list[PolicyName]) -> ServerSetup:
     """All sizes of pools, batches, pipelines and delays."""
     return server(
         draw(st.sampled_from(policies)),
-        draw(st.sampled_from(POLICY_NAMES)),
+        draw(st.sampled_from(KV_POLICY_NAMES)),
         cost=GROWING_COST,
         device_tokens=draw(st.sampled_from([256, 400, 4096])),
         host_tokens=draw(st.sampled_from([0, 160, 4096])),
@@ -94,7 +94,7 @@ def test_the_group_computes_exactly_while_somebody_is_there(
     assert simulation.counters.busy_s == pytest.approx(total_s(there))
 
 
-@pytest.mark.parametrize("kv_policy", POLICY_NAMES)
+@pytest.mark.parametrize("kv_policy", KV_POLICY_NAMES)
 def test_the_same_input_gives_the_same_figures_bit_for_bit(kv_policy: str) -> None:
     jobs = random_jobs(1, 80, rate_per_s=30.0)
     setup = server(PolicyName.SKIP_JOIN_MLFQ, kv_policy, cost=GROWING_COST, device_tokens=1024, hop_s=0.0003, groups=2)

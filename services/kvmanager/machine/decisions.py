@@ -27,7 +27,8 @@ from services.kvmanager.machine import moves
 from services.kvmanager.machine.enst import enst_s
 from services.kvmanager.machine.kv_job import DEVICE, HELD, HOST, WAITING, KvJob
 from services.kvmanager.machine.ledger import Ledger
-from services.kvmanager.policies.kv_policy import KvConfig, ReserveFacts
+from services.kvmanager.policies.kv_config import KvConfig
+from services.kvmanager.policies.kv_policy import ReserveFacts
 
 VICTIM_SCAN = 64
 """Most jobs looked at for one demand."""

@@ -51,7 +51,7 @@ from services.kvmanager.machine.kv_manager_events import (
     Swaps,
 )
 from services.kvmanager.machine.ledger import Ledger
-from services.kvmanager.policies.kv_policy import KvConfig
+from services.kvmanager.policies.kv_config import KvConfig
 
 NO_WORKER = Epoch(0)
 

@@ -33,7 +33,7 @@ from services.scheduler.machine.promotion import Promotion
 from services.scheduler.machine.ranking import Ranking
 from services.scheduler.machine.scheduler_counters import SchedulerCounters
 from services.scheduler.machine.scheduler_events import Emit
-from services.scheduler.policies.mlfq import SchedulingPolicy
+from services.scheduler.policies.scheduling_policy import SchedulingPolicy
 from services.scheduler.scheduler_config import SchedulerConfig
 
 

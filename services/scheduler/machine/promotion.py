@@ -10,7 +10,7 @@ the wait would have been long enough had the job never run since, and set again 
 from services.domain.protocol import Rank
 from services.scheduler.job import CLOSING, ENDED, Job
 from services.scheduler.machine.timers import Timers
-from services.scheduler.policies.mlfq import SchedulingPolicy
+from services.scheduler.policies.scheduling_policy import SchedulingPolicy
 
 LOOKS_PER_STEP = 64
 """Most timers looked at in a step: when a burst's timers come due together, the rest waits for the next step."""

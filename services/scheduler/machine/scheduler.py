@@ -63,7 +63,7 @@ from services.scheduler.machine.scheduler_events import (
     WorkerLost,
 )
 from services.scheduler.machine.timers import Timers
-from services.scheduler.policies.fcfs import make_policy
+from services.scheduler.policies.policy_choice import make_policy
 from services.scheduler.scheduler_config import SchedulerConfig
 
 NO_WORKER = Epoch(0)

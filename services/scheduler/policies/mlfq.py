@@ -1,9 +1,4 @@
-"""Multi-level feedback queues (PAPER 2), and the interface that every policy has.
-
-A policy gives each job a place: Rank(level, key, arrival number), smaller runs sooner. It is asked when a job joins,
-when an iteration with the job ended (`service_s` is what that iteration is charged), and when the starvation limit
-promotes it. It holds no list of jobs: the machine keeps them sorted by place, so that a decision costs no walk over the
-queue.
+"""Multi-level feedback queues: skip-join (FastServe), naive, and killing (PAPER 2).
 
 MLFQ approximates least attained service without knowing lengths. Levels have quanta q1 < q2 < ..., each `quantum_ratio`
 times the one before; q1 is the smallest iteration time, and there are as many levels as it takes for the last quantum
@@ -19,46 +14,12 @@ a number that rises with every join. A job that stays in its level keeps its pla
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Protocol
 
 from services.domain.cost import CostProfile
 from services.domain.protocol import Rank
 from services.scheduler.job import Job
 
 MOST_LEVELS = 64
-
-
-class SchedulingPolicy(Protocol):
-    """Decides ranks. All methods cost O(1), `settle` O(jobs it moves)."""
-
-    quanta_s: tuple[float, ...]
-    """Quantum of each level, highest level first; empty without quanta."""
-    closed_level: int | None
-    """Jobs of this level and below are not planned."""
-
-    def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
-        """A worker joined: take its cost model. So many batches run at a time. Called before any other method."""
-
-    def join(self, job: Job) -> Rank:
-        """Place of a new job."""
-
-    def ran(self, job: Job, service_s: float) -> Rank | None:
-        """New place of a job that was in an iteration and goes on; None: it keeps its place."""
-
-    def cut(self, job: Job) -> Rank:
-        """Place of a job whose prefill was cut."""
-
-    def cut_after_s(self, job: Job, tokens: int) -> float | None:
-        """How long a prefill of so many tokens may run before it is cut; None: to its end."""
-
-    def promote(self, job: Job) -> Rank | None:
-        """Place of a job that waited for the starvation limit; None: it can't get a better one."""
-
-    def leave(self, job: Job) -> None:
-        """The job ended."""
-
-    def settle(self) -> Sequence[tuple[Job, Rank]]:
-        """New places, once all events of a turn were taken."""
 
 
 def quanta(profile: CostProfile, max_model_len: int, ratio: float) -> tuple[float, ...]:

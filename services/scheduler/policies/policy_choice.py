@@ -1,0 +1,33 @@
+"""The policy that a configuration names."""
+
+from typing import assert_never
+
+from services.scheduler.policies.fcfs import Fcfs
+from services.scheduler.policies.fixed_priority import FixedPriority
+from services.scheduler.policies.mlfq import Mlfq
+from services.scheduler.policies.scheduling_policy import SchedulingPolicy
+from services.scheduler.policies.srpt import Srpt
+from services.scheduler.policies.static import Static
+from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
+
+
+def make_policy(config: SchedulerConfig) -> SchedulingPolicy:
+    """The policy that the configuration names."""
+    match config.policy:
+        case PolicyName.FCFS:
+            return Fcfs()
+        case PolicyName.FIXED_PRIORITY:
+            return FixedPriority()
+        case PolicyName.SRPT:
+            return Srpt()
+        case PolicyName.STATIC:
+            return Static(config.max_batch)
+        case PolicyName.MLFQ | PolicyName.MLFQ_KILL | PolicyName.SKIP_JOIN_MLFQ as name:
+            return Mlfq(
+                quantum_ratio=config.quantum_ratio,
+                demotion_levels=config.demotion_levels,
+                skip_join=name is PolicyName.SKIP_JOIN_MLFQ,
+                kill=name is PolicyName.MLFQ_KILL,
+            )
+        case unreachable:
+            assert_never(unreachable)

@@ -1,0 +1,70 @@
+"""Static, request-level batches (FasterTransformer; PAPER 2).
+
+A batch is formed of the first jobs waiting, runs until its last job has ended, and lets nobody in meanwhile. Its jobs
+stand in level 0, all others in level 1, which is closed. With pipeline stages there are as many batches, which take
+turns, and each of them is followed by another when it ends.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from services.domain.cost import CostProfile
+from services.domain.protocol import Rank
+from services.scheduler.job import Job
+from services.scheduler.policies.without_levels import WithoutLevels
+
+
+class Static(WithoutLevels):
+    """Request-level batches."""
+
+    def __init__(self, max_batch: int) -> None:
+        self.closed_level = 1
+        self._max_batch = max_batch
+        self._stage_count = 1
+        self._batches: list[set[int]] = []
+        """Arrival numbers of the jobs of each that did not end yet."""
+        self._batch_of: dict[int, set[int]] = {}
+        self._waiting: deque[Job] = deque()
+        self._left: set[int] = set()
+
+    def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
+        """As many batches as stages."""
+        self._stage_count = stage_count
+
+    def join(self, job: Job) -> Rank:
+        """Waits for the next batch."""
+        self._waiting.append(job)
+        return Rank(1, 0.0, job.arrival_number)
+
+    def leave(self, job: Job) -> None:
+        """Its slot stays empty until the batch ends; a job that was waiting is passed over when its turn comes."""
+        batch = self._batch_of.pop(job.arrival_number, None)
+        if batch is None:
+            self._left.add(job.arrival_number)
+            return
+        batch.remove(job.arrival_number)
+        if not batch:
+            self._batches.remove(batch)
+
+    def settle(self) -> Sequence[tuple[Job, Rank]]:
+        """The next batch, when one ended."""
+        begun: list[tuple[Job, Rank]] = []
+        while self._waiting and len(self._batches) < self._stage_count:
+            jobs = self._next_jobs()
+            if not jobs:
+                break
+            batch = {job.arrival_number for job in jobs}
+            self._batches.append(batch)
+            self._batch_of.update(dict.fromkeys(batch, batch))
+            begun += [(job, Rank(0, 0.0, job.arrival_number)) for job in jobs]
+        return begun
+
+    def _next_jobs(self) -> list[Job]:
+        jobs: list[Job] = []
+        while self._waiting and len(jobs) < self._max_batch:
+            job = self._waiting.popleft()
+            if job.arrival_number in self._left:
+                self._left.remove(job.arrival_number)
+            else:
+                jobs.append(job)
+        return jobs
