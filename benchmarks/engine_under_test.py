@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.engine_copies import EngineCopies
 from services.domain.ids import JobId
-from services.domain.sampling import JobSampling
+from services.domain.job_sampling import JobSampling
 from services.worker.engine.build import build
 from services.worker.engine.offline import OfflineEngine, OfflineJob, read_trace
 from services.worker.settings import KeptEngineSettings

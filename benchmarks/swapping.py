@@ -15,8 +15,8 @@ import torch
 from benchmarks.device_models import BLOCK_SIZE, Shape, make_model, pools_of
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork
+from services.domain.job_sampling import JobSampling
 from services.domain.protocol import Assign, BlockMove, Offload, Upload
-from services.domain.sampling import JobSampling
 from services.worker.engine.engine import Engine, make_copier
 from services.worker.kv.copier import Copier, CpuCopier, Direction, Ticket
 from services.worker.kv.cuda_copier import CudaCopier

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("services", "models", "benchmarks", "tests")
+FOLDERS = ("services", "evaluation", "profiles", "models", "benchmarks", "tests")
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 70
 LIGHT_MODULES = (
@@ -20,6 +20,10 @@ LIGHT_MODULES = (
     "services.cli.__main__",
 )
 MOST_LIGHT_IMPORT_S = 60
+SAME_IN_EVERY_SERVICE = {"__init__", "__main__", "driver", "metrics", "service", "settings"}
+"""Module names that may stand in several folders: each means the same part of another service."""
+ID_TYPES = re.compile(r"\b(JobId|PlanNumber|CommandNumber)\b")
+ID_NAMES = re.compile(r"(_id|_ids|_number|_numbers|^number)$")
 
 
 def sources() -> Iterator[Path]:
@@ -78,3 +82,59 @@ def test_what_needs_no_tensors_never_imports_torch(module: str) -> None:
         cwd=ROOT,
     )
     assert done.stdout.strip() == "[]"
+
+
+def classes(path: Path) -> Iterator[ast.ClassDef]:
+    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
+
+
+def repeated(names: Iterator[tuple[str, Path]]) -> dict[str, list[str]]:
+    """The names that stand in several files."""
+    places: dict[str, list[str]] = {}
+    for name, path in names:
+        places.setdefault(name, []).append(named(path))
+    return {name: files for name, files in places.items() if len(files) > 1}
+
+
+def services() -> list[Path]:
+    return [path for path in sources() if path.is_relative_to(ROOT / "services")]
+
+
+def test_a_class_name_is_defined_once() -> None:
+    assert repeated((node.name, path) for path in services() for node in classes(path)).keys() <= {"Direction"}
+
+
+def test_a_module_name_is_defined_once_unless_every_service_has_that_part() -> None:
+    modules = ((path.stem, path) for path in services() if path.stem not in SAME_IN_EVERY_SERVICE)
+    assert repeated(modules) == {}
+
+
+def test_no_package_holds_a_single_module() -> None:
+    folders = {path.parent for path in services()}
+    lone = {folder for folder in folders if len([one for one in folder.glob("*.py") if one.name != "__init__.py"]) == 1}
+    assert [named(folder) for folder in lone if not any(one.parent == folder for one in folders)] == []
+
+
+def test_what_holds_an_id_says_so_in_its_name() -> None:
+    """A `job` is the object, its id is `job_id`."""
+
+    def holds_one_id(annotation: ast.expr) -> bool:
+        text = ast.unparse(annotation).removesuffix(" | None")
+        return ID_TYPES.fullmatch(text) is not None
+
+    wrong = [
+        f"{named(path)}:{node.lineno} {node.target.id}"
+        for path in services()
+        for kind in classes(path)
+        for node in kind.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        if holds_one_id(node.annotation) and not ID_NAMES.search(node.target.id)
+    ]
+    wrong += [
+        f"{named(path)}:{node.lineno} {node.arg}"
+        for path in services()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.arg) and node.annotation is not None
+        if holds_one_id(node.annotation) and not ID_NAMES.search(node.arg)
+    ]
+    assert wrong == []

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from services.domain.generation import TokenLogprob
 from services.domain.ids import Epoch, JobId, PlanNumber
+from services.domain.job_sampling import JobSampling
 from services.domain.protocol import IterationResult
-from services.domain.sampling import JobSampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from services.domain.errors import FastServeError
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId
-from services.domain.sampling import JobSampling
+from services.domain.job_sampling import JobSampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,27 +4,23 @@ import asyncio
 import gc
 import time
 import uuid
-from collections.abc import Callable
-from concurrent.futures import TimeoutError as FutureTimeoutError
 
-from services.domain.errors import FastServeError
-from services.domain.server_status import ServerStatus
+from services.gateway.admin_client import AdminClient
 from services.gateway.driver import GatewayDriver, GatewayModel
-from services.gateway.gateway_link import AdminClient, GatewayLink
+from services.gateway.gateway_link import GatewayLink
 from services.gateway.generation.validation import ModelLimits
 from services.gateway.metrics import GatewayMetrics, ServerStatusCollector
 from services.gateway.model_tokenizer import ModelTokenizer
 from services.gateway.service import ADMIN_SERVICE, INFERENCE_SERVICE, register
 from services.gateway.settings import GatewaySettings
 from services.runtime.channel import open_channel
-from services.runtime.metrics_server import MetricsServer, new_registry
+from services.runtime.metrics_server import SCRAPE_LIMIT_S, MetricsServer, asking_loop, new_registry
 from services.runtime.model_files import fingerprint, read_facts
-from services.runtime.process import ServiceProcess, service_main
+from services.runtime.process import ServiceProcess, cancelled, service_main
 from services.runtime.readiness import Readiness
 from services.runtime.server import RpcServer
 from services.runtime.settings import join_address
 
-SCRAPE_LIMIT_S = 1.0
 CLOSE_LIMIT_S = 0.5
 """For the last bytes; what is still open then are streams without an end, such as WatchStatus."""
 
@@ -37,32 +33,6 @@ def _load_model(settings: GatewaySettings) -> GatewayModel:
         tokenizer=ModelTokenizer(settings.model),
         created_s=int(time.time()),
     )
-
-
-def _status_reader(admin: AdminClient) -> Callable[[], ServerStatus | None]:
-    """Asks the scheduler from the thread of the metrics server."""
-    loop = asyncio.get_running_loop()
-
-    def read() -> ServerStatus | None:
-        if not loop.is_running():
-            return None
-        future = asyncio.run_coroutine_threadsafe(admin.server_status(SCRAPE_LIMIT_S), loop)
-        try:
-            return future.result(SCRAPE_LIMIT_S)
-        except (FastServeError, FutureTimeoutError):
-            future.cancel()
-            return None
-
-    return read
-
-
-async def _serve_until_stopped(process: ServiceProcess[GatewaySettings], link_task: "asyncio.Task[None]") -> None:
-    """Returns at the first signal. Raises what ended the link: PeerMismatchError."""
-    stopping = asyncio.create_task(process.stopping.wait())
-    await asyncio.wait((stopping, link_task), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if link_task.done():
-        link_task.result()
 
 
 async def serve(process: ServiceProcess[GatewaySettings]) -> None:
@@ -82,20 +52,22 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
             lambda grpc_server: register(grpc_server, driver, admin),
         )
         metrics_server = MetricsServer(settings.host, settings.metrics_port, registry)
-        registry.register(ServerStatusCollector(model.name, _status_reader(admin), lambda: metrics.refused))
+        registry.register(
+            ServerStatusCollector(
+                model.name, asking_loop(lambda: admin.server_status(SCRAPE_LIMIT_S)), lambda: metrics.refused
+            )
+        )
         await server.start()
         process.announce_ready(server.address, metrics_server.address)
         follower = asyncio.create_task(readiness.follow(server))
         link_task = asyncio.create_task(link.run(driver.on_limits, driver.on_updates, driver.on_lost))
         try:
-            await _serve_until_stopped(process, link_task)
+            await process.until_stopped(link_task)
             await driver.drain(settings.drain_limit)
             await link.flush()
         finally:
             await server.stop(CLOSE_LIMIT_S)
-            follower.cancel()
-            link_task.cancel()
-            await asyncio.gather(follower, link_task, return_exceptions=True)
+            await cancelled(follower, link_task)
             driver.close()
             # Its thread may be asking this loop; so it is stopped from another one.
             await asyncio.to_thread(metrics_server.stop)

@@ -1,8 +1,8 @@
-"""Cancelled requests of which the scheduler may still speak.
+"""Cancelled requests about which the scheduler may still send news.
 
-A client that lost its stream may come back at once with the same request id, while the last words on the cancelled jobs
-are still under way; taken for news of the new jobs of the same names they would end them. So a successor waits until
-those words are heard, or until a second has passed, because a scheduler need not say anything about a cancelled job.
+A client that lost its stream may come back at once with the same request id, while the last updates on the cancelled
+jobs are still on their way; taken for updates on the new jobs with the same ids, they would end those. So the new
+request waits until they have arrived, or for a second, because a scheduler need not report on a cancelled job.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class _Cancelled:
 
 
 class CancelledRequests:
-    """Requests by id. Bounded by the time limit: each is forgotten by then."""
+    """Requests by id. Their number stays bounded, because each is forgotten after the time limit."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, _Cancelled] = {}
@@ -32,12 +32,12 @@ class CancelledRequests:
         return request_id in self._by_id
 
     def add(self, request_id: str, jobs: Sequence[JobId]) -> None:
-        """These jobs were cancelled just now."""
+        """Remembers jobs that were cancelled just now."""
         leaving = self._by_id[request_id] = _Cancelled(jobs)
         leaving.timer = asyncio.get_running_loop().call_later(LIMIT_S, self._forget, request_id, leaving)
 
     def on_last_word(self, job_id: JobId) -> None:
-        """The scheduler will say no more of this job."""
+        """The scheduler has sent its last update on this job."""
         request_id = job_id.rpartition("/")[0]
         leaving = self._by_id.get(request_id)
         if leaving is not None:
@@ -46,13 +46,13 @@ class CancelledRequests:
                 self._forget(request_id, leaving)
 
     async def wait_gone(self, request_id: str) -> None:
-        """Until nothing more is to be heard of an earlier request of this id."""
+        """Waits until no more updates can arrive on an earlier request with this id."""
         leaving = self._by_id.get(request_id)
         if leaving is not None:
             await leaving.gone.wait()
 
     def clear(self) -> None:
-        """Nothing more is to be heard of anyone: the stream has ended."""
+        """Forgets all requests: the stream has ended, so no more updates can arrive."""
         for request_id, leaving in list(self._by_id.items()):
             self._forget(request_id, leaving)
 

@@ -1,9 +1,9 @@
-"""The owner of the gateway's state: which requests are open, what their jobs made, what the scheduler allows.
+"""Owns the gateway's state: the open requests, the output of their jobs, and what the scheduler allows.
 
-Life of a request: `open` checks it and finds out whether its id is known (then the client only listens), else the
-prompt is tokenized, at once where it is short, beside the event loop where it is long; each choice is submitted as a
-job; `on_updates` brings tokens, which become text at once and wake the listeners; the job ends by the scheduler's word,
-by a stop string (told to the scheduler), or because the last listener left.
+The life of a request: if `open` finds its id among the open requests, the client only listens. Otherwise the prompt is
+tokenized, on the event loop if it is short and in a thread if it is long, and each choice is submitted as a job.
+`on_updates` brings tokens, which become text at once and wake the listeners. A job ends when the scheduler says so, at
+a stop string (of which the scheduler is told), or when the last listener leaves.
 
 Everything here runs on the event loop and is called by the link to the scheduler and by the RPC handlers.
 """
@@ -40,16 +40,16 @@ from services.gateway.open_request import Choice, Listener, OpenRequest
 _log = logging.getLogger(__name__)
 
 SHORT_TEXT_CHARACTERS = 1024
-"""Tokenized on the event loop: it takes about a millisecond at most."""
+"""Texts up to this length are tokenized on the event loop, which takes about a millisecond at most."""
 MOST_LONG_TEXTS = 256
 LAST_MESSAGES_LIMIT_S = 5.0
 LAST_WORD_LIMIT_S = 0.5
-"""How long the end of a choice waits, after a stop string, for the scheduler's timings."""
+"""How long a choice that ended at a stop string waits for the scheduler's timings."""
 RETRY_S = 1.0
 
 
 class JobLink(Protocol):
-    """The way to the scheduler. Neither call waits."""
+    """Sends jobs and cancellations to the scheduler. Neither call waits."""
 
     def submit(self, submission: Submission) -> None: ...
     def cancel(self, job_id: JobId, reason: EndReason) -> None: ...
@@ -57,7 +57,7 @@ class JobLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatewayModel:
-    """What the gateway serves. `created_s` is Unix time."""
+    """The model that the gateway serves. `created_s` is Unix time."""
 
     name: str
     limits: ModelLimits
@@ -67,12 +67,12 @@ class GatewayModel:
 
 def _over_context(context: int, least: int) -> InvalidFieldError:
     return InvalidFieldError(
-        "text", f"must leave room for output in the context of {context} tokens, it has more than {least}"
+        "text", f"must leave room for output in the context of {context} tokens, got at least {least} tokens"
     )
 
 
 class GatewayDriver:
-    """Open requests and their jobs. `on_ready` is called with `ready` whenever it may have changed."""
+    """The open requests and their jobs. `on_ready` is called with `ready` whenever that may have changed."""
 
     def __init__(
         self,
@@ -104,16 +104,16 @@ class GatewayDriver:
 
     @property
     def limits(self) -> ServingLimits | None:
-        """What the scheduler admits; None while it can't be reached."""
+        """What the scheduler admits, or None while it can't be reached."""
         return self._limits
 
     @property
     def ready(self) -> bool:
-        """A request that fits would be admitted."""
+        """Whether a request that fits would be admitted."""
         return self._limits is not None and self._limits.ready and not self._draining
 
     def usable_limits(self) -> ServingLimits:
-        """Limits of a job. Raises NotReadyError, told for the client."""
+        """The limits of a job. Raises NotReadyError, with a message for the client, if no job can be admitted now."""
         if self._draining:
             raise NotReadyError("this gateway is shutting down", RETRY_S)
         if self._limits is None:
@@ -125,7 +125,7 @@ class GatewayDriver:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def check(self, request: GenerateRequest) -> None:
-        """Refuses whatever can be refused without tokenizing, and in any state of the server."""
+        """Refuses whatever can be refused without tokenizing and whatever state the server is in."""
         check_request(request, self.model.name, self.model.limits)
         context = self.model.limits.max_model_len
         if request.text is not None:
@@ -134,25 +134,26 @@ class GatewayDriver:
                 raise _over_context(context, least)
 
     def open(self, request: GenerateRequest, body_digest: bytes, deadline_in_s: float | None) -> Listener:
-        """A listener to this request's output, to be closed by the caller. `request` has passed `check`.
+        """A listener to this request's output, which the caller must close. `request` has passed `check`.
 
         Raises DuplicateRequestError, NotReadyError, AdmissionFullError, and InvalidFieldError for a prompt that does
-        not fit; where the prompt is long, the listener raises the latter.
+        not fit; if the prompt is long, it is the listener that raises the last of these.
         """
         known = None if request.request_id is None else self._requests.get(request.request_id)
         if known is not None:
             if known.body_digest != body_digest:
-                raise DuplicateRequestError(f"request_id {known.request_id!r} is known with another body")
+                raise DuplicateRequestError(f"request_id {known.request_id!r} is already in use with a different body")
             return self._listen(known, request)
         self.usable_limits()
         if len(self._requests) >= self._most_requests:
             self._metrics.refused += 1
-            raise AdmissionFullError(f"{self._most_requests} requests are open at this gateway, the most", RETRY_S)
+            raise AdmissionFullError(
+                f"this gateway has reached its limit of {self._most_requests} open requests", RETRY_S
+            )
         opened = OpenRequest(
             request.request_id or f"gen-{uuid.uuid4().hex}", request.request_id is not None, body_digest, self._clock()
         )
-        # A client that named an id may be joined by another one, whose deadline is later: then the gateway alone
-        # watches.
+        # A client that gave an id may be joined by another one with a later deadline, so the scheduler gets none.
         deadline_s = None if opened.id_is_given or deadline_in_s is None else opened.arrived_s + deadline_in_s
         self._start(opened, request, deadline_s)
         self._requests[opened.request_id] = opened
@@ -166,14 +167,14 @@ class GatewayDriver:
         return listener
 
     def _start(self, opened: OpenRequest, request: GenerateRequest, deadline_s: float | None) -> None:
-        """Submits the jobs now, or when the text is tokenized and no earlier job of this name is left."""
+        """Submits the jobs now, or once a long text is tokenized and earlier jobs with the same ids are gone."""
         is_long = request.text is not None and len(request.text) > SHORT_TEXT_CHARACTERS
         if not is_long and opened.request_id not in self._leaving:
             self._submit(opened, request, self._encode(request), deadline_s)
             return
         if self._long_texts >= MOST_LONG_TEXTS:
             self._metrics.refused += 1
-            raise AdmissionFullError("too many long prompts are being tokenized", RETRY_S)
+            raise AdmissionFullError(f"at most {MOST_LONG_TEXTS} prompts can wait to be tokenized at a time", RETRY_S)
         self._long_texts += 1
         opened.preparation = asyncio.create_task(self._prepare(opened, request, deadline_s))
 
@@ -183,14 +184,14 @@ class GatewayDriver:
             loop = asyncio.get_running_loop()
             prompt = await loop.run_in_executor(self._executor, self._encode, request)
             self._submit(opened, request, prompt, deadline_s)
-        except Exception as error:  # whatever it is, the listeners must hear of it
+        except Exception as error:  # whatever it is, the listeners must be told
             self._fail(opened, error)
         finally:
             self._long_texts -= 1
             opened.preparation = None
 
     def _encode(self, request: GenerateRequest) -> "array[int]":
-        """Raises InvalidFieldError for a text that is far too long, long before all of it would be tokenized."""
+        """Raises InvalidFieldError for a text that is far too long, without tokenizing all of it."""
         if request.text is None:
             return array("I", request.token_ids or ())
         context = self.model.limits.max_model_len
@@ -201,7 +202,7 @@ class GatewayDriver:
     def _submit(
         self, opened: OpenRequest, request: GenerateRequest, prompt: "array[int]", deadline_s: float | None
     ) -> None:
-        """One job per choice. Raises InvalidFieldError, NotReadyError."""
+        """Submits one job per choice. Raises InvalidFieldError, NotReadyError."""
         limits = self.usable_limits()
         field = "text" if request.text is not None else "token_ids.ids"
         check_prompt(field, len(prompt), request.sampling.max_tokens_or_default, self.model.limits, limits)
@@ -239,7 +240,7 @@ class GatewayDriver:
             del self._requests[opened.request_id]
 
     def _cancel_jobs(self, opened: OpenRequest, reason: EndReason) -> None:
-        """Ends what is left of a request, here and at the scheduler."""
+        """Ends the choices of a request that are still open, here and at the scheduler."""
         now_s = self._clock()
         left: list[JobId] = []
         for choice in opened.choices:
@@ -252,21 +253,21 @@ class GatewayDriver:
         self._await_last_words(opened, left)
 
     def _await_last_words(self, opened: OpenRequest, left: Sequence[JobId]) -> None:
-        """`left` were cancelled just now, and a request of the same id may come."""
+        """Remembers the jobs `left`, just cancelled, because a request with the same id may follow."""
         if left and opened.id_is_given and self._limits is not None:
             self._leaving.add(opened.request_id, left)
 
-    def _fail(self, opened: OpenRequest, error: Exception, failed: JobId | None = None) -> None:
-        """Ends a request with an error for all its listeners. `failed`: the job that the scheduler has ended itself."""
+    def _fail(self, opened: OpenRequest, error: Exception, failed_job_id: JobId | None = None) -> None:
+        """Ends a request with an error for all its listeners. `failed_job_id`: the scheduler itself ended it."""
         left: list[JobId] = []
         for choice in opened.choices:
             if self._choices.pop(choice.job_id, None) is not None:
                 if not choice.is_joined:
                     self._metrics.choice_failed()
                 choice.end_timer()
-                if choice.job_id != failed:
-                    # Where the name is somebody else's, some of its jobs may still be ours. The scheduler ignores the
-                    # cancel of a job that this gateway does not follow.
+                if choice.job_id != failed_job_id:
+                    # If the request id belongs to someone else, some of the jobs may still be ours. The scheduler
+                    # ignores the cancellation of a job that this gateway does not follow.
                     self._link.cancel(choice.job_id, EndReason.CANCELLED)
                     left.append(choice.job_id)
         self._await_last_words(opened, left)
@@ -277,12 +278,12 @@ class GatewayDriver:
     # --- the scheduler -----------------------------------------------------------------------------------------------
 
     def on_limits(self, limits: ServingLimits) -> None:
-        """The scheduler is there, or its limits changed."""
+        """The scheduler has been reached, or its limits have changed."""
         self._limits = limits
         self._on_ready(self.ready)
 
     def on_lost(self) -> None:
-        """The stream to the scheduler ended, and with it every job."""
+        """The stream to the scheduler has ended, and with it every job."""
         self._limits = None
         self._on_ready(self.ready)
         self._leaving.clear()
@@ -291,7 +292,7 @@ class GatewayDriver:
                 self._fail(opened, NotReadyError("the connection to the scheduler was lost", RETRY_S))
 
     def on_updates(self, updates: Sequence[JobUpdate]) -> None:
-        """News of jobs. What concerns a job that nobody waits for any more is dropped."""
+        """Takes news of jobs. News of a job that nobody is waiting for any more is dropped."""
         now_s = self._clock()
         for update in updates:
             choice = self._choices.get(update.job_id)
@@ -311,7 +312,7 @@ class GatewayDriver:
             if output.stop_found:
                 self._finish(choice, EndReason.STOP, now_s)
             else:
-                self._fail(choice.request, update.error, failed=choice.job_id)
+                self._fail(choice.request, update.error, failed_job_id=choice.job_id)
             return
         was_stopped = output.stop_found
         if not was_stopped and update.token_ids:
@@ -345,7 +346,7 @@ class GatewayDriver:
         choice.last_token_s = now_s
 
     def _finish(self, choice: Choice, finish: EndReason, now_s: float) -> None:
-        """The choice's job is over at the scheduler too."""
+        """Ends a choice whose job is over at the scheduler too."""
         self._choices.pop(choice.job_id, None)
         self._end(choice, finish, now_s)
 
@@ -363,7 +364,7 @@ class GatewayDriver:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def drain(self, limit_s: float) -> None:
-        """Takes no new requests, waits for the open ones, and ends those that are left after `limit_s` with ABORT."""
+        """Refuses new requests, waits for the open ones, and ends those still open after `limit_s` with ABORT."""
         self._draining = True
         self._on_ready(self.ready)
         if await self._all_left(limit_s):
@@ -374,7 +375,7 @@ class GatewayDriver:
         await self._all_left(LAST_MESSAGES_LIMIT_S)
 
     async def _all_left(self, limit_s: float) -> bool:
-        """Whether every client got its last message within the limit."""
+        """Waits until every client has got its last message; returns False if that takes longer than the limit."""
         try:
             await asyncio.wait_for(self._idle.wait(), limit_s)
         except TimeoutError:
@@ -393,6 +394,6 @@ class GatewayDriver:
         opened.wake()
 
     def close(self) -> None:
-        """Ends the tokenizer's threads."""
+        """Stops the tokenizer's threads."""
         self._leaving.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -1,9 +1,8 @@
-"""What the gateway measures, and what it asks the scheduler for when it is scraped.
+"""What the gateway measures, and what it asks the scheduler for during a scrape.
 
-Durations and token counts are measured here, where clients feel them: once per choice, but prompts and times to first
-token's arrival once per request. Running and waiting jobs, pools, preemptions and iterations are the scheduler's: they
-are read from it during the scrape, so that they are true at that moment, and left out where it does not answer within a
-second.
+Durations and token counts are measured here, as clients see them: once per choice, except that a prompt is counted once
+per request. Running and waiting jobs, pools, preemptions and iterations are the scheduler's: they are read from it
+during the scrape, so that they are current, and left out if it does not answer within a second.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -33,7 +32,7 @@ _PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
 
 class GatewayMetrics:
-    """Everything measured at the gateway, for one model."""
+    """What the gateway measures, for one model."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         labels = (model_name, str(_GROUP))
@@ -42,18 +41,20 @@ class GatewayMetrics:
             return Histogram(PREFIX + name, text, LABELS, registry=registry, buckets=buckets).labels(*labels)
 
         self._first_token = histogram(
-            "time_to_first_token_seconds", "From a request's arrival to its choice's first token.", _FIRST_TOKEN_BUCKETS
+            "time_to_first_token_seconds",
+            "From a request's arrival to the first token of a choice.",
+            _FIRST_TOKEN_BUCKETS,
         )
         self._token_gap = histogram(
-            "inter_token_latency_seconds", "Between two output tokens of a choice.", _TOKEN_TIME_BUCKETS
+            "inter_token_latency_seconds", "Between two consecutive output tokens of a choice.", _TOKEN_TIME_BUCKETS
         )
         self._per_token = histogram(
             "request_time_per_output_token_seconds",
-            "From the first to the last output token, by the tokens after the first.",
+            "From the first to the last output token, divided by the number of tokens after the first.",
             _TOKEN_TIME_BUCKETS,
         )
         self._latency = histogram(
-            "e2e_request_latency_seconds", "From a request's arrival to its choice's end.", _LATENCY_BUCKETS
+            "e2e_request_latency_seconds", "From a request's arrival to the end of a choice.", _LATENCY_BUCKETS
         )
         self._queue = histogram(
             "request_queue_time_seconds", "From admission to the first iteration.", _LATENCY_BUCKETS
@@ -64,7 +65,7 @@ class GatewayMetrics:
         self._decode = histogram(
             "request_decode_time_seconds", "From the first output token to the last.", _LATENCY_BUCKETS
         )
-        self._prompt_size = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKEN_COUNT_BUCKETS)
+        self._prompt_size = histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKEN_COUNT_BUCKETS)
         self._output_size = histogram("request_generation_tokens", "Output tokens of a choice.", _TOKEN_COUNT_BUCKETS)
         self._preemptions = histogram("request_num_preemptions", "Preemptions of a choice.", _PREEMPTION_BUCKETS)
         self._prompt_tokens = Counter(
@@ -79,7 +80,7 @@ class GatewayMetrics:
         """Requests refused because the gateway itself was full."""
 
     def prompt_admitted(self, prompt_tokens: int) -> None:
-        """A request's prompt was computed: its first output token is there."""
+        """Counts the prompt of a request whose first output token has arrived."""
         self._prompt_tokens.inc(prompt_tokens)
         self._prompt_size.observe(prompt_tokens)
 
@@ -95,7 +96,9 @@ class GatewayMetrics:
     def choice_ended(
         self, finish: EndReason, tokens: int, since_arrival_s: float, decode_s: float, timings: JobTimings | None
     ) -> None:
-        """A choice ended well or was aborted. `decode_s` is from its first to its last token, as seen here."""
+        """Counts a choice that ended normally or was aborted. `decode_s` runs from its first to its last token, as seen
+        here.
+        """
         self._ended[finish.value].inc()
         self._output_size.observe(tokens)
         self._latency.observe(since_arrival_s)
@@ -112,7 +115,7 @@ class GatewayMetrics:
 
 
 class ServerStatusCollector(Collector):
-    """The scheduler's figures, asked for during the scrape by `read_status`, whose None means no answer."""
+    """The scheduler's figures. `read_status` asks for them during the scrape and returns None if there is no answer."""
 
     def __init__(
         self, model_name: str, read_status: Callable[[], ServerStatus | None], gateway_refused: Callable[[], int]
@@ -122,14 +125,14 @@ class ServerStatusCollector(Collector):
         self._gateway_refused = gateway_refused
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: a registry that is set up must not ask the scheduler."""
+        """Nothing, because registering the collector must not ask the scheduler."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
         status = self._read_status()
         labels = (self._model_name, str(_GROUP))
         rejections = CounterMetricFamily(
-            PREFIX + "admission_rejections", "Jobs refused for want of room.", labels=(*LABELS, "reason")
+            PREFIX + "admission_rejections", "Jobs refused because the server was full.", labels=(*LABELS, "reason")
         )
         rejections.add_metric((*labels, "gateway_full"), self._gateway_refused())
         if status is not None:

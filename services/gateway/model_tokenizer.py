@@ -1,8 +1,8 @@
-"""The model's tokenizer: text to tokens, off the event loop where the text is long, and what a detokenizer needs.
+"""The model's tokenizer: turns text into tokens, and supplies what turns tokens into text.
 
-Which bytes a token stands for is read off the tokenizer's decoder, for the two kinds that nearly all models have:
-byte-level (each character of a token stands for a byte), and SentencePiece's (a mark for the space, `<0x0A>` for a byte
-that no token covers). Any other decoder is asked itself, over a window of tokens.
+The bytes that a token stands for follow from the tokenizer's decoder, for the two kinds that nearly all models have:
+byte-level (each character of a token stands for a byte) and SentencePiece (a mark stands for the space, and `<0x0A>`
+for a byte that no token covers). Any other decoder is called itself, on a window of tokens.
 """
 
 import json
@@ -19,15 +19,15 @@ from services.runtime.model_files import tokenizer_file
 
 SLICE_CHARACTERS = 32 * 1024
 CHARACTERS_A_TOKEN = 6
-"""Texts that have fewer for each token that may be are tokenized at once: they are short enough, or nearly."""
+"""A text with at most this many characters per token of the limit is tokenized whole: it fits, or nearly does."""
 
 _SPACE_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 _SENTENCE_PIECE_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip"}
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The byte that a character of a byte-level token stands for: printable ones for themselves, those from 256 on for
-    the others in their order.
+    """The byte that each character of a byte-level token stands for: a printable character stands for its own byte, and
+    those from 256 on for the remaining bytes in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -41,7 +41,7 @@ def _byte_level_bytes(token: str) -> bytes:
     try:
         return bytes(_ALPHABET[character] for character in token)
     except KeyError:
-        # A token added beside the vocabulary, written as it is.
+        # An added token, which is written as plain text.
         return token.encode()
 
 
@@ -65,7 +65,9 @@ def _is_byte_level(steps: list[dict[str, Any]]) -> bool:
 
 
 def _is_sentence_piece(steps: list[dict[str, Any]]) -> bool:
-    """Space marks, bytes, and at most the leading space of all taken off, which never shows behind a prompt."""
+    """Whether the decoder only replaces space marks and bytes, and strips at most the space at the start of a sequence;
+    output follows a prompt, so it never has that space.
+    """
     if [step["type"] for step in steps] == ["Metaspace"]:
         return steps[0].get("replacement") == _SPACE_MARK
     replaces = [(step["pattern"], step["content"]) for step in steps if step["type"] == "Replace"]
@@ -78,8 +80,8 @@ def _is_sentence_piece(steps: list[dict[str, Any]]) -> bool:
 
 
 def _called(function: Callable[..., Any], *values: Any, **how: Any) -> Any:
-    """The library's answer. Its panics (over a file that parses and makes no sense, say) become ordinary errors: they
-    are none in Python, and would pass by whoever answers a client, or says why a service can't start.
+    """Calls the library. Its panics (for example on a file that parses but makes no sense) become ordinary errors: they
+    are not subclasses of Exception, so they would bypass the code that answers a client or reports a failed start.
     """
     try:
         return function(*values, **how)
@@ -90,13 +92,13 @@ def _called(function: Callable[..., Any], *values: Any, **how: Any) -> Any:
 
 
 class ModelTokenizer:
-    """Tokenizer of a model folder. Raises ModelFolderError if it has none, or one that can't be read."""
+    """The tokenizer of a model folder. Raises ModelFolderError if there is none or it can't be read."""
 
     def __init__(self, folder: Path) -> None:
         path = tokenizer_file(folder)
         try:
             self._tokenizer: Any = _called(Tokenizer.from_file, str(path))
-        except Exception as error:  # the library raises no narrower class
+        except Exception as error:  # the library raises nothing more specific
             raise ModelFolderError(f"{path} can't be read: {error}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -112,14 +114,14 @@ class ModelTokenizer:
         self._longest_token_bytes = self._longest() if _never_shrinks(described) else None
 
     def encode(self, text: str) -> "array[int]":
-        """Tokens of the text with the special ones that the tokenizer's post-processor adds."""
+        """The tokens of the text, with the special tokens that the tokenizer's post-processor adds."""
         return array("I", _called(self._tokenizer.encode, text).ids)
 
     def far_exceeds(self, text: str, tokens: int) -> bool:
-        """Whether the text has more than so many tokens by far, told at the cost of tokenizing about twice as many.
+        """Whether the text has far more than this many tokens, at the cost of tokenizing about twice that many.
 
-        It is tokenized in slices. Words that a slice's border cuts make some tokens more or fewer than the whole text
-        has; so a text is judged by twice the number, and one that comes near it is not judged at all.
+        The text is tokenized in slices. Words cut at the edge of a slice change the count a little, so the answer is
+        yes only above twice the number; a text that comes close to it is left to `encode`.
         """
         if len(text) <= CHARACTERS_A_TOKEN * tokens:
             return False
@@ -132,16 +134,16 @@ class ModelTokenizer:
         return False
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens, special ones left out."""
+        """The text of the tokens, without special tokens."""
         text: str = _called(self._tokenizer.decode, list(token_ids), skip_special_tokens=True)
         return text
 
     def least_tokens(self, text_bytes: int) -> int:
-        """A text of so many bytes has at least so many tokens; 0 where that can't be told."""
+        """The least number of tokens that a text of this many bytes can have; 0 if nothing is known about it."""
         return 0 if self._longest_token_bytes is None else text_bytes // self._longest_token_bytes
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for: none for a special token, and for an id without a token."""
+        """The bytes that a token stands for; empty for a special token and for an id without a token."""
         known = self._bytes.get(token_id)
         if known is None:
             known = self._bytes[token_id] = self._read_bytes(token_id)
@@ -150,15 +152,16 @@ class ModelTokenizer:
     def detokenizer(self, context: Sequence[int]) -> Detokenizer:
         """A detokenizer for output that follows these tokens."""
         if self._bytes_of is None:
-            return WindowDetokenizer(self.decode, context)
+            return WindowDetokenizer(self.decode, self.is_skipped, context)
         return BytesDetokenizer(self.token_bytes, context)
 
+    def is_skipped(self, token_id: int) -> bool:
+        """Whether `decode` leaves the token out: a special one, or an id that has no token."""
+        return token_id in self._special or self._tokenizer.id_to_token(token_id) is None
+
     def _read_bytes(self, token_id: int) -> bytes:
-        token = None if token_id in self._special else self._tokenizer.id_to_token(token_id)
-        if token is None:
-            return b""
         assert self._bytes_of is not None
-        return self._bytes_of(token)
+        return b"" if self.is_skipped(token_id) else self._bytes_of(self._tokenizer.id_to_token(token_id))
 
     def _longest(self) -> int | None:
         if self._bytes_of is None:
@@ -168,7 +171,9 @@ class ModelTokenizer:
 
 
 def _never_shrinks(described: dict[str, Any]) -> bool:
-    """Every byte of a text ends in some token: nothing normalizes it, and no added token swallows spaces beside it."""
+    """Whether every byte of a text ends up in some token: nothing normalizes the text, and no added token swallows the
+    spaces around it.
+    """
     strips = any(token["lstrip"] or token["rstrip"] for token in described["added_tokens"])
     return described["normalizer"] is None and not strips and _keeps_all(described["pre_tokenizer"])
 

@@ -1,11 +1,11 @@
-"""A request under way, and those who listen to it.
+"""An open request and its listeners.
 
-A request has one job per choice and any number of listeners: each is a client's stream, and two clients that send the
-same id and body share one request. A listener has a cursor per choice. It takes pieces until there are none, then
-sleeps until something new is there; so a client that reads slowly gets fewer, larger pieces, and holds back nobody. The
-request's jobs are cancelled when its last listener leaves.
+A request has one job per choice and any number of listeners. Each listener is a client's stream; two clients that send
+the same id and body share one request. A listener has a cursor per choice. It takes pieces until there are none, then
+sleeps until there is something new, so a client that reads slowly gets fewer, larger pieces and holds up nobody else.
+The request's jobs are cancelled when its last listener leaves.
 
-All of this runs on one event loop and between two awaits nothing else runs, so there are no locks.
+All of this runs on one event loop, and nothing else runs between two awaits, so there are no locks.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from services.gateway.generation.choice_output import ChoiceOutput, Cursor
 
 
 class Choice:
-    """One choice of a request: its output so far, and what is measured about it."""
+    """One choice of a request: its output so far, and its measurements."""
 
     __slots__ = (
         "first_token_s",
@@ -39,22 +39,22 @@ class Choice:
         self.index = index
         self.output = output
         self.is_joined = False
-        """The job had been submitted before, by whom it is measured."""
+        """Whether the job had been submitted before; its tokens were counted in the metrics then."""
         self.timings: JobTimings | None = None
         self.first_token_s: float | None = None
         self.last_token_s = 0.0
         self.stop_timer: asyncio.TimerHandle | None = None
-        """Runs between a stop string and the scheduler's last word on the job."""
+        """Runs from a stop string until the scheduler's last update on the job."""
 
     def end_timer(self) -> None:
-        """The last word is there, or is not awaited any more."""
+        """Stops the timer: the last update has arrived or is no longer awaited."""
         if self.stop_timer is not None:
             self.stop_timer.cancel()
             self.stop_timer = None
 
 
 class OpenRequest:
-    """All that is known of a request. `choices` is empty until the prompt is tokenized."""
+    """The state of a request. `choices` is empty until the prompt is tokenized."""
 
     __slots__ = (
         "arrived_s",
@@ -83,12 +83,12 @@ class OpenRequest:
 
     @property
     def over(self) -> bool:
-        """Nothing more will come."""
+        """Whether the request has ended, so that there will be no more output."""
         return self.error is not None or (bool(self.choices) and self.open_choices == 0)
 
     @property
     def usage(self) -> Usage:
-        """To be told at the end."""
+        """The usage to report at the end."""
         return Usage(
             self.prompt_tokens,
             sum(len(choice.output.token_ids) for choice in self.choices),
@@ -96,20 +96,20 @@ class OpenRequest:
         )
 
     def wake(self) -> None:
-        """There is something new for every listener."""
+        """Wakes every listener, because there is something new."""
         for listener in self.listeners:
             listener.wake()
 
 
 class Taken(NamedTuple):
-    """A piece for a client, with the usage if it is the last of the stream."""
+    """A piece for a client, with the usage if it is the last piece of the stream."""
 
     piece: OutputPiece
     usage: Usage | None
 
 
 class Listener:
-    """One client's stream. To be closed when the client is served or gone."""
+    """One client's stream. It must be closed when the client has been served or has gone."""
 
     __slots__ = ("_cursors", "_from_token", "_leave", "_open_cursors", "_turn", "_waiter", "request")
 
@@ -124,17 +124,17 @@ class Listener:
 
     @property
     def finished(self) -> bool:
-        """Every choice's last piece was taken."""
+        """Whether the last piece of every choice has been taken."""
         return bool(self._cursors) and self._open_cursors == 0
 
     def take(self) -> Taken | None:
-        """The next piece, if there is one. Raises the request's error once everything before it was taken."""
+        """The next piece, if there is one. Raises the request's error once all pieces before it have been taken."""
         if not self._cursors:
             choices = self.request.choices
             self._cursors = tuple(Cursor(choice.index, choice.output, self._from_token) for choice in choices)
             self._open_cursors = len(choices)
         for _ in self._cursors:
-            # In turn, so that no choice waits for another one where the client reads slowly.
+            # In turn, so that no choice waits for another one when the client reads slowly.
             piece = self._cursors[self._turn].take()
             self._turn = (self._turn + 1) % len(self._cursors)
             if piece is None:
@@ -147,7 +147,7 @@ class Listener:
         return None
 
     async def wait(self) -> None:
-        """Until there is something to take. To be called right after `take` gave nothing."""
+        """Waits until there is something to take. Call it right after `take` has returned None."""
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
@@ -160,5 +160,5 @@ class Listener:
             self._waiter.set_result(None)
 
     def close(self, reason: EndReason) -> None:
-        """The client listens no more; `reason` says why, where the request is not over."""
+        """Stops listening. `reason` says why, in case the request is not over."""
         self._leave(self, reason)

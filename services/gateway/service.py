@@ -1,8 +1,8 @@
-"""The RPCs of the gateway: thin handlers over the driver and the scheduler's AdminService.
+"""The gateway's RPCs: thin handlers over the driver and the scheduler's AdminService.
 
-gRPC keeps a call's request alive until the call ends. A gateway holds thousands of calls whose prompts have long been
-sent on; so Generate is registered with a deserializer that hands over the request in an envelope, from which the
-handler takes it out.
+gRPC keeps a call's request in memory until the call ends. A gateway holds thousands of calls whose prompts have long
+been sent on, so Generate is registered with a deserializer that wraps the request in an envelope, and the handler takes
+it out.
 """
 
 from collections.abc import AsyncIterator
@@ -13,8 +13,8 @@ import grpc
 from fastserve.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
 from services.domain.errors import NotReadyError
 from services.domain.generation import EndReason, ServedModel
+from services.gateway.admin_client import AdminClient
 from services.gateway.driver import RETRY_S, GatewayDriver
-from services.gateway.gateway_link import AdminClient
 from services.wire.client_gateway import body_digest, model_to_wire, piece_to_wire, request_from_wire
 
 INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -22,7 +22,7 @@ ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 
 class _Envelope:
-    """A request that can be taken out once."""
+    """Holds a request, which can be taken out once."""
 
     __slots__ = ("_message",)
 
@@ -36,13 +36,11 @@ class _Envelope:
 
 
 class InferenceService:
-    """Generate and ListModels."""
-
     def __init__(self, driver: GatewayDriver) -> None:
         self._driver = driver
 
     async def Generate(self, request: _Envelope, context: Any) -> None:
-        # Writes to the context instead of yielding: without a generator the call is cancelled where it waits.
+        # Writes to the context instead of yielding: without a generator, a cancellation is raised where the call waits.
         message = request.take()
         driver = self._driver
         wanted = request_from_wire(message)
@@ -72,14 +70,14 @@ class InferenceService:
 
 
 def is_late(deadline_in_s: float | None, remaining_s: float | None) -> bool:
-    """Whether the deadline passed. The client's own timer may end the call a little sooner than ours would: gRPC rounds
-    the time that it tells the server up, by a hundredth at most.
+    """Whether the deadline has passed. The client's own timer may end the call a little earlier than ours would: gRPC
+    rounds up the time that it sends to the server, by a hundredth at most.
     """
     return deadline_in_s is not None and remaining_s is not None and remaining_s <= max(0.05, 0.01 * deadline_in_s)
 
 
 class AdminForwarder(admin_pb2_grpc.AdminServiceServicer):
-    """Forwards to the scheduler."""
+    """Forwards AdminService to the scheduler."""
 
     def __init__(self, admin: AdminClient) -> None:
         self._admin = admin
@@ -95,7 +93,7 @@ class AdminForwarder(admin_pb2_grpc.AdminServiceServicer):
 
 
 def register(server: grpc.aio.Server, driver: GatewayDriver, admin: AdminClient) -> None:
-    """Adds both services to a server."""
+    """Adds both services to the server."""
     inference = InferenceService(driver)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Generate": grpc.unary_stream_rpc_method_handler(

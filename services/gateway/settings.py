@@ -1,4 +1,4 @@
-"""Settings of the gateway."""
+"""The gateway's settings."""
 
 from pathlib import Path
 
@@ -11,22 +11,25 @@ from services.runtime.settings import Address, Settings
 class GatewaySettings(Settings):
     """The gateway: validates and tokenizes requests, streams tokens and text, forwards to the scheduler."""
 
-    host: str = Field("127.0.0.1", min_length=1, description="address to listen on, of IPv6 too")
-    grpc_port: int = Field(50051, ge=0, le=65535, description="port of the public gRPC services; 0: a free one")
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on, IPv4 or IPv6")
+    grpc_port: int = Field(50051, ge=0, le=65535, description="port of the public gRPC services; 0: any free port")
     scheduler: Address = Field(description="HOST:PORT of the scheduler")
-    model: Path = Field(description="model folder, of which the gateway reads config and tokenizer")
+    model: Path = Field(description="model folder; the gateway reads its config and tokenizer")
     served_model_name: str | None = Field(
         None,
         min_length=1,
         max_length=MOST_NAME_CHARACTERS,
-        description="name of the model for clients; off: the folder's name",
+        description="name by which clients know the model; off: the folder's name",
     )
-    max_open_requests: int = Field(32_768, ge=1, le=1_000_000, description="most requests open at a time")
+    max_open_requests: int = Field(32_768, ge=1, le=1_000_000, description="maximum number of requests open at a time")
     drain_limit: float = Field(
-        30.0, ge=0, le=3600, description="seconds that open streams have to end after SIGTERM before they are aborted"
+        30.0,
+        ge=0,
+        le=3600,
+        description="seconds that open streams are given to end after SIGTERM before they are aborted",
     )
 
     @property
     def model_name(self) -> str:
-        """The model's name for clients."""
+        """The name by which clients know the model."""
         return served_name(self.model, self.served_model_name)

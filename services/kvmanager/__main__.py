@@ -8,7 +8,7 @@ from services.kvmanager.metrics import PoolCollector
 from services.kvmanager.service import KV_MANAGER_SERVICE, register
 from services.kvmanager.settings import KvManagerSettings
 from services.runtime.metrics_server import MetricsServer, new_registry
-from services.runtime.process import ServiceProcess, service_main
+from services.runtime.process import ServiceProcess, cancelled, service_main
 from services.runtime.recording.recorder import Recorder, recording
 from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
@@ -35,20 +35,15 @@ async def _serve(
     try:
         await server.start()
         running = asyncio.create_task(driver.run())
-        stopping = asyncio.create_task(process.stopping.wait())
         await server.set_ready(True)
         process.announce_ready(server.address, metrics_server.address)
         try:
-            await asyncio.wait((stopping, running), return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                running.result()
+            await process.until_stopped(running)
             await server.set_ready(False)
             driver.close()
         finally:
             await server.stop(CLOSE_LIMIT_S)
-            for task in (running, stopping):
-                task.cancel()
-            await asyncio.gather(running, stopping, return_exceptions=True)
+            await cancelled(running)
     finally:
         metrics_server.stop()
 

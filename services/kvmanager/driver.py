@@ -23,7 +23,6 @@ from services.kvmanager.kv_manager_inbox import (
     KvWorkerArrived,
     KvWorkerLeft,
     KvWorkerSaid,
-    Nudge,
     SchedulerArrived,
     SchedulerLeft,
     SchedulerSaid,
@@ -43,6 +42,7 @@ from services.kvmanager.machine.kv_manager_events import (
     ToWorker,
 )
 from services.kvmanager.policies.kv_config import KvConfig
+from services.runtime.inbox import Inbox, Wakeup
 from services.runtime.recording.recorder import Recorder
 
 _log = logging.getLogger(__name__)
@@ -62,9 +62,8 @@ class KvManagerDriver:
         self._knobs = knobs
         self._recorder = recorder
         self._begin()
-        self._inbox: list[Inbound] = []
-        self._something = asyncio.Event()
-        self._has_room = asyncio.Event()
+        self.inbox: Inbox[Inbound] = Inbox(MOST_INBOX)
+        """Where the streams put what they hear."""
         self._scheduler: SchedulerStream | None = None
         self._workers: dict[int, KvWorkerStream] = {}
         """The newest epoch's streams, by stage."""
@@ -78,18 +77,6 @@ class KvManagerDriver:
         """
 
     # --- for the streams ---------------------------------------------------------------------------------------------
-
-    def post(self, item: Inbound) -> None:
-        """Something happened."""
-        self._inbox.append(item)
-        self._something.set()
-
-    async def put(self, item: Inbound) -> None:
-        """The same; waits while the inbox is full."""
-        while len(self._inbox) >= MOST_INBOX:
-            self._has_room.clear()
-            await self._has_room.wait()
-        self.post(item)
 
     def check_worker(self, facts: KvWorkerFacts) -> None:
         """Raises PeerMismatchError for pools that can't be used, SupersededError for an earlier life."""
@@ -116,11 +103,7 @@ class KvManagerDriver:
     async def run(self) -> None:
         """Takes turns for ever. What ends it is a bug."""
         while True:
-            await self._something.wait()
-            self._something.clear()
-            items, self._inbox = self._inbox, []
-            self._has_room.set()
-            self._turn(items)
+            self._turn(await self.inbox.take())
 
     def close(self) -> None:
         """The service ends: tell the peers to dial again."""
@@ -167,7 +150,7 @@ class KvManagerDriver:
                     _log.warning("worker of epoch %d lost", peer.epoch)
                     self._end_workers(NotReadyError(f"stage {peer.stage} of this worker was lost"))
                     return [StageLost(peer.epoch, peer.stage)]
-            case Nudge():
+            case Wakeup():
                 self._timer = None
         return []
 
@@ -234,9 +217,9 @@ class KvManagerDriver:
         epoch = self._machine.epoch
         if to_worker:
             for peer in self._workers.values():
-                peer.send(epoch, to_worker)
+                peer.put((epoch, to_worker))
         if to_scheduler and self._scheduler is not None:
-            self._scheduler.send(epoch, to_scheduler)
+            self._scheduler.put((epoch, to_scheduler))
 
     def _status(self) -> list[KvLinkItem]:
         """Figures for operators, when something changed, at most once a period."""
@@ -246,7 +229,7 @@ class KvManagerDriver:
         wait_s = self._told_s + STATUS_PERIOD_S - self._loop.time()
         if wait_s > 0:
             if self._timer is None:
-                self._timer = self._loop.call_later(wait_s, self.post, Nudge())
+                self._timer = self._loop.call_later(wait_s, self.inbox.post, Wakeup())
             return []
         self._told, self._told_s = figures, self._loop.time()
         swaps = self._machine.take_swaps()

@@ -7,18 +7,19 @@ from services.domain.ids import Epoch
 from services.domain.protocol import Applied, Done, SchedulerToKv
 from services.domain.worker_facts import KvWorkerFacts
 from services.kvmanager.kv_streams import KvWorkerStream, SchedulerStream
+from services.runtime.inbox import Wakeup
 
 
 class SchedulerArrived(NamedTuple):
     """A stream of the scheduler opened."""
 
-    peer: SchedulerStream
+    stream: SchedulerStream
 
 
 class SchedulerSaid(NamedTuple):
     """One turn of the scheduler."""
 
-    peer: SchedulerStream
+    stream: SchedulerStream
     epoch: Epoch
     messages: Sequence[SchedulerToKv]
 
@@ -26,20 +27,20 @@ class SchedulerSaid(NamedTuple):
 class SchedulerLeft(NamedTuple):
     """The stream ended."""
 
-    peer: SchedulerStream
+    stream: SchedulerStream
 
 
 class KvWorkerArrived(NamedTuple):
     """A stage of a worker said hello."""
 
-    peer: KvWorkerStream
+    stream: KvWorkerStream
     facts: KvWorkerFacts
 
 
 class KvWorkerSaid(NamedTuple):
     """One turn of a worker's stage."""
 
-    peer: KvWorkerStream
+    stream: KvWorkerStream
     epoch: Epoch
     messages: Sequence[Applied | Done]
 
@@ -47,11 +48,7 @@ class KvWorkerSaid(NamedTuple):
 class KvWorkerLeft(NamedTuple):
     """The stream ended."""
 
-    peer: KvWorkerStream
+    stream: KvWorkerStream
 
 
-class Nudge(NamedTuple):
-    """Time has passed."""
-
-
-Inbound = SchedulerArrived | SchedulerSaid | SchedulerLeft | KvWorkerArrived | KvWorkerSaid | KvWorkerLeft | Nudge
+Inbound = SchedulerArrived | SchedulerSaid | SchedulerLeft | KvWorkerArrived | KvWorkerSaid | KvWorkerLeft | Wakeup

@@ -21,7 +21,7 @@ from services.kvmanager.kv_manager_inbox import (
     SchedulerSaid,
 )
 from services.kvmanager.kv_streams import KvWorkerStream, SchedulerStream
-from services.runtime.streams import first_message, until_one_ends
+from services.runtime.served_streams import first_message, until_one_ends
 from services.wire.kvmanager_worker import acknowledgements_from_wire, commands_to_wire, kv_hello_from_wire
 from services.wire.scheduler_kvmanager import kv_batch_to_wire, scheduler_batch_from_wire
 
@@ -45,17 +45,17 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
 
     async def SchedulerLink(self, requests: AsyncIterator[wire.SchedulerLinkRequest], context: Any) -> None:  # type: ignore[override]
         peer = SchedulerStream()
-        await self._driver.put(SchedulerArrived(peer))
+        await self._driver.inbox.put(SchedulerArrived(peer))
         try:
             await until_one_ends(
                 self._read_scheduler(peer, requests), self._write_scheduler(peer, context.write), peer.until_closed()
             )
         finally:
-            self._driver.post(SchedulerLeft(peer))
+            self._driver.inbox.post(SchedulerLeft(peer))
 
     async def _read_scheduler(self, peer: SchedulerStream, requests: AsyncIterator[wire.SchedulerLinkRequest]) -> None:
         async for request in requests:
-            await self._driver.put(SchedulerSaid(peer, *scheduler_batch_from_wire(request)))
+            await self._driver.inbox.put(SchedulerSaid(peer, *scheduler_batch_from_wire(request)))
 
     async def _write_scheduler(
         self, peer: SchedulerStream, write: Callable[[wire.SchedulerLinkResponse], Awaitable[None]]
@@ -70,19 +70,19 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         facts = await _hello(requests)
         self._driver.check_worker(facts)
         peer = KvWorkerStream(facts.pools.epoch, facts.pools.stage)
-        await self._driver.put(KvWorkerArrived(peer, facts))
+        await self._driver.inbox.put(KvWorkerArrived(peer, facts))
         try:
             await until_one_ends(
                 self._read_worker(peer, requests), self._write_worker(peer, context.write), peer.until_closed()
             )
         finally:
-            self._driver.post(KvWorkerLeft(peer))
+            self._driver.inbox.post(KvWorkerLeft(peer))
 
     async def _read_worker(
         self, peer: KvWorkerStream, requests: AsyncIterator[wire.KvManagerServiceWorkerLinkRequest]
     ) -> None:
         async for request in requests:
-            await self._driver.put(KvWorkerSaid(peer, *acknowledgements_from_wire(request, peer.stage)))
+            await self._driver.inbox.put(KvWorkerSaid(peer, *acknowledgements_from_wire(request, peer.stage)))
 
     async def _write_worker(
         self, peer: KvWorkerStream, write: Callable[[wire.KvManagerServiceWorkerLinkResponse], Awaitable[None]]

@@ -1,9 +1,18 @@
 """The /metrics endpoint of a service: a registry of its own with the process's figures, and a small HTTP server."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TypeVar
+
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, start_http_server
 
-from services.domain.errors import AddressInUseError
+from services.domain.errors import AddressInUseError, FastServeError
 from services.runtime.settings import bare_host, join_address
+
+SCRAPE_LIMIT_S = 1.0
+
+AnswerT = TypeVar("AnswerT")
 
 
 def new_registry() -> CollectorRegistry:
@@ -13,6 +22,29 @@ def new_registry() -> CollectorRegistry:
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
+
+
+def asking_loop(question: Callable[[], Awaitable[AnswerT] | AnswerT]) -> Callable[[], AnswerT | None]:
+    """For collectors, which run on the thread of the metrics server: asks the present event loop. None if it has ended,
+    does not answer within SCRAPE_LIMIT_S, or the question fails with a FastServeError.
+    """
+    loop = asyncio.get_running_loop()
+
+    async def asked() -> AnswerT:
+        answer = question()
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    def ask() -> AnswerT | None:
+        if not loop.is_running():
+            return None
+        future = asyncio.run_coroutine_threadsafe(asked(), loop)
+        try:
+            return future.result(SCRAPE_LIMIT_S)
+        except (FastServeError, FutureTimeoutError):
+            future.cancel()
+            return None
+
+    return ask
 
 
 class MetricsServer:

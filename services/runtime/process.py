@@ -48,6 +48,24 @@ class ServiceProcess(Generic[SettingsT]):
             write_ready_file(self.settings.ready_file, grpc, metrics)
         _log.info("ready %s %s", self.name, grpc)
 
+    async def until_stopped(self, *tasks: "asyncio.Task[None]") -> None:
+        """Returns at the first signal to end. `tasks` are to run for ever: raises what ended one of them."""
+        stopping = asyncio.create_task(self.stopping.wait())
+        try:
+            await asyncio.wait((stopping, *tasks), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        for task in tasks:
+            if task.done():
+                task.result()
+
+
+async def cancelled(*tasks: "asyncio.Task[None]") -> None:
+    """Cancels the tasks and waits until they have ended, however they end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
 
 def write_ready_file(path: Path, grpc: str, metrics: str | None) -> None:
     """Writes the addresses as JSON so that a reader sees all or nothing.

@@ -2,26 +2,23 @@
 
 import asyncio
 import gc
-from collections.abc import Callable
-from concurrent.futures import TimeoutError as FutureTimeoutError
 
-from services.domain.server_status import ServerStatus
 from services.runtime.channel import open_channel
-from services.runtime.metrics_server import MetricsServer, new_registry
+from services.runtime.metrics_server import MetricsServer, asking_loop, new_registry
 from services.runtime.model_files import fingerprint, read_facts
-from services.runtime.process import ServiceProcess, service_main
+from services.runtime.process import ServiceProcess, cancelled, service_main
 from services.runtime.readiness import Readiness
 from services.runtime.recording.recorder import Recorder, recording
 from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
-from services.scheduler.driver import STRICT, SchedulerDriver, ServedSetup
+from services.scheduler.driver import SchedulerDriver
 from services.scheduler.metrics import SchedulerCollector
 from services.scheduler.scheduler_link import SchedulerLink
 from services.scheduler.scheduler_recording import SCHEDULER_FORMAT
 from services.scheduler.service import ADMIN_SERVICE, SCHEDULER_SERVICE, register
 from services.scheduler.settings import SchedulerSettings
+from services.scheduler.worker_group import STRICT, ServedSetup
 
-SCRAPE_LIMIT_S = 1.0
 CLOSE_LIMIT_S = 0.5
 """For the last bytes; what is still open then are streams without an end, such as WatchStatus."""
 COLLECT_THRESHOLDS = (50_000, 20, 100)
@@ -39,36 +36,6 @@ def served_by(settings: SchedulerSettings) -> ServedSetup:
         block_size=settings.block_size,
         config=settings.config,
     )
-
-
-def _reader(driver: SchedulerDriver) -> Callable[[], ServerStatus | None]:
-    """Asks the loop from the thread of the metrics server."""
-    loop = asyncio.get_running_loop()
-
-    async def status() -> ServerStatus:
-        return driver.status()
-
-    def read() -> ServerStatus | None:
-        if not loop.is_running():
-            return None
-        future = asyncio.run_coroutine_threadsafe(status(), loop)
-        try:
-            return future.result(SCRAPE_LIMIT_S)
-        except FutureTimeoutError:
-            future.cancel()
-            return None
-
-    return read
-
-
-async def _until_stopped(process: ServiceProcess[SchedulerSettings], *tasks: "asyncio.Task[None]") -> None:
-    """Returns at the first signal. Raises what ended one of the tasks: they are to run for ever."""
-    stopping = asyncio.create_task(process.stopping.wait())
-    await asyncio.wait((stopping, *tasks), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    for task in tasks:
-        if task.done():
-            task.result()
 
 
 async def serve(process: ServiceProcess[SchedulerSettings]) -> None:
@@ -95,23 +62,20 @@ async def _serve(
             settings.listen, (SCHEDULER_SERVICE, ADMIN_SERVICE), lambda grpc_server: register(grpc_server, driver)
         )
         metrics_server = MetricsServer(split_address(settings.listen).host, settings.metrics_port, registry)
-        registry.register(SchedulerCollector(_reader(driver)))
+        registry.register(SchedulerCollector(asking_loop(driver.status)))
         await server.start()
         following = asyncio.create_task(readiness.follow(server))
-        tasks = [asyncio.create_task(driver.run()), asyncio.create_task(link.run(driver.post)), following]
+        tasks = [asyncio.create_task(driver.run()), asyncio.create_task(link.run(driver.inbox.post)), following]
         process.announce_ready(server.address, metrics_server.address)
         try:
-            await _until_stopped(process, *tasks)
+            await process.until_stopped(*tasks)
             # A worker that joins while the last jobs end makes the machine ready, and not the service.
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            await cancelled(following)
             await server.set_ready(False)
             await driver.drain(settings.drain_limit)
         finally:
             await server.stop(CLOSE_LIMIT_S)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancelled(*tasks)
             # Its thread may be asking this loop; so it is stopped from another one.
             await asyncio.to_thread(metrics_server.stop)
 

@@ -24,7 +24,6 @@ from services.scheduler.machine.scheduler_events import Cancel, Emit, End, Rejec
 from services.scheduler.outgoing_streams import GatewayStream
 from services.scheduler.scheduler_inbox import Cancelled, Submitted
 
-RETRY_S = 1.0
 MOST_DEFERRED = 1000
 NO_TIME = JobTimings(0.0, 0.0, 0.0, 0)
 """Of a job that ends for a gateway before it ran for it."""
@@ -56,7 +55,7 @@ class Gateways:
     """Streams by gateway id, and the job book."""
 
     def __init__(self, vocabulary_size: int) -> None:
-        self.book = JobStore()
+        self.jobs = JobStore()
         self.draining = False
         self._vocabulary_size = vocabulary_size
         self._peers: dict[str, GatewayStream] = {}
@@ -75,10 +74,10 @@ class Gateways:
         if self._peers.get(peer.gateway_id) is not peer:
             return
         del self._peers[peer.gateway_id]
-        self._deferred = [item for item in self._deferred if item.peer is not peer]
-        for entry in self.book.followed_by(peer.gateway_id):
-            if self.book.unfollow(entry, peer.gateway_id):
-                self.book.orphan(entry, now_s)
+        self._deferred = [item for item in self._deferred if item.stream is not peer]
+        for entry in self.jobs.followed_by(peer.gateway_id):
+            if self.jobs.unfollow(entry, peer.gateway_id):
+                self.jobs.orphan(entry, now_s)
 
     def tell_limits(self, limits: ServingLimits) -> None:
         """To all gateways."""
@@ -108,7 +107,7 @@ class Gateways:
         peer, submission = item
         if self._peers.get(peer.gateway_id) is not peer:
             return None
-        entry = self.book.get(submission.job_id)
+        entry = self.jobs.get(submission.job_id)
         if (entry is None and is_leaving) or (entry is not None and entry.is_cancelled):
             self._defer(item)
             return None
@@ -118,7 +117,7 @@ class Gateways:
         if (error := self._fault(submission)) is not None:
             peer.tell_last_word(JobUpdate(submission.job_id, 0, (), (), error=error))
             return None
-        entry = self.book.open(submission)
+        entry = self.jobs.open(submission)
         entry.followers[peer.gateway_id] = submission.resume_from_token
         in_s = submission.deadline_in_s
         deadline_s = None if in_s is None else now_s + in_s
@@ -130,13 +129,13 @@ class Gateways:
         if self._withdraw(peer, job_id):
             peer.tell_last_word(JobUpdate(job_id, 0, (), (), EndReason.ABORT, timings=NO_TIME))
             return None
-        entry = self.book.get(job_id)
+        entry = self.jobs.get(job_id)
         if entry is None or peer.gateway_id not in entry.followers or entry.finish is not None:
             if entry is not None:
-                self.book.unfollow(entry, peer.gateway_id)
+                self.jobs.unfollow(entry, peer.gateway_id)
             return None
         if reason is not EndReason.STOP and len(entry.followers) > 1:
-            self.book.unfollow(entry, peer.gateway_id)
+            self.jobs.unfollow(entry, peer.gateway_id)
             peer.tell_last_word(JobUpdate(job_id, 0, (), (), EndReason.ABORT, timings=NO_TIME))
             return None
         entry.is_cancelled = True
@@ -144,19 +143,19 @@ class Gateways:
 
     def emit(self, emit: Emit, logprob: TokenLogprob | None) -> None:
         """A token came."""
-        entry = self.book.get(emit.job_id)
+        entry = self.jobs.get(emit.job_id)
         assert entry is not None, f"job {emit.job_id} lives and is not in the book"
-        self.book.append(entry, emit.token_number, emit.token_id, logprob)
+        self.jobs.append(entry, emit.token_number, emit.token_id, logprob)
         self._tell(entry)
 
     def end(self, end: End, now_s: float) -> None:
         """A job ended."""
-        entry = self.book.get(end.job_id)
+        entry = self.jobs.get(end.job_id)
         assert entry is not None, f"job {end.job_id} lives and is not in the book"
         timings = JobTimings(end.queue_s, end.prefill_s, end.decode_s, end.preemptions)
         if end.reason in (EndReason.STOP, EndReason.LENGTH):
             entry.is_cancelled = False
-            self.book.end(entry, _FINISHES[end.reason], timings, now_s)
+            self.jobs.end(entry, _FINISHES[end.reason], timings, now_s)
             self._tell(entry)
         elif end.reason is EndReason.DEADLINE:
             self._last_words(entry, error=DeadlineError("the deadline passed before the end"))
@@ -165,16 +164,16 @@ class Gateways:
 
     def reject(self, reject: Reject) -> None:
         """A job was not admitted."""
-        entry = self.book.get(reject.job_id)
+        entry = self.jobs.get(reject.job_id)
         assert entry is not None, f"job {reject.job_id} was submitted and is not in the book"
         self._last_words(entry, error=error_of_rejection(reject))
 
     def expire(self, now_s: float) -> list[Cancel]:
         """Jobs whose gateways have been gone for too long. Ended ones that are not read lose their gateways."""
-        for entry in self.book.forget_ended(now_s):
+        for entry in self.jobs.forget_ended(now_s):
             self._lose(entry)
         cancels: list[Cancel] = []
-        for entry in self.book.orphans_due(now_s):
+        for entry in self.jobs.orphans_due(now_s):
             entry.is_cancelled = True
             cancels.append(Cancel(entry.job_id, EndReason.CANCELLED))
         return cancels
@@ -182,21 +181,21 @@ class Gateways:
     def _fault(self, submission: Submission) -> FastServeError | None:
         """What is wrong with a new job, before the machine looks at its counts."""
         if self.draining:
-            return NotReadyError("the scheduler is shutting down", RETRY_S)
+            return NotReadyError("the scheduler is shutting down")
         if submission.prompt and max(submission.prompt) >= self._vocabulary_size:
             return InvalidFieldError("prompt", f"token ids must be less than {self._vocabulary_size}")
         return None
 
     def _defer(self, item: Submitted) -> None:
         if len(self._deferred) >= MOST_DEFERRED:
-            error = NotReadyError("a job of this id is still being released", RETRY_S)
-            item.peer.tell_last_word(JobUpdate(item.submission.job_id, 0, (), (), error=error))
+            error = NotReadyError("a job of this id is still being released")
+            item.stream.tell_last_word(JobUpdate(item.submission.job_id, 0, (), (), error=error))
             return
         self._deferred.append(item)
 
     def _withdraw(self, peer: GatewayStream, job_id: JobId) -> bool:
         """Take back what a gateway submitted and what still waits for an earlier job of that id. Whether there was."""
-        left = [item for item in self._deferred if item.peer is not peer or item.submission.job_id != job_id]
+        left = [item for item in self._deferred if item.stream is not peer or item.submission.job_id != job_id]
         was_there = len(left) < len(self._deferred)
         self._deferred = left
         return was_there
@@ -209,7 +208,7 @@ class Gateways:
             return
         entry.joined |= {peer.gateway_id}
         entry.followers[peer.gateway_id] = submission.resume_from_token
-        self.book.renew(entry, now_s)
+        self.jobs.renew(entry, now_s)
         peer.tell_news(entry.job_id)
 
     def _followers(self, entry: StoredJob) -> Iterable[GatewayStream]:
@@ -228,14 +227,14 @@ class Gateways:
     ) -> None:
         """Forget a job, telling its followers what they have not got yet and why it ended."""
         for peer in self._followers(entry):
-            while (update := self.book.update(entry, peer.gateway_id)[0]) is not None:
+            while (update := self.jobs.update(entry, peer.gateway_id)[0]) is not None:
                 peer.tell_last_word(update)
             number = len(entry.output)
             is_joined = peer.gateway_id in entry.joined
             peer.tell_last_word(JobUpdate(entry.job_id, number, (), (), finish, error, timings, is_joined))
-        self.book.drop(entry)
+        self.jobs.drop(entry)
 
     def _lose(self, entry: StoredJob) -> None:
         """An ended job is forgotten. Whoever has not even got its end yet is too slow to be served."""
         for peer in self._followers(entry):
-            peer.close(NotReadyError("this gateway does not read what it is told"))
+            peer.close(NotReadyError("this gateway does not read: the end of a job has waited too long for it"))

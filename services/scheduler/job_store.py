@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId
 from services.domain.iteration import JobSpec, PlanWork
+from services.domain.job_sampling import JobSampling
 from services.domain.protocol import PlanEntry
-from services.domain.sampling import JobSampling
 from services.domain.submission import JobTimings, JobUpdate, Submission
 
 ENDED_KEPT_S = 60.0

@@ -5,53 +5,25 @@ book), last words and plans are bounded, and a peer that lets them come to the b
 stream's handler is stuck in writing to it. What is told after that is dropped.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from services.domain.errors import FastServeError, NotReadyError
+from services.domain.errors import NotReadyError
 from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.iteration import PlanWork
 from services.domain.submission import JobUpdate, ServingLimits
-from services.runtime.streams import Closable
+from services.runtime.outbox import Outbox, OutgoingSide
 from services.scheduler.job_store import JobStore
 
 MOST_LAST_WORDS = 50_000
+MOST_PLANS = 1000
 MOST_TOKENS_IN_MESSAGE = 20_000
 """With 20 alternatives for each they come to 5 MB, a third of the largest message."""
 TOKEN_OF_UPDATE = 8
 """An update without tokens counts as so many."""
 
 
-class OutgoingStream(Closable):
-    """`wait` returns when there is something to write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._something = asyncio.Event()
-        self._is_idle = asyncio.Event()
-
-    def close(self, error: FastServeError) -> None:
-        super().close(error)
-        self._is_idle.set()
-
-    async def flushed(self) -> None:
-        """Until everything is written, or nothing more will be."""
-        await self._is_idle.wait()
-
-    def _wake(self) -> None:
-        self._is_idle.clear()
-        self._something.set()
-
-    async def wait(self) -> None:
-        """Until there is something to write."""
-        if not self._something.is_set():
-            self._is_idle.set()
-        await self._something.wait()
-        self._something.clear()
-
-
-class GatewayStream(OutgoingStream):
+class GatewayStream(OutgoingSide):
     """One stream of a gateway."""
 
     def __init__(self, gateway_id: str) -> None:
@@ -73,7 +45,7 @@ class GatewayStream(OutgoingStream):
         if self.is_closed:
             return
         self._news[job_id] = None
-        if not self._something.is_set():
+        if not self._filled.is_set():
             self._wake()
 
     def tell_last_word(self, update: JobUpdate) -> None:
@@ -84,14 +56,14 @@ class GatewayStream(OutgoingStream):
         self._last_words.append(update)
         self._wake()
         if len(self._last_words) > MOST_LAST_WORDS:
-            self.close(NotReadyError("this gateway does not read what it is told"))
+            self.close(NotReadyError("this gateway does not read: too many ended jobs wait for it"))
 
     def take_limits(self) -> ServingLimits | None:
         """The limits, if they changed since this was last asked."""
         limits, self._limits = self._limits, None
         return limits
 
-    def take_updates(self, book: JobStore) -> list[JobUpdate]:
+    def take_updates(self, jobs: JobStore) -> list[JobUpdate]:
         """News of all jobs, as much as fits one message; the rest when this is asked again."""
         updates: list[JobUpdate] = []
         room = MOST_TOKENS_IN_MESSAGE
@@ -102,8 +74,8 @@ class GatewayStream(OutgoingStream):
         for job_id in self._news:
             if room <= 0:
                 break
-            entry = book.get(job_id)
-            update, has_more = (None, False) if entry is None else book.update(entry, self.gateway_id)
+            entry = jobs.get(job_id)
+            update, has_more = (None, False) if entry is None else jobs.update(entry, self.gateway_id)
             if update is not None:
                 updates.append(update)
                 room -= TOKEN_OF_UPDATE + len(update.token_ids)
@@ -116,23 +88,10 @@ class GatewayStream(OutgoingStream):
         return updates
 
 
-class WorkerStream(OutgoingStream):
-    """One stream of a worker."""
+class WorkerStream(Outbox[tuple[PlanNumber, Sequence[PlanWork]]]):
+    """One stream of the worker of a group: its plans. They are bounded by the number that may be under way."""
 
-    def __init__(self, epoch: Epoch) -> None:
-        super().__init__()
+    def __init__(self, epoch: Epoch, group: int = 0) -> None:
+        super().__init__(MOST_PLANS, "the worker")
         self.epoch = epoch
-        self._plans: deque[tuple[PlanNumber, Sequence[PlanWork]]] = deque()
-
-    def send_plan(self, plan_number: PlanNumber, work: Sequence[PlanWork]) -> None:
-        """The next iteration. Plans are bounded by the number that may be under way."""
-        if self.is_closed:
-            return
-        self._plans.append((plan_number, work))
-        self._wake()
-
-    def take_plans(self) -> list[tuple[PlanNumber, Sequence[PlanWork]]]:
-        """All plans to be written."""
-        plans = list(self._plans)
-        self._plans.clear()
-        return plans
+        self.group = group

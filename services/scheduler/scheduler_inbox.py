@@ -1,7 +1,7 @@
 """What the handlers put into the driver's inbox."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from services.domain.generation import EndReason
 from services.domain.ids import Epoch, JobId
@@ -9,34 +9,33 @@ from services.domain.iteration import WorkerResult
 from services.domain.server_status import KvLinkItem
 from services.domain.submission import Submission
 from services.domain.worker_facts import WorkerFacts
-
-if TYPE_CHECKING:
-    from services.scheduler.outgoing_streams import GatewayStream, WorkerStream
+from services.runtime.inbox import Wakeup
+from services.scheduler.outgoing_streams import GatewayStream, WorkerStream
 
 
 class GatewayJoined(NamedTuple):
     """A gateway said hello."""
 
-    peer: "GatewayStream"
+    stream: GatewayStream
 
 
 class GatewayLeft(NamedTuple):
     """Its stream ended."""
 
-    peer: "GatewayStream"
+    stream: GatewayStream
 
 
 class Submitted(NamedTuple):
     """A gateway wants a job's output."""
 
-    peer: "GatewayStream"
+    stream: GatewayStream
     submission: Submission
 
 
 class Cancelled(NamedTuple):
     """A gateway wants no more of it."""
 
-    peer: "GatewayStream"
+    stream: GatewayStream
     job_id: JobId
     reason: EndReason
 
@@ -44,20 +43,20 @@ class Cancelled(NamedTuple):
 class WorkerArrived(NamedTuple):
     """A worker said hello, and fits."""
 
-    peer: "WorkerStream"
+    stream: WorkerStream
     facts: WorkerFacts
 
 
 class WorkerLeft(NamedTuple):
     """Its stream ended."""
 
-    peer: "WorkerStream"
+    stream: WorkerStream
 
 
 class WorkerSaid(NamedTuple):
     """An iteration ended."""
 
-    peer: "WorkerStream"
+    stream: WorkerStream
     result: WorkerResult
 
 
@@ -76,10 +75,6 @@ class KvSaid(NamedTuple):
     items: Sequence[KvLinkItem]
 
 
-class Nudge(NamedTuple):
-    """Nothing happened but time, or somebody waits for room."""
-
-
 Inbound = (
     GatewayJoined
     | GatewayLeft
@@ -91,5 +86,5 @@ Inbound = (
     | KvOpened
     | KvClosed
     | KvSaid
-    | Nudge
+    | Wakeup
 )

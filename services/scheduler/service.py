@@ -11,7 +11,7 @@ import grpc
 from fastserve.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2_grpc
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import InvalidFieldError, ProtocolError
-from services.runtime.streams import first_message, until_one_ends
+from services.runtime.served_streams import first_message, until_one_ends
 from services.scheduler.driver import SchedulerDriver
 from services.scheduler.outgoing_streams import GatewayStream, WorkerStream
 from services.scheduler.scheduler_inbox import (
@@ -46,22 +46,22 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._driver.check_gateway(hello.model_fingerprint)
         peer = GatewayStream(hello.gateway_id)
         welcome = wire.SchedulerWelcome(limits=limits_to_wire(self._driver.limits))
-        self._driver.post(GatewayJoined(peer))
+        self._driver.inbox.post(GatewayJoined(peer))
         try:
             await context.write(wire.GatewayLinkResponse(welcome=welcome))
             await until_one_ends(
                 self._read_gateway(peer, requests), self._write_gateway(peer, context.write), peer.until_closed()
             )
         finally:
-            self._driver.post(GatewayLeft(peer))
+            self._driver.inbox.post(GatewayLeft(peer))
 
     async def _read_gateway(self, peer: GatewayStream, requests: AsyncIterator[wire.GatewayLinkRequest]) -> None:
         async for request in requests:
             match request.WhichOneof("message"):
                 case "submit":
-                    await self._driver.put(Submitted(peer, submission_from_wire(request.submit)))
+                    await self._driver.inbox.put(Submitted(peer, submission_from_wire(request.submit)))
                 case "cancel":
-                    await self._driver.put(Cancelled(peer, *cancel_from_wire(request.cancel)))
+                    await self._driver.inbox.put(Cancelled(peer, *cancel_from_wire(request.cancel)))
                 case _:
                     raise ProtocolError("a gateway's message is neither submit nor cancel")
 
@@ -73,7 +73,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             limits = peer.take_limits()
             if limits is not None:
                 await write(wire.GatewayLinkResponse(limits=limits_to_wire(limits)))
-            updates = peer.take_updates(self._driver.book)
+            updates = peer.take_updates(self._driver.jobs)
             if updates:
                 await write(wire.GatewayLinkResponse(updates=updates_to_wire(updates)))
 
@@ -83,28 +83,27 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise InvalidFieldError("hello", "must be the first message of the stream")
         facts = worker_facts_from_wire(first.hello)
         self._driver.check_worker(facts)
-        peer = WorkerStream(facts.epoch)
-        self._driver.post(WorkerArrived(peer, facts))
+        peer = WorkerStream(facts.epoch, facts.group)
+        self._driver.inbox.post(WorkerArrived(peer, facts))
         try:
             await context.write(wire.WorkerLinkResponse(welcome=wire.WorkerWelcome()))
             await until_one_ends(
                 self._read_worker(peer, requests), self._write_worker(peer, context.write), peer.until_closed()
             )
         finally:
-            self._driver.post(WorkerLeft(peer))
+            self._driver.inbox.post(WorkerLeft(peer))
 
     async def _read_worker(self, peer: WorkerStream, requests: AsyncIterator[wire.WorkerLinkRequest]) -> None:
         async for request in requests:
             if request.WhichOneof("message") != "result":
                 raise ProtocolError("a worker's message is no result")
-            self._driver.post(WorkerSaid(peer, result_from_wire(request.result)))
+            self._driver.inbox.post(WorkerSaid(peer, result_from_wire(request.result)))
 
     async def _write_worker(
         self, peer: WorkerStream, write: Callable[[wire.WorkerLinkResponse], Awaitable[None]]
     ) -> None:
         while True:
-            await peer.wait()
-            for plan_number, work in peer.take_plans():
+            for plan_number, work in await peer.take():
                 await write(wire.WorkerLinkResponse(plan=plan_to_wire(peer.epoch, plan_number, work)))
 
 

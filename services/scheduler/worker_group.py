@@ -1,26 +1,270 @@
-"""One worker group as the scheduler's service sees it."""
+"""One worker group as the scheduler's service sees it: its machine, its worker's stream, what is known of its pools.
 
-from dataclasses import fields
+A group decides for itself and shares nothing with other groups but the gateways and their jobs: so the driver hands
+events to the group they belong to and does what its commands say for clients; what is for the group's worker and for
+the KV manager never passes through the driver. Called within the driver's turn.
+"""
 
-from services.domain.iteration import WorkerCounters
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+from services.domain.errors import FastServeError, NotReadyError, PeerMismatchError, SupersededError
+from services.domain.generation import TokenLogprob
+from services.domain.ids import Epoch, JobId, PlanNumber
+from services.domain.iteration import PlanWork, WorkerCounters, WorkerResult
+from services.domain.protocol import PlanEntry, SchedulerToKv
+from services.domain.server_status import NO_POOLS, GroupStatus, KvLinkItem, PoolStatus, PoolUsage
+from services.domain.submission import ServingLimits
+from services.domain.worker_facts import WorkerFacts
+from services.runtime.recording.recorder import Recorder
+from services.scheduler.machine.scheduler import Scheduler
+from services.scheduler.machine.scheduler_events import (
+    Command,
+    DropWorker,
+    Event,
+    FromKv,
+    SendPlan,
+    ToKv,
+    WakeAt,
+    WorkerJoined,
+    WorkerLost,
+)
+from services.scheduler.outgoing_streams import WorkerStream
+from services.scheduler.scheduler_config import SchedulerConfig
+
+_log = logging.getLogger(__name__)
+
+STRICT = False
+"""A worker that breaks the protocol is dropped, and the machine goes on."""
+
+
+class KvLine(Protocol):
+    """The way to the KV manager. What is said while it is down is dropped."""
+
+    def send(self, epoch: Epoch, messages: Sequence[SchedulerToKv]) -> None:
+        """One turn's messages. Does not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedSetup:
+    """What the scheduler serves, and what its peers must agree to."""
+
+    model_name: str
+    model_fingerprint: str
+    vocabulary_size: int
+    max_model_len: int
+    block_size: int
+    config: SchedulerConfig
+
+
+def check_agrees(field: str, theirs: object, ours: object) -> None:
+    """Raises PeerMismatchError for a peer that was set up differently."""
+    if theirs != ours:
+        raise PeerMismatchError(field, f"is {theirs!r}, the scheduler's is {ours!r}")
 
 
 class CountersOverEpochs:
-    """A worker counts since its life (epoch) began; this adds up its lives."""
+    """A worker counts since its epoch began; this adds up its epochs."""
 
     def __init__(self) -> None:
         self._before = WorkerCounters()
         self._present = WorkerCounters()
 
-    def born(self) -> None:
-        """A new life begins at nothing."""
+    def begin_epoch(self) -> None:
+        """A new epoch counts from zero."""
         self._before, self._present = self.total(), WorkerCounters()
 
-    def counted(self, counters: WorkerCounters) -> None:
-        """What the present life has counted so far."""
+    def set_present(self, counters: WorkerCounters) -> None:
+        """What the present epoch has counted so far."""
         self._present = counters
 
     def total(self) -> WorkerCounters:
-        """All lives together."""
+        """All epochs together."""
         pairs = ((getattr(self._before, one.name), getattr(self._present, one.name)) for one in fields(WorkerCounters))
         return WorkerCounters(*(before + present for before, present in pairs))
+
+
+class WorkerGroup:
+    """Group `number`. `work` gives a plan entry what the worker must know of the job, `recorder` sees every turn."""
+
+    def __init__(
+        self,
+        number: int,
+        served: ServedSetup,
+        kv: KvLine,
+        work: Callable[[PlanEntry, float | None], PlanWork],
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.number = number
+        self.machine = Scheduler(served.config, strict=STRICT)
+        self.worker_counters = CountersOverEpochs()
+        self.kv_policy = ""
+        """As the KV manager last said; empty before."""
+        self.wake_s: float | None = None
+        """When the machine wants to be looked at."""
+        self._served = served
+        self._kv = kv
+        self._work = work
+        self._handle = self.machine.handle if recorder is None else recorder.watching(self.machine.handle)
+        self._stream: WorkerStream | None = None
+        self._facts: WorkerFacts | None = None
+        self._newest_epoch = Epoch(0)
+        self._free: PoolStatus | None = None
+        self._swapped_out: set[JobId] = set()
+        self._logprobs: dict[PlanNumber, Mapping[JobId, TokenLogprob]] = {}
+
+    @property
+    def limits(self) -> ServingLimits:
+        """What a job of this group may be."""
+        if self._facts is None:
+            return ServingLimits(False, 0, 0)
+        return ServingLimits(True, self._facts.max_model_len, self._facts.device_blocks * self._facts.block_size)
+
+    def status(self) -> GroupStatus:
+        """Jobs and pools. Pools are free where the KV manager has not said otherwise; without a worker there are none.
+        O(jobs).
+        """
+        facts = None if self._stream is None else self._facts
+        pools = NO_POOLS
+        if facts is not None:
+            free = self._free or PoolStatus(facts.device_blocks, facts.host_blocks, "")
+            pools = PoolUsage(facts.device_blocks, free.device_blocks_free, facts.host_blocks, free.host_blocks_free)
+        return GroupStatus(
+            group=self.number,
+            ready=self.machine.linked,
+            levels=self.machine.levels(self._swapped_out),
+            pools=pools,
+            block_size=0 if facts is None else facts.block_size,
+            device="" if facts is None else facts.device,
+            worker_joins=self.machine.counters.worker_joins,
+        )
+
+    # --- the worker --------------------------------------------------------------------------------------------------
+
+    def check_worker(self, facts: WorkerFacts) -> None:
+        """Raises PeerMismatchError for a worker that does not fit, SupersededError for an earlier epoch of it."""
+        served = self._served
+        check_agrees("model_fingerprint", facts.model_fingerprint, served.model_fingerprint)
+        check_agrees("block_size", facts.block_size, served.block_size)
+        check_agrees("group", facts.group, self.number)
+        if not 0 < facts.max_model_len <= served.max_model_len:
+            check_agrees("max_model_len", facts.max_model_len, served.max_model_len)
+        if facts.device_blocks < 1:
+            raise PeerMismatchError("device_blocks", "a worker needs at least one")
+        self._check_epoch(facts.epoch)
+
+    def _check_epoch(self, epoch: Epoch) -> None:
+        if epoch <= self._newest_epoch:
+            raise SupersededError(f"worker epoch {epoch} is not newer than {self._newest_epoch}")
+
+    def worker_arrived(self, stream: WorkerStream, facts: WorkerFacts) -> Event | None:
+        """A worker that fits said hello; the newest epoch is the group's."""
+        try:
+            self._check_epoch(facts.epoch)
+        except SupersededError as error:
+            # Between its hello and this turn another came.
+            stream.close(error)
+            return None
+        if self._stream is not None:
+            self._stream.close(SupersededError(f"a worker of the newer epoch {facts.epoch} took over"))
+        self._stream, self._facts, self._newest_epoch = stream, facts, facts.epoch
+        self.worker_counters.begin_epoch()
+        self.forget_pools()
+        _log.info("worker of epoch %d joined on %s", facts.epoch, facts.device)
+        return WorkerJoined(facts.epoch, facts.device_blocks * facts.block_size, facts.max_model_len, facts.profile)
+
+    def worker_left(self, stream: WorkerStream) -> Event | None:
+        """A stream ended."""
+        if stream is not self._stream:
+            return None
+        self._stream = None
+        self.forget_pools()
+        _log.warning("worker of epoch %d lost", stream.epoch)
+        return WorkerLost(stream.epoch)
+
+    def worker_said(self, stream: WorkerStream, result: WorkerResult) -> Event | None:
+        """An iteration ended."""
+        if stream is not self._stream:
+            return None
+        self.worker_counters.set_present(result.counters)
+        self._logprobs[result.result.plan_number] = result.logprobs
+        return result.result
+
+    def logprob(self, plan_number: PlanNumber, job_id: JobId) -> TokenLogprob | None:
+        """Of the token that the job got in this plan; known until the end of the turn."""
+        return self._logprobs.get(plan_number, {}).get(job_id)
+
+    def close(self, error: FastServeError) -> None:
+        """End the worker's stream."""
+        if self._stream is not None:
+            self._stream.close(error)
+
+    # --- the KV manager ----------------------------------------------------------------------------------------------
+
+    def kv_said(self, epoch: Epoch, items: Sequence[KvLinkItem]) -> list[Event]:
+        """Residency is the machine's, pools are for operators."""
+        events: list[Event] = []
+        for item in items:
+            if not isinstance(item, PoolStatus):
+                events.append(FromKv(epoch, item))
+            elif epoch == self._newest_epoch and self._stream is not None:
+                self._free, self.kv_policy = item, item.kv_policy
+                self._swapped_out.update(item.swapped_out_job_ids)
+                self._swapped_out.difference_update(item.swapped_in_job_ids)
+        return events
+
+    def forget_pools(self) -> None:
+        """The tables that were counted are gone; the policy's name stays what it was."""
+        self._swapped_out.clear()
+        self._free = None
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    def decide(self, events: Sequence[Event], now_s: float) -> list[Command]:
+        """A turn of the machine. Plans, messages to the KV manager and timers are dealt with here; the commands that
+        are left are for clients. `end_turn` follows.
+        """
+        if self.wake_s is not None and self.wake_s <= now_s:
+            self.wake_s = None
+        left: list[Command] = []
+        to_kv: list[SchedulerToKv] = []
+        kv_epoch = Epoch(0)
+        for command in self._handle(events, now_s):
+            match command:
+                case ToKv(epoch, message):
+                    if epoch != kv_epoch and to_kv:
+                        self._kv.send(kv_epoch, to_kv)
+                        to_kv = []
+                    kv_epoch = epoch
+                    to_kv.append(message)
+                case SendPlan():
+                    self._send_plan(command)
+                case DropWorker():
+                    self._drop_worker(command)
+                case WakeAt(time_s):
+                    self.wake_s = time_s
+                case _:
+                    left.append(command)
+        if to_kv:
+            self._kv.send(kv_epoch, to_kv)
+        return left
+
+    def end_turn(self) -> None:
+        """What was kept for the commands of this turn is of no use any more."""
+        self._logprobs.clear()
+
+    def _send_plan(self, command: SendPlan) -> None:
+        assert self._stream is not None, "plans are for the worker that joined"
+        assert self._stream.epoch == command.epoch
+        limits_s = dict(command.cut_after_s)
+        work = [self._work(entry, limits_s.get(entry.job_id)) for entry in command.entries]
+        self._stream.put((command.plan_number, work))
+
+    def _drop_worker(self, command: DropWorker) -> None:
+        _log.warning("dropping the worker of epoch %d: %s", command.epoch, command.reason)
+        self.forget_pools()
+        if self._stream is not None and self._stream.epoch == command.epoch:
+            self._stream.close(NotReadyError(command.reason))
+            self._stream = None

@@ -17,7 +17,7 @@ from services.domain.generation import (
     Usage,
 )
 from services.wire.gateway_scheduler import FINISH_FROM_WIRE, FINISH_TO_WIRE
-from services.wire.sampling import logprob_from_wire, logprob_to_wire
+from services.wire.shared_fields import logprob_from_wire, logprob_to_wire
 
 _OPTIONAL_SAMPLING_FIELDS = tuple(
     field.name for field in inference_pb2.SamplingParams.DESCRIPTOR.fields if field.has_presence

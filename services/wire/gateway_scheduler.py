@@ -14,7 +14,7 @@ from services.domain.generation import EndReason
 from services.domain.ids import JobId
 from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Submission
 from services.runtime.error_statuses import ErrorStatus, code_of_number, error_of, number_of_code, status_of
-from services.wire.sampling import logprob_from_wire, logprob_to_wire, sampling_from_wire, sampling_to_wire
+from services.wire.shared_fields import logprob_from_wire, logprob_to_wire, sampling_from_wire, sampling_to_wire
 
 MOST_ID_BYTES = 256
 

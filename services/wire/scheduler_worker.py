@@ -16,7 +16,7 @@ from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerCounters, WorkerResult
 from services.domain.protocol import IterationResult, SampledToken
 from services.domain.worker_facts import WorkerFacts
-from services.wire.sampling import logprob_from_wire, logprob_to_wire, sampling_from_wire, sampling_to_wire
+from services.wire.shared_fields import logprob_from_wire, logprob_to_wire, sampling_from_wire, sampling_to_wire
 
 
 def spec_to_wire(spec: JobSpec) -> wire.JobSpec:

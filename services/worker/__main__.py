@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from services.runtime.metrics_server import MetricsServer, new_registry
 from services.runtime.model_files import fingerprint
-from services.runtime.process import ServiceProcess, service_main
+from services.runtime.process import ServiceProcess, cancelled, service_main
 from services.runtime.readiness import Readiness
 from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
@@ -78,19 +78,12 @@ async def serve(process: ServiceProcess[WorkerSettings]) -> None:
     await server.start()
     metrics_server = MetricsServer(split_address(settings.health_listen).host, settings.metrics_port, registry)
     readiness = Readiness()
-    tasks = [
-        asyncio.create_task(_work(settings, registry, readiness)),
-        asyncio.create_task(_follow(readiness, process, server, metrics_server.address)),
-        asyncio.create_task(process.stopping.wait()),
-    ]
+    work = asyncio.create_task(_work(settings, registry, readiness))
+    follower = asyncio.create_task(_follow(readiness, process, server, metrics_server.address))
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()  # raises what ended the work
+        await process.until_stopped(work, follower)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(work, follower)
         await server.stop(CLOSE_LIMIT_S)
         await asyncio.to_thread(metrics_server.stop)
 

@@ -16,7 +16,6 @@ that refuses this worker for good ends the worker.
 import asyncio
 import logging
 import queue
-import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -24,7 +23,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from services.domain.errors import (
-    FastServeError,
     InvalidFieldError,
     PeerMismatchError,
     ProtocolError,
@@ -34,12 +32,18 @@ from services.domain.ids import Epoch
 from services.domain.iteration import Plan, WorkerResult
 from services.domain.protocol import Applied, Done, KvToWorker, WorkerPools
 from services.domain.worker_facts import KvWorkerFacts, WorkerFacts
-from services.runtime.channel import Backoff
-from services.worker.worker_links import ItemT, Outbox, run_kv_link, run_scheduler_link
+from services.runtime.dialling import keep_dialling
+from services.worker.worker_links import (
+    AcknowledgementOutbox,
+    ResultOutbox,
+    run_kv_manager_stream,
+    run_scheduler_stream,
+)
 
 _log = logging.getLogger(__name__)
 
 MOST_WAITING_PLANS = 64
+PAUSE_JITTER = 0.5
 STEADY_LIFE_S = 5.0
 """A life that lasted this long was a good one: the next pause is the shortest again."""
 
@@ -72,8 +76,8 @@ class _Life:
 
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
-        self.results: Outbox[WorkerResult] = Outbox()
-        self.acknowledgements: Outbox[Applied | Done] = Outbox()
+        self.results = ResultOutbox()
+        self.acknowledgements = AcknowledgementOutbox()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.welcomed = asyncio.Event()
         """The scheduler has taken this worker."""
@@ -188,26 +192,19 @@ class WorkerDriver:
         """Lives until cancelled. Raises PeerMismatchError, SupersededError or InvalidFieldError when a peer
         refuses this worker.
         """
-        backoff = Backoff()
         try:
-            while True:
-                began_s = time.monotonic()
-                try:
-                    await self._live()
-                except _FINAL:
-                    raise
-                except FastServeError as error:
-                    _log.warning("%s; all jobs here are forgotten, dialling again", error)
-                if time.monotonic() - began_s > STEADY_LIFE_S:
-                    backoff.reset()
-                await asyncio.sleep(backoff.next_s() * random.uniform(0.5, 1.0))
+            await keep_dialling(
+                self._live, "scheduler and KV manager", final=_FINAL, steady_s=STEADY_LIFE_S, jitter=PAUSE_JITTER
+            )
         finally:
             self._life = None
             await asyncio.to_thread(self._stepper.stop)
 
     # --- one life ----------------------------------------------------------------------------------------------------
 
-    async def _live(self) -> None:
+    async def _live(self, is_up: Callable[[], None]) -> None:
+        """One life, until it ends: raises why. All jobs here are forgotten with it."""
+        is_up()
         self.lives += 1
         epoch = self._last_epoch = Epoch(max(self._epoch_clock(), self._last_epoch + 1))
         life = _Life(epoch)
@@ -215,7 +212,7 @@ class WorkerDriver:
         self._life = life
         facts = replace(self._facts, epoch=epoch)
         streams = (
-            run_scheduler_link(
+            run_scheduler_stream(
                 self._addresses.scheduler, facts, life.results, lambda: self._up(life, scheduler=True), self._take_plan
             ),
             self._join_kv_manager(life, kv_facts_of(facts)),
@@ -230,7 +227,7 @@ class WorkerDriver:
         # The scheduler is the one that can tell a worker that does not fit. One that it refuses must not have taken
         # the place of a good one at the KV manager by then.
         await life.welcomed.wait()
-        await run_kv_link(
+        await run_kv_manager_stream(
             self._addresses.kv_manager,
             facts,
             life.acknowledgements,
@@ -259,7 +256,7 @@ class WorkerDriver:
 
     def _done_poster(self, life: _Life) -> Callable[[Done], None]:
         def post(done: Done) -> None:
-            self._loop.call_soon_threadsafe(_put, life, life.acknowledgements, done)
+            self._loop.call_soon_threadsafe(life.acknowledgements.put, done)
 
         return post
 
@@ -268,7 +265,7 @@ class WorkerDriver:
 
     def _send_result(self, result: WorkerResult) -> None:
         if self._life is not None and result.result.epoch == self._life.epoch:
-            _put(self._life, self._life.results, result)
+            self._life.results.put(result)
 
     def _run_failed(self, epoch: Epoch, error: Exception) -> None:
         self._loop.call_soon_threadsafe(self._fail, epoch, error)
@@ -276,14 +273,6 @@ class WorkerDriver:
     def _fail(self, epoch: Epoch, error: Exception) -> None:
         if self._life is not None and epoch == self._life.epoch:
             self._life.fail(error)
-
-
-def _put(life: _Life, outbox: Outbox[ItemT], item: ItemT) -> None:
-    """Sends, or ends the life if the peer has stopped reading."""
-    try:
-        outbox.put(item)
-    except ProtocolError as error:
-        life.fail(error)
 
 
 def kv_facts_of(facts: WorkerFacts) -> KvWorkerFacts:

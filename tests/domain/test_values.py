@@ -12,8 +12,8 @@ from services.domain.errors import (
     UnreachableError,
 )
 from services.domain.ids import JobId
+from services.domain.job_sampling import JobSampling
 from services.domain.protocol import Rank, Resident
-from services.domain.sampling import JobSampling
 
 
 def test_the_smaller_rank_runs_sooner_by_level_then_key_then_arrival() -> None:

@@ -1,4 +1,4 @@
-"""What the gateway's tests share."""
+"""Fixtures shared by the gateway's tests."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.gateway.tiny_model import write_byte_level_folder
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that is served."""
+    """The model folder that is served."""
     return write_byte_level_folder(tmp_path_factory.mktemp("models") / "tiny")
 
 

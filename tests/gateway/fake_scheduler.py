@@ -1,7 +1,7 @@
-"""A scheduler that makes the tokens a test tells it to, and shows what the gateway asked of it.
+"""A fake scheduler that sends the tokens a test gives it, and shows what the gateway has asked for.
 
 It speaks the real GatewayLink over a real socket. A test takes each job as it arrives (`next_job`) and sends its
-tokens, or sets `script`, and every job runs by itself.
+tokens, or sets `script` so that every job runs by itself.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ TIMINGS = JobTimings(queue_s=0.25, prefill_s=0.5, decode_s=1.0, preemptions=2)
 
 
 Stream = asyncio.Queue[scheduler_pb2.GatewayLinkResponse | None]
-"""What is to be sent to one gateway; None ends it."""
+"""The messages for one gateway; None ends the stream."""
 
 
 class FakeJob:
-    """A job as the scheduler has it."""
+    """A job as the scheduler sees it."""
 
     def __init__(self, scheduler: "FakeScheduler", submission: Submission, stream: Stream) -> None:
         self._scheduler = scheduler
@@ -48,7 +48,7 @@ class FakeJob:
         logprobs: Sequence[TokenLogprob] = (),
         timings: JobTimings = TIMINGS,
     ) -> JobUpdate:
-        """News of this job, remembered but not sent."""
+        """Records news of this job and returns it, without sending it."""
         first = len(self.token_ids)
         self.token_ids.extend(token_ids)
         self.logprobs.extend(logprobs)
@@ -61,16 +61,16 @@ class FakeJob:
         finish: EndReason | None = None,
         logprobs: Sequence[TokenLogprob] = (),
     ) -> None:
-        """Tokens of one iteration."""
+        """Sends the tokens of one iteration."""
         self._scheduler.send([self.update(token_ids, finish, logprobs)])
 
     def refuse(self, error: FastServeError, stream: Stream | None = None) -> None:
-        """Tells the gateway that sent the job, or another one."""
+        """Refuses the job to the gateway that sent it, or to another one."""
         update = JobUpdate(self.job, 0, (), (), None, error, None)
         (stream or self.streams[0]).put_nowait(_updates([update]))
 
     def replay(self, stream: Stream) -> None:
-        """Everything so far, for one who joins."""
+        """Sends everything so far to a gateway that joins."""
         self.streams.append(stream)
         timings = None if self.finish is None else TIMINGS
         update = JobUpdate(self.job, 0, self.token_ids, self.logprobs, self.finish, None, timings, is_joined=True)
@@ -85,7 +85,7 @@ def _updates(updates: Sequence[JobUpdate]) -> scheduler_pb2.GatewayLinkResponse:
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.AdminServiceServicer):
-    """Start it, point gateways to `address`, stop it."""
+    """Start it, point gateways at `address`, and stop it at the end."""
 
     def __init__(self, limits: ServingLimits = READY, address: str = "127.0.0.1:0") -> None:
         self._server = RpcServer(
@@ -123,11 +123,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.
 
     @property
     def waiting_jobs(self) -> int:
-        """Jobs that arrived and were not taken by `next_job`."""
+        """The number of jobs that have arrived and that `next_job` has not taken."""
         return self._arrived.qsize()
 
     def send(self, updates: Sequence[JobUpdate]) -> None:
-        """One turn's news, to each gateway what concerns its jobs."""
+        """Sends the news of one turn, to each gateway what concerns its own jobs."""
         for stream in self._streams:
             own = [update for update in updates if stream in self.jobs[update.job_id].streams]
             if own:
@@ -176,7 +176,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.
             if known.submission.body_digest == submission.body_digest:
                 known.replay(stream)
             else:
-                known.refuse(DuplicateRequestError("the request id is known with another body"), stream)
+                known.refuse(DuplicateRequestError("the request id is already in use with a different body"), stream)
             return
         job = self.jobs[submission.job_id] = FakeJob(self, submission, stream)
         if self.script is None:
@@ -188,7 +188,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.
         job.send(token_ids[-1], finish=EndReason.LENGTH)
 
     def _on_cancel(self, name: JobId, reason: EndReason, stream: Stream) -> None:
-        """Of a gateway that does not follow the job it is ignored, as by the real scheduler."""
+        """Ignores a gateway that does not follow the job, as the real scheduler does."""
         job = self.jobs.get(name)
         if job is None or job.cancelled.done() or stream not in job.streams:
             return
@@ -199,7 +199,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.
     async def WorkerLink(
         self, requests: AsyncIterator[scheduler_pb2.WorkerLinkRequest], context: Any
     ) -> AsyncIterator[scheduler_pb2.WorkerLinkResponse]:
-        """No worker ever dials a fake."""
+        """Refuses: no worker dials a fake scheduler."""
         raise PeerMismatchError("group", "there are no groups here")
         yield
 

@@ -1,4 +1,4 @@
-"""A gateway with its real sockets, in the test's own process, and a client of it."""
+"""A gateway with real sockets, in the test's own process, and a client for it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ MODEL_NAME = "tiny"
 
 
 class HarnessProcess(ServiceProcess[GatewaySettings]):
-    """Tells its addresses to the test."""
+    """Passes its addresses to the test."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         super().__init__("gateway", settings)
@@ -32,7 +32,7 @@ class HarnessProcess(ServiceProcess[GatewaySettings]):
 
 
 class Gateway:
-    """A running gateway and stubs to it."""
+    """A running gateway and the stubs to call it."""
 
     def __init__(self, process: HarnessProcess, channel: grpc.aio.Channel, serving: "asyncio.Task[None]") -> None:
         self.process = process
@@ -47,7 +47,7 @@ class Gateway:
         return self.inference.Generate(request, timeout=timeout)
 
     async def collect(self, request: inference_pb2.GenerateRequest) -> list[inference_pb2.GenerateResponse]:
-        """All messages of a stream."""
+        """All messages of the stream."""
         return [message async for message in self.generate(request)]
 
     async def refusal(self, request: inference_pb2.GenerateRequest) -> grpc.aio.AioRpcError:
@@ -56,14 +56,14 @@ class Gateway:
             await self.collect(request)
         except grpc.aio.AioRpcError as error:
             return error
-        raise AssertionError("was not refused")
+        raise AssertionError("the request was not refused")
 
     async def health(self, service: str) -> str:
         response = await self._health.Check(health_pb2.HealthCheckRequest(service=service), timeout=SOON_S)
         return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
 
     async def until_health(self, service: str, wanted: str) -> None:
-        """Waits for the health service to say so."""
+        """Waits until the health service reports the wanted status."""
         watch = self._health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=SOON_S)
         async for response in watch:
             if health_pb2.HealthCheckResponse.ServingStatus.Name(response.status) == wanted:
@@ -71,7 +71,7 @@ class Gateway:
                 return
 
     async def metrics(self) -> dict[str, float]:
-        """The samples of a scrape, by name and labels as they are written."""
+        """The samples of a scrape, by name and labels as written."""
         reader, writer = await asyncio.open_connection(*self.metrics_address.split(":"))
         writer.write(b"GET /metrics HTTP/1.0\r\nHost: test\r\n\r\n")
         text = (await asyncio.wait_for(reader.read(), SOON_S)).decode()
@@ -138,7 +138,7 @@ def details(error: grpc.aio.AioRpcError) -> list[Any]:
 
 
 def violated_field(error: grpc.aio.AioRpcError) -> str:
-    """The field that an INVALID_ARGUMENT names."""
+    """The field named by an INVALID_ARGUMENT."""
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
     (bad,) = details(error)
     field: str = bad.field_violations[0].field
@@ -146,6 +146,6 @@ def violated_field(error: grpc.aio.AioRpcError) -> str:
 
 
 def retry_after_s(error: grpc.aio.AioRpcError) -> float:
-    """How long a refusal asks to wait."""
+    """How long a refusal asks the client to wait."""
     (retry,) = details(error)
     return float(retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)

@@ -1,4 +1,4 @@
-"""Values survive the wire, and the digest of a body tells bodies apart."""
+"""Requests survive the wire, and the digest of a body tells different bodies apart."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ PROMPTS = st.tuples(st.text(max_size=5), st.none()) | st.tuples(st.none(), st.li
 
 
 @given(sampling=SAMPLINGS, prompt=PROMPTS, resume=st.none() | IDS)
-def test_a_request_comes_back_as_it_went_with_absent_fields_absent(
+def test_a_request_comes_back_as_it_was_with_absent_fields_absent(
     sampling: SamplingRequest, prompt: tuple[str | None, list[int] | None], resume: int | None
 ) -> None:
     request = GenerateRequest("tiny", "an-id", *prompt, sampling, resume)

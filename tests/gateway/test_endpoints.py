@@ -1,4 +1,4 @@
-"""What surrounds Generate: models, AdminService, health, reflection."""
+"""Everything besides Generate: models, AdminService, health, reflection."""
 
 import asyncio
 from pathlib import Path
@@ -35,7 +35,7 @@ async def test_a_gateway_listens_on_ipv6_where_the_machine_has_it(
     if not has_ipv6():
         with pytest.raises(AddressInUseError, match=r"\[::1\]:0: "):
             async with running_gateway(model, scheduler.address, host=host):
-                raise AssertionError("it listens")
+                raise AssertionError("the gateway listens on IPv6 all the same")
         return
     async with running_gateway(model, scheduler.address, host=host) as gateway:
         assert gateway.address.startswith("[::1]:")
@@ -63,7 +63,7 @@ async def test_status_is_watched_through_the_gateway(pair: Pair) -> None:
     assert seen == [0, 1, 2]
 
 
-async def test_a_refusal_of_the_scheduler_comes_through_with_its_field(pair: Pair) -> None:
+async def test_a_refusal_by_the_scheduler_comes_through_with_its_field(pair: Pair) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in pair[0].admin.WatchStatus(admin_pb2.WatchStatusRequest(interval_s=0.001)):
             pass

@@ -1,4 +1,4 @@
-"""Generate through real sockets: tokens as they are made, text, choices, usage, ends."""
+"""Generate over real sockets: tokens as they are made, text, choices, usage, and how streams end."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from fastserve.v1 import inference_pb2 as api
 from services.domain.errors import AdmissionFullError, InvalidFieldError, NotReadyError
 from services.domain.generation import EndReason, TokenLogprob
-from services.domain.sampling import JobSampling
+from services.domain.job_sampling import JobSampling
 from tests.gateway.fake_scheduler import SOON_S, TIMINGS, FakeScheduler
 from tests.gateway.harness import Gateway, retry_after_s, violated_field
 
@@ -82,7 +82,7 @@ async def test_token_ids_are_used_as_they_are(pair: Pair) -> None:
         (EndReason.ABORT, api.FINISH_REASON_ABORT),
     ],
 )
-async def test_the_last_message_tells_why_and_what_it_took(
+async def test_the_last_message_has_the_finish_reason_and_the_usage(
     pair: Pair, tokenizer: Tokenizer, finish: EndReason, told: int
 ) -> None:
     gateway, scheduler = pair

@@ -1,4 +1,4 @@
-"""The stream to the scheduler: found, lost, found again, refused."""
+"""The stream to the scheduler: made, lost, made again, refused."""
 
 import asyncio
 from pathlib import Path
@@ -60,7 +60,7 @@ async def test_a_lost_scheduler_ends_open_requests_as_unavailable_and_a_new_one_
     await successor.stop()
 
 
-async def test_a_pause_of_the_tokens_is_only_a_pause(pair: tuple[Gateway, FakeScheduler]) -> None:
+async def test_a_pause_between_tokens_does_not_end_the_stream(pair: tuple[Gateway, FakeScheduler]) -> None:
     gateway, scheduler = pair
     stream = gateway.generate(REQUEST)
     job = await scheduler.next_job()
@@ -90,7 +90,7 @@ async def test_a_gap_in_the_numbers_of_tokens_is_an_internal_error_of_that_reque
     assert list((await sound)[0].token_ids) == [7]
 
 
-async def test_a_scheduler_of_another_model_ends_the_gateway_with_the_reason(model: Path) -> None:
+async def test_a_scheduler_with_another_model_ends_the_gateway_with_the_reason(model: Path) -> None:
     scheduler = FakeScheduler()
     scheduler.mismatch = "the scheduler serves another model"
     await scheduler.start()

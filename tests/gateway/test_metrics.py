@@ -1,4 +1,4 @@
-"""/metrics: the names that scrapers know, and values that are true at that moment."""
+"""/metrics: the names that scrapers know, and values that are current."""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +28,7 @@ def value(metrics: dict[str, float], name: str, **labels: str) -> float:
     return metrics[f"fastserve:{name}{{{written}}}"]
 
 
-async def test_what_clients_feel_is_counted_per_choice_and_prompts_per_request(pair: Pair) -> None:
+async def test_what_clients_see_is_counted_per_choice_and_prompts_per_request(pair: Pair) -> None:
     gateway, scheduler = pair
     collecting = asyncio.create_task(gateway.collect(request(n=2)))
     jobs = [await scheduler.next_job() for _ in range(2)]
@@ -84,7 +84,7 @@ async def test_requests_that_end_early_are_counted_as_what_they_are(pair: Pair) 
     assert value(metrics, "request_success_total", finished_reason="abort") == 1
 
 
-async def test_a_repeat_of_a_finished_request_is_no_new_work(pair: Pair) -> None:
+async def test_a_repeat_of_a_finished_request_does_not_count_as_new_work(pair: Pair) -> None:
     gateway, scheduler = pair
     scheduler.script = lambda _: [5, 6, 7]
     first = request(n=2)
@@ -138,7 +138,7 @@ async def test_without_the_scheduler_its_figures_are_left_out_and_the_gateway_s_
     assert value(metrics, "generation_tokens_total") == 0
 
 
-async def test_refusals_of_a_full_gateway_are_counted(model: Path) -> None:
+async def test_refusals_by_a_full_gateway_are_counted(model: Path) -> None:
     async with running_pair(model, max_open_requests=1) as (gateway, scheduler):
         stream = gateway.generate(request())
         await scheduler.next_job()

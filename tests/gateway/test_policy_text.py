@@ -1,4 +1,4 @@
-"""Text from tokens: never half a character, nothing lost, cut before the first stop string wherever tokens end."""
+"""Text from tokens: never half a character, nothing lost, and cut before the first stop string wherever tokens end."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from services.domain.errors import ProtocolError
 from services.domain.generation import EndReason
-from services.domain.sampling import JobSampling
+from services.domain.job_sampling import JobSampling
 from services.gateway.generation.choice_output import MOST_TOKENS_A_PIECE, ChoiceOutput, Cursor
 from services.gateway.generation.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from services.gateway.generation.stop_strings import StopStrings
 from services.gateway.model_tokenizer import ModelTokenizer
 from tests.gateway.tiny_model import (
+    END_OF_TEXT,
     VOCABULARY_SIZE,
     byte_level_tokenizer,
     sentence_piece_tokenizer,
@@ -44,13 +45,13 @@ def pieces_of(detokenizer: Detokenizer, token_ids: Sequence[int]) -> list[str]:
 
 KINDS: dict[str, Callable[[ModelTokenizer, Sequence[int]], Detokenizer]] = {
     "bytes": lambda tokenizer, context: BytesDetokenizer(tokenizer.token_bytes, context),
-    "window": lambda tokenizer, context: WindowDetokenizer(tokenizer.decode, context),
+    "window": lambda tokenizer, context: WindowDetokenizer(tokenizer.decode, tokenizer.is_skipped, context),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(token_ids=st.lists(st.integers(0, VOCABULARY_SIZE - 1), max_size=60))
-def test_pieces_of_any_tokens_join_to_what_decoding_all_gives(
+def test_the_pieces_of_any_tokens_join_to_what_decoding_all_of_them_gives(
     byte_level: ModelTokenizer, kind: str, token_ids: list[int]
 ) -> None:
     assert "".join(pieces_of(KINDS[kind](byte_level, ()), token_ids)) == byte_level.decode(token_ids)
@@ -69,22 +70,32 @@ def test_valid_text_never_shows_half_a_character(byte_level: ModelTokenizer, kin
     token_ids=st.lists(st.one_of(st.integers(259, 268), st.sampled_from([3 + 0xC3, 3 + 0xA9])), max_size=40),
     prompt=st.lists(st.integers(259, 268), min_size=1, max_size=8),
 )
-def test_sentence_piece_output_goes_on_where_the_prompt_ended(
+def test_sentence_piece_output_continues_where_the_prompt_ended(
     sentence_piece: ModelTokenizer, kind: str, token_ids: list[int], prompt: list[int]
 ) -> None:
     whole = sentence_piece.decode([*prompt, *token_ids])
     joined = "".join(pieces_of(KINDS[kind](sentence_piece, prompt), token_ids))
     if REPLACEMENT not in whole:
-        # (A run of bytes that is no text decodes to one mark a byte, even for characters that came whole.)
+        # (A run of byte tokens that is not valid UTF-8 decodes to one mark per byte, even for its whole characters.)
         assert joined == whole[len(sentence_piece.decode(prompt)) :]
 
 
-def test_a_leading_space_is_kept_behind_a_prompt(sentence_piece: ModelTokenizer) -> None:
+@pytest.mark.parametrize(("kind", "half"), [("bytes", REPLACEMENT), ("window", 2 * REPLACEMENT)])
+def test_half_a_character_right_after_a_whole_one_does_not_end_the_text(
+    sentence_piece: ModelTokenizer, kind: str, half: str
+) -> None:
+    first_byte, second_byte, once, upon = 3 + 0xC3, 3 + 0xA9, 259, 260
+    detokenizer = KINDS[kind](sentence_piece, [once])
+    token_ids = [first_byte, second_byte, first_byte, once, upon]
+    assert pieces_of(detokenizer, token_ids) == ["", "é", "", half + " Once", " upon", ""]
+
+
+def test_a_leading_space_is_kept_after_a_prompt(sentence_piece: ModelTokenizer) -> None:
     once, upon = 259, 260
     assert pieces_of(sentence_piece.detokenizer([once]), [upon]) == [" upon", ""]
 
 
-def test_other_decoders_are_asked_themselves(tmp_path: Path) -> None:
+def test_other_decoders_are_called_themselves(tmp_path: Path) -> None:
     tokenizer = ModelTokenizer(write_folder(tmp_path, word_piece_tokenizer()))
     detokenizer = tokenizer.detokenizer([1])
     assert isinstance(detokenizer, WindowDetokenizer)
@@ -116,7 +127,7 @@ def bundled() -> ModelTokenizer:
     return _bundled[0]
 
 
-def test_a_window_stays_short_however_bad_the_bytes_are(byte_level: ModelTokenizer) -> None:
+def test_a_window_stays_short_however_many_tokens_complete_no_character(byte_level: ModelTokenizer) -> None:
     longest = 0
 
     def decode(token_ids: Sequence[int]) -> str:
@@ -125,13 +136,16 @@ def test_a_window_stays_short_however_bad_the_bytes_are(byte_level: ModelTokeniz
         return byte_level.decode(token_ids)
 
     bad_byte = next(token_id for token_id in range(VOCABULARY_SIZE) if byte_level.token_bytes(token_id) == b"\x80")
-    token_ids = [bad_byte] * 300
-    assert "".join(pieces_of(WindowDetokenizer(decode), token_ids)) == REPLACEMENT * 300
+    special = byte_level.encode(END_OF_TEXT)[0]
+    without_token = VOCABULARY_SIZE + 1
+    for token_id, text in ((bad_byte, REPLACEMENT), (special, ""), (without_token, "")):
+        detokenizer = WindowDetokenizer(decode, byte_level.is_skipped, byte_level.encode("a"))
+        assert "".join(pieces_of(detokenizer, [token_id] * 300)) == text * 300
     assert longest <= 20
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
-    """End and start of the stop string that is completed first, the longest of those: by definition."""
+    """End and start of the stop string that is completed first, the longest if there are several: the definition."""
     ends = [(end, end - len(stop)) for stop in stops for end in range(1, len(text) + 1) if text[:end].endswith(stop)]
     return min(ends, default=None)
 
@@ -203,7 +217,7 @@ def test_a_reader_who_resumes_gets_the_text_that_came_with_those_tokens(
     assert late.text == "".join(piece.text for piece in pieces[min(resume, len(pieces) - 1) :] if piece)
 
 
-def test_tokens_that_come_twice_are_taken_once_and_missing_ones_are_a_fault(byte_level: ModelTokenizer) -> None:
+def test_tokens_that_come_twice_count_once_and_missing_ones_are_an_error(byte_level: ModelTokenizer) -> None:
     output = output_of(byte_level)
     assert output.extend(0, [5, 6], ()) == 2
     assert output.extend(0, [5, 6, 7], ()) == 1
@@ -213,7 +227,7 @@ def test_tokens_that_come_twice_are_taken_once_and_missing_ones_are_a_fault(byte
         output.extend(4, [8], ())
 
 
-def test_much_output_comes_in_bounded_pieces_with_the_finish_on_the_last(byte_level: ModelTokenizer) -> None:
+def test_a_long_output_comes_in_bounded_pieces_with_the_finish_on_the_last(byte_level: ModelTokenizer) -> None:
     output = output_of(byte_level)
     token_ids = [40 + number % 200 for number in range(2 * MOST_TOKENS_A_PIECE + 5)]
     output.extend(0, token_ids, ())

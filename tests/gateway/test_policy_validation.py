@@ -1,4 +1,6 @@
-"""Each limit of inference.proto: what is just within is taken, what is just beyond is refused by name and limit."""
+"""Each limit in inference.proto: a value just within it is accepted, one just beyond it is refused, naming field and
+limit.
+"""
 
 import math
 from array import array
@@ -21,9 +23,9 @@ LARGEST_INT32 = 2**31 - 1
 REFUSED_SAMPLING: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 0}, "max_tokens", "at least 1"),
     ({"max_tokens": -5}, "max_tokens", "at least 1"),
-    ({"min_tokens": -1}, "min_tokens", "0 to max_tokens, 16"),
-    ({"min_tokens": 17}, "min_tokens", "0 to max_tokens, 16"),
-    ({"min_tokens": 4, "max_tokens": 3}, "min_tokens", "0 to max_tokens, 3"),
+    ({"min_tokens": -1}, "min_tokens", "0 to max_tokens (16)"),
+    ({"min_tokens": 17}, "min_tokens", "0 to max_tokens (16)"),
+    ({"min_tokens": 4, "max_tokens": 3}, "min_tokens", "0 to max_tokens (3)"),
     ({"temperature": -0.01}, "temperature", "from 0 to 100"),
     ({"temperature": 100.5}, "temperature", "from 0 to 100"),
     ({"top_p": 0.0}, "top_p", "above 0 and at most 1"),
@@ -99,27 +101,27 @@ def test_a_sampling_field_beyond_its_limit_is_refused_by_name_and_limit(
 
 @pytest.mark.parametrize("name", FLOAT_FIELDS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_none_or_has_no_end_is_refused(name: str, value: float) -> None:
+def test_nan_and_infinity_are_refused(name: str, value: float) -> None:
     assert refused(replace(GOOD, sampling=SamplingRequest(**{name: value}))).field == f"sampling.{name}"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_bias_that_is_no_number_or_has_no_end_is_refused(value: float) -> None:
+def test_a_bias_of_nan_or_infinity_is_refused(value: float) -> None:
     assert refused(replace(GOOD, sampling=SamplingRequest(logit_bias={7: value}))).field == "sampling.logit_bias[7]"
 
 
 @pytest.mark.parametrize("fields", TAKEN_SAMPLING, ids=lambda value: str(value)[:40])
-def test_a_sampling_field_at_its_limit_is_taken(fields: dict[str, Any]) -> None:
+def test_a_sampling_field_at_its_limit_is_accepted(fields: dict[str, Any]) -> None:
     check_request(replace(GOOD, sampling=SamplingRequest(**fields)), "tiny", MODEL)
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "a\n", "é", "x" * 129, "\x7f", "tab\t"])
-def test_a_request_id_of_other_characters_or_too_long_is_refused(name: str) -> None:
+def test_a_request_id_with_other_characters_or_too_long_is_refused(name: str) -> None:
     assert refused(replace(GOOD, request_id=name)).field == "request_id"
 
 
 @pytest.mark.parametrize("name", ["a", "!~.-0", "x" * 128, "550e8400-e29b-41d4-a716-446655440000"])
-def test_a_request_id_of_printable_characters_is_taken(name: str) -> None:
+def test_a_request_id_of_printable_characters_is_accepted(name: str) -> None:
     check_request(replace(GOOD, request_id=name), "tiny", MODEL)
 
 
@@ -133,17 +135,17 @@ def test_a_request_id_of_printable_characters_is_taken(name: str) -> None:
         (replace(GOOD, text=None, token_ids=()), "token_ids.ids", "at least one"),
         (replace(GOOD, text=None, token_ids=(1, 2, 400)), "token_ids.ids[2]", "below 400"),
         (replace(GOOD, text=None, token_ids=(1,) * 512), "token_ids.ids", "512"),
-        (replace(GOOD, resume_from_token=17), "resume_from_token", "at most max_tokens, 16"),
+        (replace(GOOD, resume_from_token=17), "resume_from_token", "at most max_tokens (16)"),
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_a_prompt_that_can_never_be_taken_is_refused(request_: GenerateRequest, field: str, limit: str) -> None:
+def test_a_prompt_that_can_never_be_served_is_refused(request_: GenerateRequest, field: str, limit: str) -> None:
     error = refused(request_)
     assert error.field == field
     assert limit in str(error)
 
 
-def test_another_model_is_unknown_and_none_is_the_served_one() -> None:
+def test_another_model_is_unknown_and_no_name_means_the_served_one() -> None:
     with pytest.raises(UnknownModelError, match="tiny"):
         check_request(replace(GOOD, model="other"), "tiny", MODEL)
     check_request(replace(GOOD, model=""), "tiny", MODEL)
@@ -154,9 +156,9 @@ def test_another_model_is_unknown_and_none_is_the_served_one() -> None:
     [
         (0, 1, "text", "at least one"),
         (256, 1, "text", "context of 256"),
-        (200, 57, "sampling.max_tokens", "256, the context"),
-        (100, 101, "sampling.max_tokens", "200, the device"),
-        (1, LARGEST_INT32, "sampling.max_tokens", "256, the context"),
+        (200, 57, "sampling.max_tokens", "256, the length of the context"),
+        (100, 101, "sampling.max_tokens", "200, the size of the device's KV pool in tokens"),
+        (1, LARGEST_INT32, "sampling.max_tokens", "256, the length of the context"),
     ],
 )
 def test_prompt_and_output_must_fit_context_and_pool(
@@ -167,7 +169,7 @@ def test_prompt_and_output_must_fit_context_and_pool(
     assert caught.value.field == field
 
 
-def test_prompt_and_output_that_just_fit_are_taken() -> None:
+def test_prompt_and_output_that_just_fit_are_accepted() -> None:
     check_prompt("text", 100, 100, MODEL, LIMITS)
     check_prompt("text", 100, 156, MODEL, replace(LIMITS, device_pool_tokens=256))
 
@@ -179,18 +181,18 @@ def test_defaults_are_those_of_the_proto() -> None:
     assert (sampling.seed, sampling.choice, sampling.stop_token_ids) == (11, 0, (0, 3))
 
 
-def test_ignore_eos_leaves_the_stop_tokens_that_were_asked_for() -> None:
+def test_ignore_eos_keeps_the_stop_tokens_of_the_request() -> None:
     (sampling,) = resolve(SamplingRequest(ignore_eos=True, stop_token_ids=(9, 9, 3)), MODEL.eos_token_ids, seed=1)
     assert sampling.stop_token_ids == (9, 3)
 
 
-def test_choices_differ_in_their_number_only() -> None:
+def test_choices_differ_only_in_their_number() -> None:
     choices = resolve(SamplingRequest(n=3, seed=5, top_k=-1), MODEL.eos_token_ids, seed=1)
     assert [choice.choice for choice in choices] == [0, 1, 2]
     assert {replace(choice, choice=0) for choice in choices} == {choices[0]}
     assert (choices[0].seed, choices[0].top_k) == (5, 0)
 
 
-def test_the_seed_of_a_request_without_one_depends_on_its_id_and_body_alone() -> None:
+def test_a_default_seed_depends_only_on_the_id_and_body_of_the_request() -> None:
     assert seed_of("a", b"body") == seed_of("a", b"body") >= 0
     assert len({seed_of("a", b"body"), seed_of("b", b"body"), seed_of("a", b"other")}) == 3

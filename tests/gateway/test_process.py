@@ -1,4 +1,4 @@
-"""The gateway as its own process: memory and imports, many streams, drain, and what ends it at the start."""
+"""The gateway as a process of its own: imports, many streams, draining, and errors that end it at the start."""
 
 import asyncio
 import json
@@ -30,14 +30,14 @@ async def start(model: Path, scheduler: str, *flags: str) -> asyncio.subprocess.
 
 
 async def address_of(process: asyncio.subprocess.Process, ready_file: Path) -> str:
-    """The address in the ready file, which is there when the process says that it is ready."""
+    """The address in the ready file, which exists by the time the process logs that it is ready."""
     assert process.stderr is not None
     async with asyncio.timeout(SOON_S):
         while line := await process.stderr.readline():
             if ready_file.exists():
                 address: str = json.loads(ready_file.read_text())["grpc"]
                 return address
-    raise AssertionError(f"ended: {line!r}")
+    raise AssertionError(f"the process ended before it was ready: {line!r}")
 
 
 @asynccontextmanager
@@ -108,7 +108,7 @@ async def test_sigterm_lets_open_streams_end_refuses_new_ones_and_exits_0(
 
 
 async def until_refused(stub: Any, scheduler: FakeScheduler) -> None:
-    """Sends requests until one is refused: the signal has arrived."""
+    """Sends requests until one is refused, which shows that the signal has arrived."""
     while True:
         stream = stub.Generate(api.GenerateRequest(text="another"), timeout=SOON_S)
         arrival = asyncio.create_task(scheduler.next_job())
@@ -139,7 +139,7 @@ async def test_streams_that_outlast_the_drain_are_aborted_with_what_they_have(
         assert await asyncio.wait_for(process.wait(), SOON_S) == 0
 
 
-async def test_what_is_wrong_at_the_start_is_told_in_one_line(model: Path, tmp_path: Path) -> None:
+async def test_an_error_at_the_start_is_reported_in_one_line(model: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for flags, word in (
         (("--model", str(tmp_path / "nowhere")), "not a folder"),

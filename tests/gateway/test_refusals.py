@@ -1,4 +1,4 @@
-"""Bad input through real sockets: a typed status that names field and limit, at once, and the gateway goes on."""
+"""Bad input over real sockets: a typed status that names field and limit comes at once, and the gateway carries on."""
 
 import asyncio
 import math
@@ -15,7 +15,7 @@ from tests.gateway.harness import Gateway, details, retry_after_s, violated_fiel
 
 Pair = tuple[Gateway, FakeScheduler]
 AT_ONCE_S = 5.0
-"""Far below what tokenizing four megabytes takes, and enough for a busy machine."""
+"""Far less than tokenizing four megabytes takes, and enough for a busy machine."""
 
 
 def sampling(**fields: Any) -> api.GenerateRequest:
@@ -101,7 +101,7 @@ async def test_output_over_the_device_pool_is_refused_with_the_scheduler_s_limit
     await collecting
 
 
-async def test_before_a_worker_joined_a_bad_field_is_told_and_a_good_request_must_wait(pair: Pair) -> None:
+async def test_before_a_worker_has_joined_a_bad_field_is_reported_and_a_good_request_must_wait(pair: Pair) -> None:
     gateway, scheduler = pair
     scheduler.set_limits(ServingLimits(ready=False, max_model_len=0, device_pool_tokens=0))
     await gateway.until_health("readiness", "NOT_SERVING")

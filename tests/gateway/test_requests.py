@@ -1,4 +1,4 @@
-"""Request ids: joining, resuming, and who may end a job. Clients that go away, and deadlines."""
+"""Request ids: joining, resuming, and who may end a job; also clients that go away, and deadlines."""
 
 import asyncio
 from pathlib import Path
@@ -198,12 +198,12 @@ async def test_a_choice_that_ended_already_is_not_cancelled(pair: Pair) -> None:
     assert not done.cancelled.done()
 
 
-async def test_a_deadline_is_told_to_the_scheduler_and_cancels_when_it_passes(pair: Pair) -> None:
+async def test_the_scheduler_is_told_the_deadline_and_the_job_is_cancelled_when_it_passes(pair: Pair) -> None:
     gateway, scheduler = pair
     stream = gateway.generate(request(), timeout=0.5)
     job = await scheduler.next_job()
     assert job.submission.deadline_in_s is not None
-    assert 0 < job.submission.deadline_in_s < 0.6  # gRPC rounds a time-out up
+    assert 0 < job.submission.deadline_in_s < 0.6  # gRPC rounds timeouts up
     # Two timers run, the client's and the gateway's, and on a busy machine the client's hang-up may come well first.
     assert await job.cancel_reason() in (EndReason.DEADLINE, EndReason.CANCELLED)
     assert await stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -233,7 +233,7 @@ async def test_the_job_goes_on_until_its_last_listener_has_left(pair: Pair) -> N
     assert await job.cancel_reason() is EndReason.CANCELLED
 
 
-async def test_a_deadline_of_one_listener_does_not_end_the_other_s_job(pair: Pair) -> None:
+async def test_the_deadline_of_one_listener_does_not_end_the_other_s_job(pair: Pair) -> None:
     gateway, scheduler = pair
     one = gateway.generate(request("timed"), timeout=1.0)
     job = await scheduler.next_job()
@@ -246,7 +246,7 @@ async def test_a_deadline_of_one_listener_does_not_end_the_other_s_job(pair: Pai
     assert token_ids(await rest(two)) == [6]
 
 
-async def test_last_words_on_a_cancelled_job_do_not_end_its_successor(pair: Pair) -> None:
+async def test_the_last_update_on_a_cancelled_job_does_not_end_its_successor(pair: Pair) -> None:
     gateway, scheduler = pair
     scheduler.keep_jobs = False
     stream = gateway.generate(request("back"))

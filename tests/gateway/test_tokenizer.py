@@ -1,4 +1,4 @@
-"""A text that is far too long is told without tokenizing all of it, and no other one is."""
+"""A text that is far too long is recognized without tokenizing all of it, and no other text is taken for one."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def tokenizer() -> ModelTokenizer:
 
 
 class Counting:
-    """A tokenizer that counts what it is given."""
+    """A tokenizer that counts the characters it is given."""
 
     def __init__(self, plain: Any) -> None:
         self._plain = plain
@@ -30,7 +30,7 @@ class Counting:
         return self._plain.encode(text, **how)
 
 
-def test_of_a_text_of_four_megabytes_about_twice_the_allowed_tokens_are_made() -> None:
+def test_only_about_twice_the_allowed_tokens_of_a_four_megabyte_text_are_made() -> None:
     tokenizer = ModelTokenizer(BUNDLED_MODEL)
     counting = tokenizer._tokenizer = Counting(tokenizer._tokenizer)
     text = "a" * (4 << 20)
@@ -39,7 +39,7 @@ def test_of_a_text_of_four_megabytes_about_twice_the_allowed_tokens_are_made() -
 
 
 def damaged(folder: Path, **parts: Any) -> Path:
-    """A copy of the bundled model whose tokenizer has other parts."""
+    """A copy of the bundled model with the given parts of its tokenizer replaced."""
     for name in ("config.json", "tokenizer.json"):
         (folder / name).write_bytes((BUNDLED_MODEL / name).read_bytes())
     described = json.loads((folder / "tokenizer.json").read_text())
@@ -47,13 +47,13 @@ def damaged(folder: Path, **parts: Any) -> Path:
     return folder
 
 
-def test_a_file_over_which_the_library_panics_is_told_as_one_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_on_which_the_library_panics_is_reported_as_unreadable(tmp_path: Path) -> None:
     folder = damaged(tmp_path, normalizer={"type": "Precompiled", "precompiled_charsmap": ""})
     with pytest.raises(ModelFolderError, match=r"tokenizer\.json can't be read: the tokenizer panicked: "):
         ModelTokenizer(folder)
 
 
-def test_a_panic_over_a_text_is_an_ordinary_error(tmp_path: Path) -> None:
+def test_a_panic_on_a_text_is_an_ordinary_error(tmp_path: Path) -> None:
     tokenizer = ModelTokenizer(damaged(tmp_path, pre_tokenizer={"type": "FixedLength", "length": 0}))
     for refuse in (lambda: tokenizer.encode("a text"), lambda: tokenizer.far_exceeds("a text", 0)):
         with pytest.raises(RuntimeError, match="panicked"):
@@ -61,7 +61,7 @@ def test_a_panic_over_a_text_is_an_ordinary_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("piece", TEXTS)
-def test_only_a_text_that_has_more_tokens_is_said_to_exceed_them(piece: str, tokenizer: ModelTokenizer) -> None:
+def test_only_a_text_with_more_tokens_is_said_to_exceed_them(piece: str, tokenizer: ModelTokenizer) -> None:
     text = piece * (6 * SLICE_CHARACTERS // len(piece))
     count = len(tokenizer.encode(text))
     assert not tokenizer.far_exceeds(text, count)

@@ -1,6 +1,4 @@
-"""A model folder small enough to be made in a test: a byte-level tokenizer with a few merges, and weights of a few
-bytes.
-"""
+"""Model folders small enough to be made in a test: a few hundred tokens at most, and weights of a few bytes."""
 
 import json
 import struct
@@ -20,7 +18,7 @@ _TEXTS = [
 
 
 def byte_level_tokenizer() -> Tokenizer:
-    """Byte-level BPE as Llama 3 and Qwen have it: tokens may end inside a character."""
+    """Byte-level BPE as in Llama 3 and Qwen: tokens may end inside a character."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -35,7 +33,7 @@ def byte_level_tokenizer() -> Tokenizer:
 
 
 def sentence_piece_tokenizer() -> Tokenizer:
-    """As Llama 2 and Mistral have it: a mark for the space before a word, bytes for what the vocabulary lacks."""
+    """As in Llama 2 and Mistral: a mark for the space before a word, bytes for what the vocabulary lacks."""
     space = "\N{LOWER ONE EIGHTH BLOCK}"
     words = [f"{space}Once", f"{space}upon", f"{space}a", f"{space}time", "s", ",", space, "é", "ness", "\n"]
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2}
@@ -50,7 +48,7 @@ def sentence_piece_tokenizer() -> Tokenizer:
 
 
 def word_piece_tokenizer() -> Tokenizer:
-    """A decoder of neither of the two common kinds: words joined by spaces, pieces of words without."""
+    """A decoder of neither of the two common kinds: it puts spaces between words, but not before pieces of words."""
     words = ["[UNK]", "once", "upon", "a", "time", "##s", "##ly", ",", "."]
     tokenizer = Tokenizer(models.WordPiece({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
@@ -58,7 +56,7 @@ def word_piece_tokenizer() -> Tokenizer:
 
 
 def write_folder(folder: Path, tokenizer: Tokenizer) -> Path:
-    """A folder that a gateway takes: config, tokenizer, and a safetensors file of one tensor."""
+    """A folder that a gateway accepts: config, tokenizer, and a safetensors file with one tensor."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "model_type": "llama",
@@ -74,7 +72,7 @@ def write_folder(folder: Path, tokenizer: Tokenizer) -> Path:
 
 
 def write_byte_level_folder(folder: Path) -> Path:
-    """The folder that most tests serve. The tokenizer adds no special tokens to a prompt."""
+    """The folder that most tests serve. Its tokenizer adds no special tokens to a prompt."""
     tokenizer = byte_level_tokenizer()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     return write_folder(folder, tokenizer)

@@ -115,10 +115,11 @@ async def test_a_newer_stream_of_the_scheduler_supersedes_the_older_and_ends_the
 
 
 class Handlers:
-    """Takes what the handlers of streams put into the driver's inbox."""
+    """In the driver's place: takes what the handlers of streams put into its inbox."""
 
     def __init__(self) -> None:
         self.items: list[Inbound] = []
+        self.inbox = self
 
     def post(self, item: Inbound) -> None:
         self.items.append(item)
@@ -145,15 +146,15 @@ async def test_a_peer_that_does_not_read_loses_its_stream_although_writing_to_it
             assert isinstance(arrived, SchedulerArrived)
             batch = [Grown(jid("x" * 100), number) for number in range(40)]
             sent = 0
-            while not arrived.peer.is_closed:
+            while not arrived.stream.is_closed:
                 for _ in range(1000):
-                    arrived.peer.send(Epoch(1), batch)
+                    arrived.stream.put((Epoch(1), batch))
                 sent += 1000
                 assert sent < 1_000_000
                 await asyncio.sleep(0)
             left = await heard.next()
             assert isinstance(left, SchedulerLeft)
-            assert left.peer is arrived.peer
+            assert left.stream is arrived.stream
             assert await scheduler.end() is grpc.StatusCode.UNAVAILABLE
     finally:
         await server.stop(0)
@@ -161,9 +162,9 @@ async def test_a_peer_that_does_not_read_loses_its_stream_although_writing_to_it
 
 async def test_nothing_is_kept_for_a_peer_whose_stream_is_to_end() -> None:
     peer = SchedulerStream()
-    peer.send(Epoch(1), [])
+    peer.put((Epoch(1), []))
     peer.close(NotReadyError("enough", 1.0))
-    peer.send(Epoch(1), [])
+    peer.put((Epoch(1), []))
     assert await peer.take() == []
 
 

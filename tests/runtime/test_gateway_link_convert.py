@@ -16,7 +16,7 @@ from services.domain.errors import (
 )
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId
-from services.domain.sampling import JobSampling
+from services.domain.job_sampling import JobSampling
 from services.domain.submission import JobTimings, JobUpdate, Submission
 from services.wire.gateway_scheduler import (
     cancel_from_wire,

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from services.domain.errors import InvalidFieldError
-from services.runtime.process import write_ready_file
+from services.runtime.process import ServiceProcess, cancelled, write_ready_file
+from services.runtime.settings import Settings, load
 
 SOON_S = 60.0
 MODULE = "tests.runtime.example_service"
@@ -133,3 +134,25 @@ async def test_a_service_whose_parent_is_gone_already_ends_at_once() -> None:
 def test_a_ready_file_that_cannot_be_written_is_told_by_its_flag(tmp_path: Path) -> None:
     with pytest.raises(InvalidFieldError, match="--ready-file: can't write"):
         write_ready_file(tmp_path / "nowhere" / "ready.json", "127.0.0.1:1", None)
+
+
+async def test_a_service_runs_until_it_is_told_to_stop_or_one_of_its_tasks_fails() -> None:
+    async def for_ever() -> None:
+        await asyncio.Event().wait()
+
+    async def broken() -> None:
+        raise InvalidFieldError("--listen", "is taken")
+
+    process = ServiceProcess("example", load(Settings, "example", [], {}))
+    lasting = asyncio.create_task(for_ever())
+    running = asyncio.create_task(process.until_stopped(lasting))
+    await asyncio.sleep(0)
+    assert not running.done()
+    process.stopping.set()
+    await running
+    with pytest.raises(InvalidFieldError, match="is taken"):
+        await ServiceProcess("example", load(Settings, "example", [], {})).until_stopped(
+            lasting, asyncio.create_task(broken())
+        )
+    await cancelled(lasting)
+    assert lasting.cancelled()

@@ -12,12 +12,12 @@ from services.domain.errors import InvalidFieldError, ProtocolError
 from services.domain.generation import TokenLogprob
 from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerCounters, WorkerResult
+from services.domain.job_sampling import JobSampling
 from services.domain.protocol import IterationResult, SampledToken
-from services.domain.sampling import JobSampling
 from services.domain.submission import ServingLimits
 from services.domain.worker_facts import WorkerFacts
 from services.wire import gateway_scheduler, scheduler_worker
-from services.wire import sampling as sampling_wire
+from services.wire import shared_fields as sampling_wire
 
 counts = st.integers(0, 2**32 - 1)
 big_counts = st.integers(0, 2**64 - 1)

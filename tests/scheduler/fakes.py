@@ -18,19 +18,20 @@ from services.domain.errors import FastServeError
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import Epoch, JobId
 from services.domain.iteration import Plan, WorkerCounters, WorkerResult
+from services.domain.job_sampling import JobSampling
 from services.domain.protocol import IterationResult, SampledToken, SchedulerToKv
-from services.domain.sampling import JobSampling
 from services.domain.server_status import KvLinkItem
 from services.domain.submission import JobUpdate, ServingLimits, Submission
 from services.domain.worker_facts import WorkerFacts
 from services.runtime.channel import open_channel
 from services.runtime.error_statuses import from_grpc
 from services.runtime.server import RpcServer
-from services.scheduler.driver import SchedulerDriver, ServedSetup
+from services.scheduler.driver import SchedulerDriver
 from services.scheduler.machine.scheduler_events import ToKv
 from services.scheduler.scheduler_config import SchedulerConfig
 from services.scheduler.scheduler_link import SchedulerLink
 from services.scheduler.service import ADMIN_SERVICE, SCHEDULER_SERVICE, register
+from services.scheduler.worker_group import ServedSetup
 from services.wire.gateway_scheduler import cancel_to_wire, limits_from_wire, submission_to_wire, updates_from_wire
 from services.wire.scheduler_kvmanager import kv_batch_to_wire, scheduler_batch_from_wire
 from services.wire.scheduler_worker import plan_from_wire, result_to_wire, worker_facts_to_wire
@@ -272,7 +273,7 @@ async def running(config: SchedulerConfig | None = None) -> AsyncIterator[Runnin
         driver = SchedulerDriver(served, link, ready.append)
         server = RpcServer("127.0.0.1:0", (SCHEDULER_SERVICE, ADMIN_SERVICE), lambda one: register(one, driver))
         await server.start()
-        tasks = [asyncio.create_task(driver.run()), asyncio.create_task(link.run(driver.post))]
+        tasks = [asyncio.create_task(driver.run()), asyncio.create_task(link.run(driver.inbox.post))]
         try:
             async with open_channel(server.address) as channel:
                 yield Running(driver, kv, channel, ready)

@@ -199,7 +199,7 @@ async def test_a_gateway_that_does_not_read_loses_its_stream_to_its_next_one_alt
         await worker.step()
         while "a" not in gateway.outputs:
             await gateway.read()
-        entry = served.driver.book.get(JobId("a"))
+        entry = served.driver.jobs.get(JobId("a"))
         assert entry is not None
         entry.output.extend(array("I", [2_000_000]) * 16_000_000)
         followers = entry.followers
@@ -216,9 +216,9 @@ async def test_a_gateway_that_says_hello_while_a_worker_joins_is_told_the_limits
     async with kv_manager() as (_, kv_address), open_channel(kv_address) as channel:
         driver = SchedulerDriver(served_with(SchedulerConfig()), SchedulerLink(channel, kv_address), lambda ready: None)
         gateway = GatewayStream("g")
-        driver.post(WorkerArrived(WorkerStream(Epoch(1)), FakeWorker(channel).facts))
+        driver.inbox.post(WorkerArrived(WorkerStream(Epoch(1)), FakeWorker(channel).facts))
         welcome = driver.limits
-        driver.post(GatewayJoined(gateway))
+        driver.inbox.post(GatewayJoined(gateway))
         turns = asyncio.create_task(driver.run())
         try:
             async with asyncio.timeout(LIMIT_S):

@@ -11,8 +11,8 @@ from services.domain.errors import (
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId, PlanNumber
 from services.domain.iteration import WorkerCounters
+from services.domain.job_sampling import JobSampling
 from services.domain.protocol import PlanEntry
-from services.domain.sampling import JobSampling
 from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Submission
 from services.scheduler import job_store as books
 from services.scheduler import outgoing_streams as peers
@@ -184,7 +184,7 @@ def test_whoever_came_to_a_job_later_is_told_so_with_its_end(reason: EndReason) 
         gateways.submit(Submitted(peer, submission()), False, 0.0)
     gateways.end(End(A, reason, 0, 0.5, 0.25, 2.0), 1.0)
     for peer, is_joined in ((first, False), (later, True)):
-        (update,) = peer.take_updates(gateways.book)
+        (update,) = peer.take_updates(gateways.jobs)
         assert update.finish is not None or update.error is not None
         assert update.is_joined is is_joined
 
@@ -204,10 +204,10 @@ def test_a_request_whose_choices_end_together_is_told_whole_however_large_it_is(
         gateways.end(End(JobId(name), EndReason.LENGTH, 0, 0.0, 0.0, 0.0), 1.0)
     gateways.expire(1.5)
     assert not peer.is_closed
-    updates = peer.take_updates(gateways.book)
+    updates = peer.take_updates(gateways.jobs)
     assert [update.job_id for update in updates if update.finish is EndReason.LENGTH] == names
     gateways.expire(2.0)
-    assert len(gateways.book) == 1
+    assert len(gateways.jobs) == 1
 
 
 def test_a_gateway_that_does_not_read_the_end_of_too_much_loses_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,11 +229,11 @@ def test_a_gateway_that_comes_for_a_job_just_before_it_is_forgotten_gets_all_of_
     gateways.submit(Submitted(first, submission()), False, 0.0)
     gateways.emit(Emit(A, PlanNumber(0), 0, 7), None)
     gateways.end(End(A, EndReason.STOP, 0, 0.0, 0.0, 0.0), 1.0)
-    first.take_updates(gateways.book)
+    first.take_updates(gateways.jobs)
     gateways.submit(Submitted(second, submission()), False, 60.9)
     gateways.expire(61.0)
     assert not second.is_closed
-    (told,) = second.take_updates(gateways.book)
+    (told,) = second.take_updates(gateways.jobs)
     assert (list(told.token_ids), told.finish) == ([7], EndReason.STOP)
 
 
@@ -243,7 +243,7 @@ def test_a_job_that_waits_for_its_id_and_is_cancelled_never_begins() -> None:
     for job in ("a", "b"):
         assert gateways.submit(Submitted(peer, submission(job)), True, 0.0) is None
     assert gateways.cancel(Cancelled(peer, A, EndReason.CANCELLED)) is None
-    (told,) = peer.take_updates(gateways.book)
+    (told,) = peer.take_updates(gateways.jobs)
     assert (told.job_id, told.finish) == (A, EndReason.ABORT)
     assert [item.submission.job_id for item in gateways.take_deferred()] == ["b"]
 
@@ -315,10 +315,10 @@ async def test_nothing_is_kept_for_a_gateway_whose_stream_is_to_end() -> None:
         await peer.flushed()
 
 
-def test_the_counters_of_a_workers_lives_add_up() -> None:
-    lives = CountersOverEpochs()
+def test_the_counters_of_a_workers_epochs_add_up() -> None:
+    counters = CountersOverEpochs()
     for busy_s in (1.0, 2.0):
-        lives.born()
-        lives.counted(WorkerCounters(busy_s=busy_s / 2, offloaded_bytes=5))
-        lives.counted(WorkerCounters(busy_s=busy_s, offloaded_bytes=10))
-    assert lives.total() == WorkerCounters(busy_s=3.0, offloaded_bytes=20)
+        counters.begin_epoch()
+        counters.set_present(WorkerCounters(busy_s=busy_s / 2, offloaded_bytes=5))
+        counters.set_present(WorkerCounters(busy_s=busy_s, offloaded_bytes=10))
+    assert counters.total() == WorkerCounters(busy_s=3.0, offloaded_bytes=20)

@@ -2,7 +2,7 @@
 
 import math
 
-from services.domain.sampling import JobSampling
+from services.domain.job_sampling import JobSampling
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15

@@ -11,8 +11,8 @@ from torch import Tensor
 from services.domain.errors import ProtocolError
 from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork
+from services.domain.job_sampling import JobSampling
 from services.domain.protocol import Assign
-from services.domain.sampling import JobSampling
 from services.worker.engine.engine import Engine
 from services.worker.model.prefill_cut import PrefillCut
 from tests.worker.tiny import KvHand, Runner, alone, new_engine, prompt_of, sampling

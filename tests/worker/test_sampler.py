@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.domain.sampling import JobSampling
+from services.domain.job_sampling import JobSampling
 from services.worker.sampling.sampler import CANDIDATES, JobSampler, SampleRow, sample
 from services.worker.sampling.token_counts import TokenCounts
 from tests.worker import naive_sampler

@@ -12,8 +12,8 @@ import torch
 from models.make_random import PRESETS, write_random_model
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerResult
+from services.domain.job_sampling import JobSampling
 from services.domain.protocol import Assign, BlockMove, Done, KvToWorker, Offload, ReleaseBlocks, Upload
-from services.domain.sampling import JobSampling
 from services.worker.engine.engine import Engine
 from services.worker.kv.copier import Copier
 from services.worker.kv.pools import BlockShape, KvPools, make_pools

@@ -133,7 +133,7 @@ class Status(_message.Message):
     max_queued_jobs: _builtins.int
     """Most jobs that may be admitted at a time."""
     admission_rejections: _builtins.int
-    """Jobs refused for want of room since the scheduler started."""
+    """Jobs refused since the scheduler started, because the server was full."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupStatus]:
         """One per worker group."""

@@ -69,7 +69,7 @@ class GenerateRequest(_message.Message):
     """Name of the model, as ListModels gives it. Empty: the one model that is served."""
     request_id: _builtins.str
     """Optional id, 1 to 128 printable ASCII characters without spaces or '/'. A repeat with the same id and body joins the same job (its output is
-    replayed from `resume_from_token`), also up to 60 s after its end. Unset: the server makes one, which the messages of the stream tell.
+    replayed from `resume_from_token`), also up to 60 s after its end. Unset: the server makes one, and the messages of the stream carry it.
     """
     text: _builtins.str
     """UTF-8 text, tokenized by the model's tokenizer with its special tokens (as its post-processor adds them). At most 4 MiB."""

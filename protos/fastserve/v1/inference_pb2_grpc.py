@@ -58,7 +58,7 @@ class InferenceServiceServicer:
         Closing the stream early (or letting its deadline pass) cancels the request and frees what it holds.
 
         Status codes, and what to do:
-        INVALID_ARGUMENT     a field is out of its limits, see BadRequest: mend the request.
+        INVALID_ARGUMENT     a field is out of its limits, see BadRequest: correct the request.
         NOT_FOUND            `model` is not served here: see ListModels.
         ALREADY_EXISTS       `request_id` is known with another body: choose another id.
         RESOURCE_EXHAUSTED   with RetryInfo: admission is full, wait as long as it says, then try again. Without: the message is larger than 16 MiB,

@@ -42,9 +42,9 @@ class KvManagerServiceStub:
     WorkerLink: _grpc.StreamStreamMultiCallable[_kvmanager_pb2.KvManagerServiceWorkerLinkRequest, _kvmanager_pb2.KvManagerServiceWorkerLinkResponse]
     """WorkerLink carries block commands out and their acknowledgements in. The worker opens with KvWorkerHello; its tables are empty.
 
-    Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is no hello),
-    FAILED_PRECONDITION (the group, the block size, the pools or the stages are out of their limits, for example a device pool of no block: names the
-    field; do not retry), UNAVAILABLE (shutting down, or another stage of this worker was lost: dial again with back-off and a newer epoch).
+    Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is not a hello),
+    FAILED_PRECONDITION (the group, the block size, the pools or the stages are out of their limits, for example a device pool without blocks: names
+    the field; do not retry), UNAVAILABLE (shutting down, or another stage of this worker was lost: dial again with back-off and a newer epoch).
     """
 
 @_typing.type_check_only
@@ -61,9 +61,9 @@ class KvManagerServiceAsyncStub(KvManagerServiceStub):
     WorkerLink: _aio.StreamStreamMultiCallable[_kvmanager_pb2.KvManagerServiceWorkerLinkRequest, _kvmanager_pb2.KvManagerServiceWorkerLinkResponse]  # type: ignore[assignment]
     """WorkerLink carries block commands out and their acknowledgements in. The worker opens with KvWorkerHello; its tables are empty.
 
-    Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is no hello),
-    FAILED_PRECONDITION (the group, the block size, the pools or the stages are out of their limits, for example a device pool of no block: names the
-    field; do not retry), UNAVAILABLE (shutting down, or another stage of this worker was lost: dial again with back-off and a newer epoch).
+    Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is not a hello),
+    FAILED_PRECONDITION (the group, the block size, the pools or the stages are out of their limits, for example a device pool without blocks: names
+    the field; do not retry), UNAVAILABLE (shutting down, or another stage of this worker was lost: dial again with back-off and a newer epoch).
     """
 
 class KvManagerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -89,9 +89,9 @@ class KvManagerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_kvmanager_pb2.KvManagerServiceWorkerLinkResponse], _abc.AsyncIterator[_kvmanager_pb2.KvManagerServiceWorkerLinkResponse]]:
         """WorkerLink carries block commands out and their acknowledgements in. The worker opens with KvWorkerHello; its tables are empty.
 
-        Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is no hello),
-        FAILED_PRECONDITION (the group, the block size, the pools or the stages are out of their limits, for example a device pool of no block: names the
-        field; do not retry), UNAVAILABLE (shutting down, or another stage of this worker was lost: dial again with back-off and a newer epoch).
+        Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is not a hello),
+        FAILED_PRECONDITION (the group, the block size, the pools or the stages are out of their limits, for example a device pool without blocks: names
+        the field; do not retry), UNAVAILABLE (shutting down, or another stage of this worker was lost: dial again with back-off and a newer epoch).
         """
 
 def add_KvManagerServiceServicer_to_server(servicer: KvManagerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

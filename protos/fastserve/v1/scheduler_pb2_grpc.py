@@ -54,9 +54,9 @@ class SchedulerServiceServicer:
     def GatewayLink(self, request_iterator, context):
         """GatewayLink carries jobs in and tokens out. The gateway opens with GatewayHello, the scheduler answers SchedulerWelcome.
 
-        Status codes: FAILED_PRECONDITION (the gateway's model differs: names the field; do not retry), INVALID_ARGUMENT (the first message is no hello,
-        or its gateway_id is out of its limits), ABORTED (a newer stream of the same gateway_id took over: that one goes on), UNAVAILABLE (shutting
-        down, or the gateway does not read what it is told: dial again with back-off).
+        Status codes: FAILED_PRECONDITION (the gateway's model differs: names the field; do not retry), INVALID_ARGUMENT (the first message is not a
+        hello, or its gateway_id is out of its limits), ABORTED (a newer stream of the same gateway_id took over: that one goes on), UNAVAILABLE
+        (shutting down, or the gateway reads too slowly: dial again with back-off).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -67,9 +67,9 @@ class SchedulerServiceServicer:
         group's older stream, which ends with ABORTED.
 
         Status codes: FAILED_PRECONDITION (the model or the block size differs from the scheduler's, the group is not 0, the context is 0 or longer than
-        the scheduler's, the device pool has no block: names the field; do not retry), ABORTED (a worker of this epoch or a newer one has the group: do
-        not retry), INVALID_ARGUMENT (the first message is no hello), UNAVAILABLE (shutting down, or what the worker said broke the protocol: dial again
-        with back-off and a newer epoch).
+        the scheduler's, the device pool has no blocks: names the field; do not retry), ABORTED (a worker of this epoch or a newer one has the group: do
+        not retry), INVALID_ARGUMENT (the first message is not a hello), UNAVAILABLE (shutting down, or what the worker said broke the protocol: dial
+        again with back-off and a newer epoch).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

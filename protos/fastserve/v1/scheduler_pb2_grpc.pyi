@@ -38,18 +38,18 @@ class SchedulerServiceStub:
     GatewayLink: _grpc.StreamStreamMultiCallable[_scheduler_pb2.GatewayLinkRequest, _scheduler_pb2.GatewayLinkResponse]
     """GatewayLink carries jobs in and tokens out. The gateway opens with GatewayHello, the scheduler answers SchedulerWelcome.
 
-    Status codes: FAILED_PRECONDITION (the gateway's model differs: names the field; do not retry), INVALID_ARGUMENT (the first message is no hello,
-    or its gateway_id is out of its limits), ABORTED (a newer stream of the same gateway_id took over: that one goes on), UNAVAILABLE (shutting
-    down, or the gateway does not read what it is told: dial again with back-off).
+    Status codes: FAILED_PRECONDITION (the gateway's model differs: names the field; do not retry), INVALID_ARGUMENT (the first message is not a
+    hello, or its gateway_id is out of its limits), ABORTED (a newer stream of the same gateway_id took over: that one goes on), UNAVAILABLE
+    (shutting down, or the gateway reads too slowly: dial again with back-off).
     """
     WorkerLink: _grpc.StreamStreamMultiCallable[_scheduler_pb2.WorkerLinkRequest, _scheduler_pb2.WorkerLinkResponse]
     """WorkerLink carries plans out and results in. The worker opens with WorkerHello, the scheduler answers WorkerWelcome. A newer epoch voids the
     group's older stream, which ends with ABORTED.
 
     Status codes: FAILED_PRECONDITION (the model or the block size differs from the scheduler's, the group is not 0, the context is 0 or longer than
-    the scheduler's, the device pool has no block: names the field; do not retry), ABORTED (a worker of this epoch or a newer one has the group: do
-    not retry), INVALID_ARGUMENT (the first message is no hello), UNAVAILABLE (shutting down, or what the worker said broke the protocol: dial again
-    with back-off and a newer epoch).
+    the scheduler's, the device pool has no blocks: names the field; do not retry), ABORTED (a worker of this epoch or a newer one has the group: do
+    not retry), INVALID_ARGUMENT (the first message is not a hello), UNAVAILABLE (shutting down, or what the worker said broke the protocol: dial
+    again with back-off and a newer epoch).
     """
 
 @_typing.type_check_only
@@ -60,18 +60,18 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     GatewayLink: _aio.StreamStreamMultiCallable[_scheduler_pb2.GatewayLinkRequest, _scheduler_pb2.GatewayLinkResponse]  # type: ignore[assignment]
     """GatewayLink carries jobs in and tokens out. The gateway opens with GatewayHello, the scheduler answers SchedulerWelcome.
 
-    Status codes: FAILED_PRECONDITION (the gateway's model differs: names the field; do not retry), INVALID_ARGUMENT (the first message is no hello,
-    or its gateway_id is out of its limits), ABORTED (a newer stream of the same gateway_id took over: that one goes on), UNAVAILABLE (shutting
-    down, or the gateway does not read what it is told: dial again with back-off).
+    Status codes: FAILED_PRECONDITION (the gateway's model differs: names the field; do not retry), INVALID_ARGUMENT (the first message is not a
+    hello, or its gateway_id is out of its limits), ABORTED (a newer stream of the same gateway_id took over: that one goes on), UNAVAILABLE
+    (shutting down, or the gateway reads too slowly: dial again with back-off).
     """
     WorkerLink: _aio.StreamStreamMultiCallable[_scheduler_pb2.WorkerLinkRequest, _scheduler_pb2.WorkerLinkResponse]  # type: ignore[assignment]
     """WorkerLink carries plans out and results in. The worker opens with WorkerHello, the scheduler answers WorkerWelcome. A newer epoch voids the
     group's older stream, which ends with ABORTED.
 
     Status codes: FAILED_PRECONDITION (the model or the block size differs from the scheduler's, the group is not 0, the context is 0 or longer than
-    the scheduler's, the device pool has no block: names the field; do not retry), ABORTED (a worker of this epoch or a newer one has the group: do
-    not retry), INVALID_ARGUMENT (the first message is no hello), UNAVAILABLE (shutting down, or what the worker said broke the protocol: dial again
-    with back-off and a newer epoch).
+    the scheduler's, the device pool has no blocks: names the field; do not retry), ABORTED (a worker of this epoch or a newer one has the group: do
+    not retry), INVALID_ARGUMENT (the first message is not a hello), UNAVAILABLE (shutting down, or what the worker said broke the protocol: dial
+    again with back-off and a newer epoch).
     """
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -85,9 +85,9 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.GatewayLinkResponse], _abc.AsyncIterator[_scheduler_pb2.GatewayLinkResponse]]:
         """GatewayLink carries jobs in and tokens out. The gateway opens with GatewayHello, the scheduler answers SchedulerWelcome.
 
-        Status codes: FAILED_PRECONDITION (the gateway's model differs: names the field; do not retry), INVALID_ARGUMENT (the first message is no hello,
-        or its gateway_id is out of its limits), ABORTED (a newer stream of the same gateway_id took over: that one goes on), UNAVAILABLE (shutting
-        down, or the gateway does not read what it is told: dial again with back-off).
+        Status codes: FAILED_PRECONDITION (the gateway's model differs: names the field; do not retry), INVALID_ARGUMENT (the first message is not a
+        hello, or its gateway_id is out of its limits), ABORTED (a newer stream of the same gateway_id took over: that one goes on), UNAVAILABLE
+        (shutting down, or the gateway reads too slowly: dial again with back-off).
         """
 
     @_abc_1.abstractmethod
@@ -100,9 +100,9 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         group's older stream, which ends with ABORTED.
 
         Status codes: FAILED_PRECONDITION (the model or the block size differs from the scheduler's, the group is not 0, the context is 0 or longer than
-        the scheduler's, the device pool has no block: names the field; do not retry), ABORTED (a worker of this epoch or a newer one has the group: do
-        not retry), INVALID_ARGUMENT (the first message is no hello), UNAVAILABLE (shutting down, or what the worker said broke the protocol: dial again
-        with back-off and a newer epoch).
+        the scheduler's, the device pool has no blocks: names the field; do not retry), ABORTED (a worker of this epoch or a newer one has the group: do
+        not retry), INVALID_ARGUMENT (the first message is not a hello), UNAVAILABLE (shutting down, or what the worker said broke the protocol: dial
+        again with back-off and a newer epoch).
         """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

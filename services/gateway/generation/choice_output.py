@@ -1,10 +1,10 @@
-"""The output of one choice, kept once, and the cursors of those who read it.
+"""The output of one choice, stored once, and the cursors of its readers.
 
-Tokens come in from the scheduler, numbered; text is made of them here, by a detokenizer and a search for stop strings.
-Tokens and text are kept until the request is over, so that a client may join later or read slowly without a queue of
-its own: a reader is no more than a cursor, and what it missed comes as one larger piece. What is kept is bounded by
-max_tokens. For each token the length of the text up to it is kept too; thus a client that resumes at a token gets the
-same text with it as the client before.
+Numbered tokens arrive from the scheduler and are turned into text here, by a detokenizer and a search for stop strings.
+Tokens and text are kept until the request is over, so that a client may join late or read slowly without a queue of its
+own: a reader is only a cursor, and gets what it missed as one larger piece. What is kept is bounded by max_tokens. The
+length of the text up to each token is kept too, so that a client that resumes at a token gets the same text with it as
+the client before.
 """
 
 from array import array
@@ -12,16 +12,16 @@ from collections.abc import Sequence
 
 from services.domain.errors import ProtocolError
 from services.domain.generation import EndReason, OutputPiece, TokenLogprob
-from services.domain.sampling import JobSampling
+from services.domain.job_sampling import JobSampling
 from services.gateway.generation.detokenizer import Detokenizer
 from services.gateway.generation.stop_strings import StopStrings
 
 MOST_TOKENS_A_PIECE = 2048
-"""Bounds a message: with 20 alternatives a token it stays below 1 MiB."""
+"""Bounds the size of a message: with 20 alternatives per token it stays below 1 MiB."""
 
 
 class ChoiceOutput:
-    """All that one choice has made so far. `finish` is set once it is over."""
+    """The tokens and text of one choice so far. `finish` is set once it is over."""
 
     __slots__ = ("_detokenizer", "_sampling", "_stops", "_text", "_text_ends", "finish", "logprobs", "token_ids")
 
@@ -37,18 +37,20 @@ class ChoiceOutput:
 
     @property
     def stop_found(self) -> bool:
-        """A stop string was found: nothing may follow."""
+        """Whether a stop string was found, after which nothing may follow."""
         return self._stops.found
 
     def extend(self, first_token_number: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> int:
-        """Takes tokens in; how many were new. Those known already are skipped, and those after a stop string.
+        """Adds tokens and returns how many were new. Tokens already known, and tokens after a stop string, are skipped.
 
-        Raises ProtocolError where a number is missing.
+        Raises ProtocolError if tokens are missing in between.
         """
         known = len(self.token_ids)
         skip = known - first_token_number
         if skip < 0:
-            raise ProtocolError(f"token {first_token_number} of a job came after {known} tokens: some are missing")
+            raise ProtocolError(
+                f"token {first_token_number} of a job arrived after only {known} tokens: some are missing"
+            )
         for place in range(skip, len(token_ids)):
             if self._stops.found:
                 break
@@ -60,33 +62,33 @@ class ChoiceOutput:
     def _take(self, token_id: int) -> None:
         number = len(self.token_ids)
         self.token_ids.append(token_id)
-        # The sampler masks stop tokens before min_tokens; so this one ends the output, and its text is no part of it.
+        # The sampler masks stop tokens before min_tokens, so this one ends the output, and its text is not part of it.
         text = "" if token_id in self._sampling.stop_token_ids else self._detokenizer.push(token_id)
         if text:
             self._text += self._stops.push(text, counts=number >= self._sampling.min_tokens).encode()
         self._text_ends.append(len(self._text))
 
     def end(self, finish: EndReason) -> None:
-        """No more will come. Text held back is given out, unless a stop string ended it."""
+        """Ends the output. Any text held back is added to it, unless a stop string has ended the text."""
         if not self._stops.found:
             shown = self._stops.push(self._detokenizer.finish())
             self._text += (shown + self._stops.finish()).encode()
         self.finish = finish
 
     def text_before(self, token_number: int) -> int:
-        """Length in bytes of the text that came with the tokens before this one."""
+        """The length in bytes of the text that came with the tokens before this one."""
         reached = min(token_number, len(self._text_ends))
         return self._text_ends[reached - 1] if reached else 0
 
     def text_from(self, start: int, last_token_number: int) -> str:
-        """The text from a byte on, up to what came with a token; to the end with the last token of all."""
+        """The text from byte `start` up to and including what came with the given token; up to the end for the last."""
         at_end = self.finish is not None and last_token_number + 1 >= len(self.token_ids)
         end = len(self._text) if at_end else self.text_before(last_token_number + 1)
         return self._text[start:end].decode()
 
 
 class Cursor:
-    """How far a reader has come in a choice."""
+    """A reader's position in a choice."""
 
     __slots__ = ("_choice", "_output", "_text_start", "_token_number", "finished")
 
@@ -98,7 +100,7 @@ class Cursor:
         self.finished = False
 
     def take(self) -> OutputPiece | None:
-        """The next piece; None while there is nothing new, and after the last."""
+        """The next piece, or None if there is nothing new or the last one was taken."""
         output, number = self._output, self._token_number
         known = len(output.token_ids)
         if self.finished or (known <= number and output.finish is None):

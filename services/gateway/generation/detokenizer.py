@@ -1,18 +1,23 @@
-"""From tokens to text, one token at a time: whole characters only, and all pieces together are what decoding all tokens
-at once gives.
+"""Turns tokens into text one at a time, in whole characters; the pieces join to what decoding all the tokens at once
+gives.
 
-A token is not a string. In byte-level vocabularies and those with byte fallback a token may end inside a UTF-8
-character, and decoders that treat a leading space specially give a token another text at the start of a sequence than
-within it. Two ways to deal with it:
+A token is not a string. In byte-level vocabularies and in those with byte fallback a token may end inside a UTF-8
+character, and decoders that treat a leading space specially render a token differently at the start of a sequence than
+within it. There are two detokenizers:
 
-- `BytesDetokenizer`, where the bytes of each token are known: an incremental UTF-8 decoder holds back at most three
-  bytes. Exact and fast.
-- `WindowDetokenizer`, for any other decoder: decodes a short window of the last tokens and gives out what the newest
-  one added. A replacement character at the window's end may be half a character, so it is held back; a character has at
-  most four bytes, so at most three are.
+- `BytesDetokenizer`, for vocabularies in which the bytes of each token are known: an incremental UTF-8 decoder holds
+  back at most three bytes. Exact and fast.
+- `WindowDetokenizer`, for any other decoder: decodes a short window of the last tokens and returns what the newest one
+  added. A replacement character at the end of the window may be half a character, so it is held back; a character has
+  at most four bytes, so at most three are.
 
-Both begin with the last tokens of the prompt as context, so that the output of "Once upon" begins with " a" and not
+Both start from the last tokens of the prompt as context, so that the output of "Once upon" begins with " a" and not
 with "a". Both take O(1) time per token.
+
+`tokenizers.decoders.DecodeStream` (0.23.3) can't replace them. With byte fallback, the bytes C3 A9 C3 and then " Once"
+make it raise "Invalid prefix encountered" for that token and every later one: it has shown "é", and then decodes the
+three bytes together as three replacement characters. It also keeps, and decodes again, every token since it last
+returned text: O(n) per token after n special tokens or stray bytes. And it has no way to ask for what is left.
 """
 
 from codecs import utf_8_decode
@@ -20,8 +25,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 CONTEXT_TOKENS = 6
-"""Tokens of the prompt that a detokenizer needs as context: a character has at most four bytes, so four of them, and
-some that are skipped.
+"""How many tokens of the prompt a detokenizer needs as context: four, since a character has at most four bytes, and two
+more in case some are skipped.
 """
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -37,12 +42,12 @@ class Detokenizer(Protocol):
         ...
 
     def finish(self) -> str:
-        """What is left at the end: a replacement character for half a character, else nothing."""
+        """The text left at the end: a replacement character for half a character, otherwise nothing."""
         ...
 
 
 class BytesDetokenizer:
-    """For vocabularies whose tokens are bytes. `token_bytes` gives those of a token, none for a special one."""
+    """For vocabularies whose tokens are bytes. `token_bytes` returns those of a token, and b"" for a special one."""
 
     __slots__ = ("_pending", "_token_bytes")
 
@@ -63,17 +68,27 @@ class BytesDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any decoder. `decode` gives the text of a list of tokens, special ones left out."""
+    """For any decoder. `decode` returns the text of a list of tokens without those for which `is_skipped` is true; they
+    stay out of the window, which they would only lengthen.
+    """
 
-    __slots__ = ("_decode", "_shown", "_token_ids")
+    __slots__ = ("_decode", "_is_skipped", "_shown", "_token_ids")
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        is_skipped: Callable[[int], bool],
+        context: Sequence[int] = (),
+    ) -> None:
         self._decode = decode
+        self._is_skipped = is_skipped
         self._token_ids = list(context[-CONTEXT_TOKENS:])
         text = decode(self._token_ids) if self._token_ids else ""
         self._shown = len(text) - _held_characters(text)
 
     def push(self, token_id: int) -> str:
+        if self._is_skipped(token_id):
+            return ""
         self._token_ids.append(token_id)
         text = self._decode(self._token_ids)
         held = _held_characters(text)
@@ -89,8 +104,8 @@ class WindowDetokenizer:
         return piece
 
     def _shorten(self, text: str, unseen: int) -> None:
-        """Drops old tokens at a border where the rest decodes as it does within the whole: within a few tokens there is
-        one.
+        """Drops the oldest tokens, up to a point from which the rest decodes as it does within the whole. There is one
+        within a few tokens.
         """
         for count in range(CONTEXT_TOKENS, len(self._token_ids)):
             rest = self._token_ids[-count:]
@@ -101,7 +116,7 @@ class WindowDetokenizer:
 
 
 def _held_characters(text: str) -> int:
-    """Replacement characters at the end that may be the start of a character."""
+    """How many replacement characters at the end may be the start of a character."""
     held = 0
     while held < min(_MOST_HELD, len(text)) and text[-1 - held] == _REPLACEMENT:
         held += 1

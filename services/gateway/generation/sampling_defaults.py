@@ -1,8 +1,8 @@
-"""Defaults: from what the client asked for to what scheduler and worker are told, one JobSampling per choice.
+"""Fills in the defaults: turns what the client asked for into one JobSampling per choice, for scheduler and worker.
 
-The seed of a request without one is a function of its id and body. So a repeat of the request, through this gateway or
-another, asks for the very same job, while a client that names no id gets a fresh draw each time, since its id is made
-at random.
+A request that gives no seed gets one derived from its id and body. So a repeat of the request, through this gateway or
+another, asks for the very same job, while a client that gives no id gets different draws each time, since its id is
+random.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from services.domain.generation import SamplingRequest
 from services.domain.ids import JobId
-from services.domain.sampling import JobSampling
+from services.domain.job_sampling import JobSampling
 
 
 def job_id_of(request_id: str, choice: int) -> JobId:
@@ -18,13 +18,13 @@ def job_id_of(request_id: str, choice: int) -> JobId:
 
 
 def seed_of(request_id: str, body_digest: bytes) -> int:
-    """A seed for a request that names none: 63 bits, not negative."""
+    """The seed of a request that gives none: 63 bits, never negative."""
     digest = hashlib.sha256(request_id.encode() + b"/" + body_digest).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def resolve(sampling: SamplingRequest, eos_token_ids: tuple[int, ...], seed: int) -> tuple[JobSampling, ...]:
-    """All defaults filled in. `seed` is taken where the request has none. Choice i has `choice` i."""
+    """One JobSampling per choice, in order, with all defaults filled in. `seed` is used if the request gives none."""
     own_stops = () if sampling.ignore_eos else eos_token_ids
     first = JobSampling(
         max_tokens=sampling.max_tokens_or_default,

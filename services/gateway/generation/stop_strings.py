@@ -1,8 +1,8 @@
-"""Finds stop strings in a text that comes in pieces, and holds back what may turn out to be the start of one.
+"""Finds stop strings in a text that arrives in pieces, and holds back what may turn out to be the start of one.
 
-The first stop string is the one completed first, and of several completed by the same character the longest. That does
-not depend on where the pieces begin and end. One Knuth-Morris-Pratt automaton per stop string walks the text once: a
-character costs O(stop strings), and the longest prefix matched so far is exactly what has to be held back.
+The first stop string is the one completed first or, if the same character completes several, the longest of them. This
+does not depend on where the pieces begin and end. One Knuth-Morris-Pratt automaton per stop string goes over the text
+once: a character costs O(stop strings), and the longest prefix matched so far is exactly what has to be held back.
 """
 
 from functools import lru_cache
@@ -10,7 +10,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=1024)
 def _failure(pattern: str) -> tuple[int, ...]:
-    """For each prefix of the pattern: length of its longest proper prefix that is its suffix too."""
+    """For each prefix of the pattern, the length of its longest proper prefix that is also its suffix."""
     links = [0]
     for character in pattern[1:]:
         length = links[-1]
@@ -21,7 +21,7 @@ def _failure(pattern: str) -> tuple[int, ...]:
 
 
 def _step(pattern: str, links: tuple[int, ...], matched: int, character: str) -> int:
-    """Length of the longest prefix of the pattern that ends at this character, `matched` being the one before it."""
+    """The length of the longest prefix of the pattern that ends at this character; it was `matched` before it."""
     if matched == len(pattern):
         matched = links[-1]
     while matched and pattern[matched] != character:
@@ -30,7 +30,7 @@ def _step(pattern: str, links: tuple[int, ...], matched: int, character: str) ->
 
 
 class StopStrings:
-    """Text goes in by `push`, text that is certain not to begin a stop string comes out."""
+    """Takes text and returns what is certain not to begin a stop string."""
 
     __slots__ = ("_held", "_matched", "_patterns", "found")
 
@@ -41,11 +41,11 @@ class StopStrings:
         self.found = False
 
     def push(self, piece: str, *, counts: bool = True) -> str:
-        """The text that may be shown now. `found` is set once a stop string is complete: the text ends before it.
+        """The text that may be shown now. `found` is set once a stop string is complete; the text ends before it.
 
-        `counts` False: a stop string completed by this piece is ignored (its token comes before min_tokens).
+        If `counts` is false, stop strings completed by this piece are ignored: its token comes before min_tokens.
         """
-        assert not self.found, "a text ends at its first stop string"
+        assert not self.found, "the text has already ended at a stop string"
         if not self._patterns:
             return piece
         text = self._held + piece
@@ -59,7 +59,7 @@ class StopStrings:
         return text[:keep]
 
     def finish(self) -> str:
-        """What was held back, at the end of the text."""
+        """The text still held back, once the text has ended."""
         held, self._held = self._held, ""
         return held
 
@@ -79,7 +79,7 @@ class StopStrings:
         )
 
     def _longest_open(self) -> int:
-        """Most characters at the end that begin a stop string without completing it."""
+        """The number of characters at the end that may be the start of a stop string."""
         longest = 0
         for (pattern, links), matched in zip(self._patterns, self._matched, strict=True):
             longest = max(longest, links[-1] if matched == len(pattern) else matched)

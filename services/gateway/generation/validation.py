@@ -1,8 +1,8 @@
-"""The limits of inference.proto, as checks on the value of a request.
+"""Checks a request against the limits in inference.proto.
 
-Two steps, because the prompt's tokens are not known at first: `check_request` looks at everything that needs no
-tokenizer, `check_prompt` at the tokens. Each refusal is an InvalidFieldError that names the path of the field and the
-limit (UnknownModelError for the model). Nothing here depends on the state of the server but `ServingLimits`.
+There are two steps, because the prompt's tokens are not known at first: `check_request` checks everything that needs no
+tokenizer, `check_prompt` the number of tokens. Each refusal is an InvalidFieldError that names the path of the field
+and the limit, or an UnknownModelError. The only state of the server that matters here is `ServingLimits`.
 """
 
 import math
@@ -22,13 +22,15 @@ MOST_STOP_STRING_CHARACTERS = 256
 MOST_STOP_TOKENS = 64
 MOST_LOGIT_BIAS_ENTRIES = 1024
 
-# Printable ASCII without the space and without '/', which parts the request id from the choice in a job id.
+# Printable ASCII except the space and '/'; in a job id '/' separates the request id from the choice.
 _REQUEST_ID = re.compile(r"[!-.0-~]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What validation must know of the model. `eos_token_ids` end the output, token ids are below `vocabulary_size`."""
+    """What validation needs to know about the model. `eos_token_ids` end the output; token ids are below
+    `vocabulary_size`.
+    """
 
     vocabulary_size: int
     max_model_len: int
@@ -36,14 +38,14 @@ class ModelLimits:
 
 
 class Range(NamedTuple):
-    """Limits of a number. `above`: `low` itself is outside."""
+    """The limits of a number, inclusive. With `above`, `low` itself is excluded."""
 
     low: float
     high: float
     above: bool = False
 
     def holds(self, value: float) -> bool:
-        # Written so that a NaN, for which every comparison is false, is outside.
+        # Every comparison with NaN is false, so NaN is outside.
         return value <= self.high and (value > self.low if self.above else value >= self.low)
 
     def __str__(self) -> str:
@@ -56,8 +58,8 @@ FLOAT_RANGES = {
     "min_p": Range(0, 1),
     "presence_penalty": Range(-2, 2),
     "frequency_penalty": Range(-2, 2),
-    # It divides logits: with next to nothing they would be infinite. As single precision has the number, in which it
-    # comes over the wire.
+    # It divides logits, which would become infinite if it were close to zero. The bound is 0.01 in single precision,
+    # the precision in which the value arrives.
     "repetition_penalty": Range(array("f", [0.01])[0], 10),
 }
 INTEGER_RANGES = {
@@ -70,17 +72,17 @@ LOGIT_BIAS_RANGE = Range(-100, 100)
 
 
 def check_request(request: GenerateRequest, served_model: str, model: ModelLimits) -> None:
-    """Everything that can be told before tokenizing."""
+    """Checks everything that can be checked before tokenizing."""
     if request.model not in ("", served_model):
-        raise UnknownModelError(f"model {_short(request.model)} is not served here, {served_model!r} is")
+        raise UnknownModelError(f"model {_short(request.model)} is not served here; {served_model!r} is")
     if request.request_id is not None and not _REQUEST_ID.fullmatch(request.request_id):
-        raise InvalidFieldError("request_id", "must be 1 to 128 printable ASCII characters without spaces or '/'")
+        raise InvalidFieldError("request_id", "must be 1 to 128 printable ASCII characters other than spaces and '/'")
     _check_prompt_given(request, model)
     check_sampling(request.sampling, model.vocabulary_size)
     most = request.sampling.max_tokens_or_default
     if request.resume_from_token is not None and request.resume_from_token > most:
         raise InvalidFieldError(
-            "resume_from_token", f"must be at most max_tokens, {most}; got {request.resume_from_token}"
+            "resume_from_token", f"must be at most max_tokens ({most}), got {request.resume_from_token}"
         )
 
 
@@ -92,33 +94,34 @@ def _check_prompt_given(request: GenerateRequest, model: ModelLimits) -> None:
             raise InvalidFieldError("text", "must not be empty")
         if utf8_length(request.text) > MOST_TEXT_BYTES:
             raise InvalidFieldError(
-                "text", f"must be at most {MOST_TEXT_BYTES} bytes of UTF-8, it has {utf8_length(request.text)}"
+                "text", f"must be at most {MOST_TEXT_BYTES} bytes in UTF-8, got {utf8_length(request.text)}"
             )
     if request.token_ids is not None:
         if not request.token_ids:
-            raise InvalidFieldError("token_ids.ids", "must hold at least one token")
-        # Before the tokens are looked at one by one, so that a prompt of millions costs nothing.
+            raise InvalidFieldError("token_ids.ids", "must contain at least one token")
+        # The length comes first, so that a prompt of millions of tokens is refused without looking at each.
         _check_context("token_ids.ids", len(request.token_ids), model.max_model_len)
         _check_vocabulary("token_ids.ids", request.token_ids, model.vocabulary_size)
 
 
 def check_prompt(field: str, prompt_tokens: int, max_tokens: int, model: ModelLimits, limits: ServingLimits) -> None:
-    """Whether prompt and output fit. `field` is the path of the prompt's field."""
+    """Checks that prompt and output fit. `field` is the path of the field that holds the prompt."""
     if prompt_tokens == 0:
-        raise InvalidFieldError(field, "must hold at least one token")
+        raise InvalidFieldError(field, "must contain at least one token")
     context = min(model.max_model_len, limits.max_model_len)
     _check_context(field, prompt_tokens, context)
     total = prompt_tokens + max_tokens
-    for name, most in (("the context", context), ("the device's KV pool", limits.device_pool_tokens)):
+    pool = limits.device_pool_tokens
+    for meaning, most in (("the length of the context", context), ("the size of the device's KV pool in tokens", pool)):
         if total > most:
             raise InvalidFieldError(
                 "sampling.max_tokens",
-                f"{prompt_tokens} prompt tokens + max_tokens {max_tokens} must be at most {most}, {name} in tokens",
+                f"prompt tokens ({prompt_tokens}) plus max_tokens ({max_tokens}) must be at most {most}, {meaning}",
             )
 
 
 def check_sampling(sampling: SamplingRequest, vocabulary_size: int) -> None:
-    """Every field of SamplingParams on its own, then those that hang together."""
+    """Checks the fields of SamplingParams, first each number on its own."""
     for name, limits in FLOAT_RANGES.items():
         _check_number(f"sampling.{name}", getattr(sampling, name), limits)
     for name, limits in INTEGER_RANGES.items():
@@ -129,7 +132,7 @@ def check_sampling(sampling: SamplingRequest, vocabulary_size: int) -> None:
     most = sampling.max_tokens_or_default
     if sampling.min_tokens is not None and not 0 <= sampling.min_tokens <= most:
         raise InvalidFieldError(
-            "sampling.min_tokens", f"must be from 0 to max_tokens, {most}; got {sampling.min_tokens}"
+            "sampling.min_tokens", f"must be from 0 to max_tokens ({most}), got {sampling.min_tokens}"
         )
     _check_stop(sampling)
     _check_vocabulary("sampling.stop_token_ids", sampling.stop_token_ids, vocabulary_size)
@@ -154,7 +157,7 @@ def _check_stop(sampling: SamplingRequest) -> None:
         if not 1 <= len(stop) <= MOST_STOP_STRING_CHARACTERS:
             raise InvalidFieldError(
                 f"sampling.stop[{place}]",
-                f"must have from 1 to {MOST_STOP_STRING_CHARACTERS} characters, it has {len(stop)}",
+                f"must be from 1 to {MOST_STOP_STRING_CHARACTERS} characters long, got {len(stop)}",
             )
     if len(sampling.stop_token_ids) > MOST_STOP_TOKENS:
         raise InvalidFieldError(
@@ -170,21 +173,21 @@ def _check_number(field: str, value: float | None, limits: Range) -> None:
 def _check_context(field: str, prompt_tokens: int, context: int) -> None:
     if prompt_tokens >= context:
         raise InvalidFieldError(
-            field, f"the prompt must leave room for output in the context of {context} tokens, it has {prompt_tokens}"
+            field, f"must leave room for output in the context of {context} tokens, got {prompt_tokens} tokens"
         )
 
 
 def _check_vocabulary(field: str, token_ids: Sequence[int], vocabulary_size: int) -> None:
-    """Ids are unsigned. One walk in the good case: this is the costliest check of a request."""
+    """Ids are unsigned. A valid list is walked once, because this is the costliest check of a request."""
     if token_ids and max(token_ids) >= vocabulary_size:
         place = next(at for at, token_id in enumerate(token_ids) if token_id >= vocabulary_size)
         raise InvalidFieldError(
-            f"{field}[{place}]", f"must be below {vocabulary_size}, the size of the vocabulary; got {token_ids[place]}"
+            f"{field}[{place}]", f"must be below {vocabulary_size} (the size of the vocabulary), got {token_ids[place]}"
         )
 
 
 def utf8_length(text: str) -> int:
-    """Bytes of the text in UTF-8."""
+    """The length of the text in bytes of UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
 
 

@@ -84,8 +84,8 @@ class Releases:
             self._forget(job, now_s)
         self.closing.clear()
 
-    def _outranks(self, job: Job, other: JobId) -> bool:
-        beneficiary = self._jobs.get(other)
+    def _outranks(self, job: Job, other_id: JobId) -> bool:
+        beneficiary = self._jobs.get(other_id)
         if beneficiary is None:
             return True
         return beneficiary.state is not CLOSING and job.rank < beneficiary.rank

@@ -19,8 +19,8 @@ from pathlib import Path
 from services.domain.errors import InvalidFieldError
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork
+from services.domain.job_sampling import JobSampling
 from services.domain.protocol import Assign, ReleaseBlocks
-from services.domain.sampling import JobSampling
 from services.worker.engine.engine import Engine
 
 

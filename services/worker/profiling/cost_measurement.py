@@ -28,7 +28,7 @@ import torch
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
-from services.domain.sampling import JobSampling
+from services.domain.job_sampling import JobSampling
 from services.runtime.profile_file import Profile, Source, read_profile, write_profile
 from services.worker.kv.pools import KvPools
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows

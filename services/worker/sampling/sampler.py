@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from services.domain.generation import TokenLogprob
-from services.domain.sampling import JobSampling
+from services.domain.job_sampling import JobSampling
 from services.worker.sampling.draws import keys_of, race, stream_of
 from services.worker.sampling.token_counts import TokenCounts
 

@@ -4,36 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from typing import TypeVar
 
-from services.domain.errors import FastServeError, InvalidFieldError
+from services.domain.errors import InvalidFieldError
 
 MessageT = TypeVar("MessageT")
 
 HELLO_LIMIT_S = 5.0
-
-
-class Closable:
-    """A stream's outgoing side, which can be told to end, also while its handler is stuck in writing."""
-
-    def __init__(self) -> None:
-        self._closed = asyncio.Event()
-        self._error: FastServeError | None = None
-
-    @property
-    def is_closed(self) -> bool:
-        """The stream is to end."""
-        return self._error is not None
-
-    def close(self, error: FastServeError) -> None:
-        """End the stream with this error, unless it is to end with another already."""
-        if self._error is None:
-            self._error = error
-            self._closed.set()
-
-    async def until_closed(self) -> None:
-        """Raises the error that the stream is to end with, once there is one."""
-        await self._closed.wait()
-        assert self._error is not None
-        raise self._error
 
 
 async def first_message(requests: AsyncIterator[MessageT]) -> MessageT:

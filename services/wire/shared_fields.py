@@ -1,9 +1,9 @@
-"""Sampling parameters and log probabilities <-> wire: parts of several streams."""
+"""Values <-> wire for what several streams carry: sampling parameters and log probabilities."""
 
 from fastserve.v1 import scheduler_pb2 as wire
 from fastserve.v1.inference_pb2 import TokenLogprob as WireTokenLogprob
 from services.domain.generation import TokenLogprob
-from services.domain.sampling import JobSampling
+from services.domain.job_sampling import JobSampling
 
 
 def sampling_to_wire(sampling: JobSampling) -> wire.JobSampling:

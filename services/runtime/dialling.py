@@ -1,0 +1,157 @@
+"""A stream that this side dials: one attempt, and the loop that dials again.
+
+An attempt says hello, then writes what its outbox gets and hands on what it reads, until the stream ends. It always
+ends with a typed error that says why: that of the peer's status, UnreachableError where the peer is gone or closed the
+stream, ProtocolError for a message that makes no sense, or what the outbox was closed with. `keep_dialling` runs
+attempts for ever, with pauses that double while none of them succeeds.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Generic, NoReturn, TypeVar
+
+import grpc
+
+from services.domain.errors import FastServeError, UnreachableError
+from services.runtime.channel import Backoff
+from services.runtime.error_statuses import from_grpc
+from services.runtime.outbox import Outbox
+
+_log = logging.getLogger(__name__)
+
+HELLO_LIMIT_S = 10.0
+
+ItemT = TypeVar("ItemT")
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+
+
+async def keep_dialling(
+    attempt: Callable[[Callable[[], None]], Awaitable[None]],
+    peer: str,
+    *,
+    final: tuple[type[FastServeError], ...],
+    steady_s: float = 0.0,
+    jitter: float = 0.0,
+) -> NoReturn:
+    """Runs `attempt(is_up)` for ever; it calls `is_up` once the peer has taken the stream, and raises why it ended.
+
+    The pauses start again from the shortest after an attempt that was up and lasted for `steady_s`; `jitter` is the
+    share of a pause that is left to chance, so that many do not come at once. Raises an error of `final`, after which
+    dialling again can't help. A failure is logged if the stream had been up, or is the first.
+    """
+    backoff = Backoff()
+    was_told = False
+    while True:
+        was_up = False
+
+        def is_up() -> None:
+            nonlocal was_up
+            was_up = True
+
+        began_s = time.monotonic()
+        try:
+            await attempt(is_up)
+            reason = "the stream ended"
+        except final:
+            raise
+        except FastServeError as error:
+            reason = str(error)
+        if was_up or not was_told:
+            _log.warning("no stream to %s: %s; dialling again", peer, reason)
+            was_told = True
+        if was_up and time.monotonic() - began_s >= steady_s:
+            backoff.reset()
+        await asyncio.sleep(backoff.next_s() * random.uniform(1.0 - jitter, 1.0))
+
+
+class DialledStream(Generic[RequestT, ResponseT]):
+    """One attempt over `call`, a bidirectional call of grpc.aio that has just been begun; `peer` is who answers. Use it
+    as a context manager: at its end the call is cancelled, and an error of gRPC has become a typed one.
+    """
+
+    def __init__(self, call: "grpc.aio.StreamStreamCall[RequestT, ResponseT]", peer: str) -> None:
+        self._call: Any = call
+        self._peer = peer
+
+    async def __aenter__(self) -> "DialledStream[RequestT, ResponseT]":
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._call.cancel()
+        if isinstance(error, grpc.aio.AioRpcError):
+            raise from_grpc(error) from None
+
+    async def connect(self) -> None:
+        """Until the peer has accepted the connection, where nothing is said first."""
+        await self._call.wait_for_connection()
+
+    async def say(self, hello: RequestT) -> None:
+        """Write the first message. Raises UnreachableError if the peer does not take it in time."""
+        try:
+            async with asyncio.timeout(HELLO_LIMIT_S):
+                await self._call.write(hello)
+        except TimeoutError:
+            raise self._silence() from None
+
+    async def answer(self) -> ResponseT:
+        """Read the peer's first message. Raises UnreachableError if none comes in time."""
+        try:
+            async with asyncio.timeout(HELLO_LIMIT_S):
+                first: ResponseT = await self._call.read()
+        except TimeoutError:
+            raise self._silence() from None
+        if first is grpc.aio.EOF:
+            raise await self._end()
+        return first
+
+    async def exchange(
+        self,
+        outbox: Outbox[ItemT],
+        to_wire: Callable[[Sequence[ItemT]], Iterable[RequestT]],
+        on_message: Callable[[ResponseT], None],
+    ) -> NoReturn:
+        """Write what the outbox gets and hand on what is read, in order, until the stream ends. Raises why it ended.
+
+        `to_wire` makes messages of the items that wait together.
+        """
+        reading = asyncio.create_task(self._read(on_message))
+        writing = asyncio.create_task(self._write(outbox, to_wire))
+        closing = asyncio.create_task(outbox.until_closed())
+        try:
+            # A write that fails is no news: the stream has ended, and reading tells why.
+            await asyncio.wait((reading, closing), return_when=asyncio.FIRST_COMPLETED)
+            if closing.done():
+                closing.result()
+            reading.result()
+        finally:
+            tasks = (reading, writing, closing)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        raise await self._end()
+
+    async def _read(self, on_message: Callable[[ResponseT], None]) -> None:
+        while (message := await self._call.read()) is not grpc.aio.EOF:
+            on_message(message)
+
+    async def _write(self, outbox: Outbox[ItemT], to_wire: Callable[[Sequence[ItemT]], Iterable[RequestT]]) -> None:
+        while True:
+            for message in to_wire(await outbox.take()):
+                await self._call.write(message)
+
+    async def _end(self) -> Exception:
+        """Why a stream ended that gives no further message."""
+        call = self._call
+        code = await call.code()
+        if code is grpc.StatusCode.OK:
+            return UnreachableError(f"{self._peer} closed the stream")
+        return grpc.aio.AioRpcError(
+            code, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+        )
+
+    def _silence(self) -> UnreachableError:
+        return UnreachableError(f"{self._peer} does not answer")
