@@ -48,7 +48,7 @@ class EngineCopies:
         by chance; else all are, in both pools.
         """
         moved = self._jobs(jobs, scattered)
-        self._engine.begin_life(Epoch(self._engine.epoch + 1), self._on_done)
+        self._engine.begin_epoch(Epoch(self._engine.epoch + 1), self._on_done)
         for one in moved:
             self._engine.apply(Assign(self._number(), one.job_id, one.device_blocks))
         offload_s = self._seconds([Offload(self._number(), one.job_id, one.moves, 0) for one in moved])

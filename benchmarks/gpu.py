@@ -40,10 +40,10 @@ from benchmarks.device_models import (
     pools_of,
 )
 from benchmarks.swapping import check_swapping
+from services.domain.copying import CopyDirection
 from services.domain.ids import BlockId
 from services.domain.protocol import BlockMove
 from services.worker.engine.engine import make_copier
-from services.worker.kv.copier import Direction
 from services.worker.kv.pools import BlockShape, make_pools
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
 from services.worker.model.llama import DecoderModel
@@ -154,14 +154,14 @@ def measure_copies(shape: Shape, device: torch.device, total_bytes: int) -> dict
             for number, place in enumerate(places)
         )
 
-    def run(*copies: tuple[Direction, Sequence[BlockMove]]) -> None:
+    def run(*copies: tuple[CopyDirection, Sequence[BlockMove]]) -> None:
         for direction, blocks in copies:
             copier.start(direction, blocks, None, lambda: None)
         copier.drain()
 
     scattered = next(step for step in (7, 11, 13, 17) if count % step)
     near, far, other = moves(0, 0, 1), moves(0, 0, scattered), moves(count, count, 1)
-    out, back = Direction.OFFLOAD, Direction.UPLOAD
+    out, back = CopyDirection.OFFLOAD, CopyDirection.UPLOAD
     whole = slice(0, count)
     try:
         seconds = {

@@ -15,10 +15,11 @@ from typing import Any
 
 from benchmarks.report import Goal, Table, at_most
 from benchmarks.settings import BenchSettings
+from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
-from services.simulator.server_setup import Link, ServerSetup, SimulatedJob
+from services.simulator.server_setup import ServerSetup, SimulatedJob
 from services.simulator.simulation import simulate
 
 MAX_BATCH = 16
@@ -45,7 +46,7 @@ def server(policy: PolicyName, kv_policy: str) -> ServerSetup:
         device_tokens=DEVICE_TOKENS,
         host_tokens=JOBS * (PROMPT_TOKENS + OUTPUT_TOKENS + 16),
         max_model_len=4096,
-        link=Link(bytes_per_s=25e9, latency_s=1e-5),
+        link=LinkSpeed(bytes_per_s=25e9, latency_s=1e-5),
     )
 
 

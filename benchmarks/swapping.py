@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from benchmarks.device_models import BLOCK_SIZE, Shape, make_model, pools_of
+from services.domain.copying import CopyDirection
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork
 from services.domain.job_sampling import JobSampling
 from services.domain.protocol import Assign, BlockMove, Offload, Upload
 from services.worker.engine.engine import Engine, make_copier
-from services.worker.kv.copier import Copier, CpuCopier, Direction, Ticket
+from services.worker.kv.copier import Copier, CpuCopier, Ticket
 from services.worker.kv.cuda_copier import CudaCopier
 from services.worker.kv.pools import KvPools
 
@@ -57,7 +58,7 @@ class Swapper:
     def run(self, swaps: bool) -> dict[JobId, list[int]]:
         """Outputs. A job brought back is planned at once, while its upload still runs."""
         engine, vocabulary = self.engine, self.engine.model.config.vocabulary_size
-        engine.begin_life(Epoch(engine.epoch + 1), lambda done: self._done.add(done.command_number))
+        engine.begin_epoch(Epoch(engine.epoch + 1), lambda done: self._done.add(done.command_number))
         self._done.clear()
         self.uploads.clear()
         free = deque(BlockId(block) for block in range(engine.pools.device_block_count))
@@ -145,9 +146,9 @@ def check_swapping(shape: Shape, device: torch.device, job_count: int, output_to
 def slow_uploads(pools: KvPools) -> Copier:
     """A copier whose uploads come a little late, as they may."""
     if not pools.device.is_cuda:
-        return CpuCopier(pools, lambda direction: time.sleep(0.02 if direction is Direction.UPLOAD else 0))
+        return CpuCopier(pools, lambda direction: time.sleep(0.02 if direction is CopyDirection.UPLOAD else 0))
     copier = CudaCopier(pools)
-    lane = copier._lanes[Direction.UPLOAD]
+    lane = copier._lanes[CopyDirection.UPLOAD]
     enqueue = lane._enqueue
 
     def enqueue_late(ticket: Any) -> None:

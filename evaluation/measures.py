@@ -1,8 +1,8 @@
 """What a figure can draw of a simulation: a number by name.
 
 All times count from a job's arrival. `within_Nx` is the share of jobs whose first token came within N times the TTFT
-limit and whose later tokens took no more than N times the per-token limit each on average (PAPER names both limits,
-not their values: these are ours). Gaps are the times between a job's consecutive tokens.
+limit and whose later tokens took no more than N times the per-token limit each on average (PAPER 5 names both
+limits, not their values: these are ours). Gaps are the times between a job's consecutive tokens.
 """
 
 from collections.abc import Sequence

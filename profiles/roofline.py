@@ -36,8 +36,8 @@ from profiles.hardware import (
     Layout,
     Shape,
 )
+from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
-from services.runtime.profile_file import LinkSpeed
 
 FIRST_PREFILL_TOKENS = 16
 DECODE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -6,13 +6,14 @@ from typing import Any
 
 from pydantic import BaseModel, Field, create_model
 
+from services.domain.copying import LinkSpeed
 from services.domain.errors import InvalidFieldError
 from services.kvmanager.settings import KvManagerSettings
 from services.runtime.profile_file import Profile
 from services.runtime.settings import Settings, resolve
 from services.scheduler.scheduler_config import PolicyName
 from services.scheduler.settings import SchedulerSettings
-from services.simulator.server_setup import Link, ServerSetup
+from services.simulator.server_setup import ServerSetup
 
 _SCHEDULER = (
     "policy",
@@ -103,7 +104,7 @@ def server_setup(settings: SimulatedServerSettings, profile: Profile) -> ServerS
     scheduler = _scheduler(settings, stages)
     kv_manager = resolve(KvManagerSettings, "kvmanager", {name: getattr(settings, name) for name in _KV_MANAGER}, {})
     # The same GPUs cut another way: each stage has its share of the links.
-    link = Link(profile.link.bytes_per_s * profile.stages / stages, profile.link.latency_s, profile.link.duplex)
+    link = LinkSpeed(profile.link.bytes_per_s * profile.stages / stages, profile.link.latency_s, profile.link.duplex)
     return ServerSetup(
         scheduler=scheduler.config,
         kv=kv_manager.knobs,

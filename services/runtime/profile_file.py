@@ -15,13 +15,13 @@ of a whole group, all its GPUs together; the link's are those of one of its stag
 
 import errno
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
 from services.runtime.output_folder import make_writable
@@ -30,22 +30,6 @@ Source = Mapping[str, object]
 """Where the numbers come from: names with values that JSON can hold."""
 
 MOST_FILE_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class LinkSpeed:
-    """The link between device and host memory, in each direction: all GPUs of one pipeline stage together.
-
-    `duplex`: both directions at once, as PCI Express does and a CPU's memory does not.
-    """
-
-    bytes_per_s: float
-    latency_s: float
-    duplex: bool = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.bytes_per_s < math.inf or not 0 <= self.latency_s < math.inf:
-            raise InvalidFieldError("link", "bytes_per_s must be above 0 and latency_s 0 or more, both finite")
 
 
 @dataclass(frozen=True, slots=True)

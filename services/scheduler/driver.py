@@ -23,7 +23,6 @@ from services.scheduler.gateways import Gateways
 from services.scheduler.job_store import JobStore
 from services.scheduler.machine.scheduler_events import (
     Cancel,
-    Command,
     Emit,
     End,
     Event,
@@ -274,7 +273,7 @@ class SchedulerDriver:
                 case Wakeup():
                     own.append(Tick())
 
-    def _execute(self, group: WorkerGroup, commands: Iterable[Command], now_s: float) -> None:
+    def _execute(self, group: WorkerGroup, commands: Iterable[Emit | End | Reject], now_s: float) -> None:
         """What a turn of a group says to clients."""
         for command in commands:
             match command:

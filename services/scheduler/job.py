@@ -8,8 +8,8 @@ Token counts of a job, each at most the next:
   entry of a job is always planned_tokens -> expected_tokens: all of a prompt, a rest of it, or one position of a
   decode, speculative or not (PROTOCOL rule 2).
 
-States are those of PROTOCOL section 1. The table of legal moves below is the whole of what may happen to a job; any
-other move raises ProtocolError with the job's story, because a peer (or this code) broke the protocol.
+What the states mean: docs/protocol.md, States. The table of legal moves below is the whole of what may happen to a job;
+any other move raises ProtocolError with the job's story, because a peer (or this code) broke the protocol.
 """
 
 from collections.abc import Mapping

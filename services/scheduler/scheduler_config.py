@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class PolicyName(StrEnum):
-    """Who runs next. Each is described in queues.py or orders.py."""
+    """Who runs next. Each is described in its file under services/scheduler/policies."""
 
     STATIC = "static"
     FCFS = "fcfs"

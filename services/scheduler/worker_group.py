@@ -21,10 +21,12 @@ from services.domain.worker_facts import WorkerFacts
 from services.runtime.recording.recorder import Recorder
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.machine.scheduler_events import (
-    Command,
     DropWorker,
+    Emit,
+    End,
     Event,
     FromKv,
+    Reject,
     SendPlan,
     ToKv,
     WakeAt,
@@ -222,17 +224,19 @@ class WorkerGroup:
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
-    def decide(self, events: Sequence[Event], now_s: float) -> list[Command]:
+    def decide(self, events: Sequence[Event], now_s: float) -> list[Emit | End | Reject]:
         """A turn of the machine. Plans, messages to the KV manager and timers are dealt with here; the commands that
         are left are for clients. `end_turn` follows.
         """
         if self.wake_s is not None and self.wake_s <= now_s:
             self.wake_s = None
-        left: list[Command] = []
+        left: list[Emit | End | Reject] = []
         to_kv: list[SchedulerToKv] = []
         kv_epoch = Epoch(0)
         for command in self._handle(events, now_s):
             match command:
+                case Emit() | End() | Reject():
+                    left.append(command)
                 case ToKv(epoch, message):
                     if epoch != kv_epoch and to_kv:
                         self._kv.send(kv_epoch, to_kv)
@@ -245,8 +249,6 @@ class WorkerGroup:
                     self._drop_worker(command)
                 case WakeAt(time_s):
                     self.wake_s = time_s
-                case _:
-                    left.append(command)
         if to_kv:
             self._kv.send(kv_epoch, to_kv)
         return left

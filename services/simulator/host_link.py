@@ -8,23 +8,14 @@ Every stage has such a link and gets the same commands at the same time for an e
 tells for all of them.
 """
 
-from enum import IntEnum
-
-from services.simulator.server_setup import Link
+from services.domain.copying import CopyDirection, LinkSpeed
 from services.simulator.time_spans import TimeSpan
-
-
-class Direction(IntEnum):
-    """Which way blocks go."""
-
-    OFFLOAD = 0
-    UPLOAD = 1
 
 
 class HostLink:
     """When copies end, and what was copied."""
 
-    def __init__(self, link: Link, stage_block_bytes: float) -> None:
+    def __init__(self, link: LinkSpeed, stage_block_bytes: float) -> None:
         self._link = link
         self._stage_block_bytes = stage_block_bytes
         self._free_s = [0.0, 0.0]
@@ -33,7 +24,7 @@ class HostLink:
         self.spans: list[TimeSpan] = []
         """When a copy ran."""
 
-    def copy(self, direction: Direction, blocks: int, now_s: float) -> float:
+    def copy(self, direction: CopyDirection, blocks: int, now_s: float) -> float:
         """Start a copy of so many blocks. Returns when it ends."""
         way = direction if self._link.duplex else 0
         begin_s = max(now_s, self._free_s[way])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
+from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile
 from services.domain.errors import InvalidFieldError
 from services.kvmanager.policies.kv_config import KvConfig
@@ -46,29 +47,6 @@ class SimulatedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """The way between device and host memory of one pipeline stage, all its GPUs together; beside compute.
-
-    The figures hold for each direction; a direction moves one copy after another. `duplex`: both directions at once,
-    as PCI Express does and a CPU's memory does not.
-    """
-
-    bytes_per_s: float
-    latency_s: float
-    duplex: bool = True
-
-    def __post_init__(self) -> None:
-        if not self.bytes_per_s > 0.0:
-            raise InvalidFieldError("link.bytes_per_s", "must be above 0")
-        if not 0.0 <= self.latency_s < inf:
-            raise InvalidFieldError("link.latency_s", "must be 0 or more")
-
-    def copy_s(self, size_bytes: float) -> float:
-        """Seconds of one copy."""
-        return self.latency_s + size_bytes / self.bytes_per_s
-
-
-@dataclass(frozen=True, slots=True)
 class ServerSetup:
     """A server: `groups` worker groups of `stages` pipeline stages each.
 
@@ -89,7 +67,7 @@ class ServerSetup:
     device_tokens: int
     host_tokens: int
     max_model_len: int
-    link: Link
+    link: LinkSpeed
     block_size: int = 16
     stages: int = 1
     groups: int = 1

@@ -17,6 +17,7 @@ real worker would: a plan beyond a table, one that reads KV which is not there, 
 
 from collections.abc import Callable, Sequence
 
+from services.domain.copying import CopyDirection
 from services.domain.cost import CostProfile
 from services.domain.errors import ProtocolError
 from services.domain.ids import CommandNumber, Epoch, JobId
@@ -34,7 +35,7 @@ from services.domain.protocol import (
 )
 from services.domain.records import records
 from services.scheduler.machine.scheduler_events import SendPlan
-from services.simulator.host_link import Direction, HostLink
+from services.simulator.host_link import HostLink
 from services.simulator.server_setup import ServerSetup, SimulatedJob
 from services.simulator.time_spans import TimeSpan
 
@@ -250,11 +251,11 @@ class SimulatedWorker:
             elif isinstance(command, Offload):
                 self._covers(job, command)
                 job.device_blocks = 0
-                ends.append((self.link.copy(Direction.OFFLOAD, len(command.moves), now_s), command.command_number))
+                ends.append((self.link.copy(CopyDirection.OFFLOAD, len(command.moves), now_s), command.command_number))
             elif isinstance(command, Upload):
                 self._covers(job, command)
                 job.device_blocks = len(command.device_blocks)
-                job.uploaded_s = self.link.copy(Direction.UPLOAD, len(command.moves), now_s)
+                job.uploaded_s = self.link.copy(CopyDirection.UPLOAD, len(command.moves), now_s)
                 job.uploading_s += job.uploaded_s - now_s
                 ends.append((job.uploaded_s, command.command_number))
             else:

@@ -10,18 +10,18 @@ There is no randomness and no real time in it: the same jobs and the same setup 
 
 from collections.abc import Callable, Sequence
 
+from services.domain.copying import CopyDirection
 from services.domain.errors import InvalidFieldError
 from services.domain.ids import JobId
 from services.domain.server_status import ServerCounters
-from services.simulator.host_link import Direction
 from services.simulator.outcome import JobOutcome, Simulation
-from services.simulator.server_setup import Link, ServerSetup, SimulatedJob
+from services.simulator.server_setup import ServerSetup, SimulatedJob
 from services.simulator.simulated_clients import KvGauge, SimulatedClients
 from services.simulator.simulated_group import SimulatedGroup
 from services.simulator.time_spans import overlap_s, total_s, union
 from services.simulator.virtual_clock import StuckError, VirtualClock
 
-__all__ = ["JobOutcome", "Link", "ServerSetup", "SimulatedJob", "Simulation", "StuckError", "simulate"]
+__all__ = ["JobOutcome", "ServerSetup", "SimulatedJob", "Simulation", "StuckError", "simulate"]
 
 IDLE_TURNS = 10_000
 IDLE_TURNS_OF_A_JOB = 100
@@ -70,7 +70,7 @@ def _summed(
     """The figures of all groups together."""
     workers = [group.worker for group in groups]
     counters = [group.scheduler.counters for group in groups]
-    copied = [sum(worker.link.copied_blocks[direction] for worker in workers) for direction in Direction]
+    copied = [sum(worker.link.copied_blocks[direction] for worker in workers) for direction in CopyDirection]
     block_bytes = setup.block_size * setup.kv_bytes_per_token
     copying = [union(worker.link.spans) for worker in workers]
     swap_s = sum(total_s(spans) for spans in copying)
@@ -82,8 +82,8 @@ def _summed(
             promotions=sum(counter.promotions for counter in counters),
             demotions=sum(counter.demotions for counter in counters),
             iterations=sum(counter.iterations for counter in counters),
-            offloaded_bytes=copied[Direction.OFFLOAD] * block_bytes,
-            uploaded_bytes=copied[Direction.UPLOAD] * block_bytes,
+            offloaded_bytes=copied[CopyDirection.OFFLOAD] * block_bytes,
+            uploaded_bytes=copied[CopyDirection.UPLOAD] * block_bytes,
             recomputed_tokens=sum(counter.recomputed_tokens for counter in counters),
             stall_s=sum(worker.stall_s for worker in workers),
             busy_s=sum(worker.busy_s for worker in workers),

@@ -32,7 +32,7 @@ def _build(settings: WorkerSettings) -> "Built":
     set_compute_environment()
     from services.worker.engine.build import build
 
-    built = build(settings, settings.group, settings.profile_folder)
+    built = build(settings, settings.profile_folder)
     # What exists now stays: a full collection would walk torch's objects for a tenth of a second, between two tokens.
     gc.collect()
     gc.freeze()
@@ -53,7 +53,7 @@ async def _follow(
 
 
 async def _work(settings: WorkerSettings, registry: CollectorRegistry, readiness: Readiness) -> None:
-    """Loads the model, then lives until cancelled or refused."""
+    """Loads the model, then works until cancelled or refused."""
     compute = ComputeThread()
     built = await compute.call(lambda: _build(settings))
     driver = WorkerDriver(
@@ -63,7 +63,9 @@ async def _work(settings: WorkerSettings, registry: CollectorRegistry, readiness
         compute.post,
         readiness.set,
     )
-    registry.register(EngineCollector(settings.model_name, settings.group, built.engine.counters, lambda: driver.lives))
+    registry.register(
+        EngineCollector(settings.model_name, built.facts.group, built.engine.counters, lambda: driver.epochs_begun)
+    )
     try:
         await driver.run()
     finally:
@@ -71,7 +73,7 @@ async def _work(settings: WorkerSettings, registry: CollectorRegistry, readiness
 
 
 async def serve(process: ServiceProcess[WorkerSettings]) -> None:
-    """The worker's life: health at once, then the model, then join and work until a signal or a refusal."""
+    """The worker: health at once, then the model, then join and work until a signal or a refusal."""
     settings = process.settings
     server = RpcServer(settings.health_listen, (), lambda _: None)
     registry = new_registry()

@@ -1,4 +1,4 @@
-"""The worker's lives: joins scheduler and KV manager, hands plans to the stepping thread and commands to the engine.
+"""The worker's epochs: joins scheduler and KV manager, hands plans to the stepping thread and commands to the engine.
 
 Theory of operation
 -------------------
@@ -7,9 +7,9 @@ there, so that no message is read or written between two iterations. Plans come 
 by `call_soon_threadsafe`. The KV manager's commands are applied on the event loop, on arrival, also while an
 iteration runs.
 
-A life begins with an epoch that is greater than all before it, empty tables, and a dial to both peers. It ends when
+An epoch begins with a number greater than all before it, empty tables, and a dial to both peers. It ends when
 either stream ends, or when a peer breaks the protocol: then the iteration under way is finished and forgotten, and so
-is everything else, and the next life begins after a pause that grows with every life that did not last. Only a peer
+is everything else, and the next epoch begins after a pause that grows with every epoch that did not last. Only a peer
 that refuses this worker for good ends the worker.
 """
 
@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 
 MOST_WAITING_PLANS = 64
 PAUSE_JITTER = 0.5
-STEADY_LIFE_S = 5.0
-"""A life that lasted this long was a good one: the next pause is the shortest again."""
+STEADY_EPOCH_S = 5.0
+"""An epoch that lasted this long was a good one: the next pause is the shortest again."""
 
 _FINAL = (PeerMismatchError, SupersededError, InvalidFieldError)
 """A peer's answers after which dialling again can't help."""
@@ -55,7 +55,7 @@ class RunsPlans(Protocol):
     """What the driver needs of an engine."""
 
     def prepare_thread(self) -> None: ...
-    def begin_life(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None: ...
+    def begin_epoch(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None: ...
     def apply(self, command: KvToWorker) -> Applied: ...
     def run(self, plan: Plan) -> WorkerResult: ...
     def has_unfinished_jobs(self) -> bool: ...
@@ -71,11 +71,11 @@ class PeerAddresses:
     kv_manager: str
 
 
-class _Life:
-    """One epoch: its outboxes, and how far joining has come. Used on the event loop only."""
+class WorkerEpoch:
+    """One epoch of the worker: its outboxes, and how far joining has come. Used on the event loop only."""
 
-    def __init__(self, epoch: Epoch) -> None:
-        self.epoch = epoch
+    def __init__(self, number: Epoch) -> None:
+        self.number = number
         self.results = ResultOutbox()
         self.acknowledgements = AcknowledgementOutbox()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -84,13 +84,13 @@ class _Life:
         self.kv_up = False
 
     def fail(self, error: Exception) -> None:
-        """Ends the life."""
+        """Ends the epoch."""
         if not self.broken.done():
             self.broken.set_exception(error)
 
 
 class Stepper:
-    """Runs the plans of the current life in the order in which they came, on the thread that `post` runs things on."""
+    """Runs the plans of the current epoch in the order in which they came, on the thread that `post` runs things on."""
 
     def __init__(
         self,
@@ -114,21 +114,21 @@ class Stepper:
             raise ProtocolError(f"{MOST_WAITING_PLANS} plans wait to be run")
         self._plans.put(plan)
 
-    def begin_life(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None:
-        """Waits for the iteration under way and for the copies, then empties the engine. Plans of earlier lives
-        are dropped.
+    def begin_epoch(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None:
+        """Waits for the iteration under way and for the copies, then empties the engine. Plans of earlier
+        epochs are dropped.
         """
         self._epoch = epoch
         with self._engine_in_use:
-            self._engine.begin_life(epoch, on_done)
+            self._engine.begin_epoch(epoch, on_done)
 
-    def end_life(self) -> None:
-        """No further plan of this life is begun."""
+    def end_epoch(self) -> None:
+        """No further plan of this epoch is begun."""
         self._epoch = Epoch(0)
 
     def stop(self) -> None:
         """Gives up the iteration under way, and returns when that has ended; no plan is run any more."""
-        self.end_life()
+        self.end_epoch()
         self._engine.give_up()
         self._plans.put(None)
         self._ended.wait()
@@ -143,7 +143,7 @@ class Stepper:
                     continue
                 try:
                     result = self._engine.run(plan)
-                except Exception as error:  # told to the life, which ends and says so
+                except Exception as error:  # passed to the epoch, which ends with it
                     self._on_error(plan.epoch, error)
                     continue
             self._on_result(result)
@@ -163,7 +163,7 @@ class Stepper:
 
 
 class WorkerDriver:
-    """One worker. `facts` hold everything but the epoch, which each life has its own of; `post` gives the stepping
+    """One worker. `facts` hold everything but the epoch, which is different in each epoch; `post` gives the stepping
     thread its work.
     """
 
@@ -182,81 +182,85 @@ class WorkerDriver:
         self._on_joined = on_joined
         self._epoch_clock = epoch_clock
         self._loop = asyncio.get_running_loop()
-        self._life: _Life | None = None
+        self._epoch: WorkerEpoch | None = None
         self._last_epoch = Epoch(0)
         self._stepper = Stepper(engine, post, self._result_ready, self._run_failed)
-        self.lives = 0
-        """Lives begun so far."""
+        self.epochs_begun = 0
+        """Epochs begun so far."""
 
     async def run(self) -> None:
-        """Lives until cancelled. Raises PeerMismatchError, SupersededError or InvalidFieldError when a peer
+        """Works until cancelled. Raises PeerMismatchError, SupersededError or InvalidFieldError when a peer
         refuses this worker.
         """
         try:
             await keep_dialling(
-                self._live, "scheduler and KV manager", final=_FINAL, steady_s=STEADY_LIFE_S, jitter=PAUSE_JITTER
+                self._run_epoch, "scheduler and KV manager", final=_FINAL, steady_s=STEADY_EPOCH_S, jitter=PAUSE_JITTER
             )
         finally:
-            self._life = None
+            self._epoch = None
             await asyncio.to_thread(self._stepper.stop)
 
-    # --- one life ----------------------------------------------------------------------------------------------------
+    # --- one epoch ---------------------------------------------------------------------------------------------------
 
-    async def _live(self, is_up: Callable[[], None]) -> None:
-        """One life, until it ends: raises why. All jobs here are forgotten with it."""
+    async def _run_epoch(self, is_up: Callable[[], None]) -> None:
+        """One epoch, until it ends: raises why. All jobs here are forgotten with it."""
         is_up()
-        self.lives += 1
-        epoch = self._last_epoch = Epoch(max(self._epoch_clock(), self._last_epoch + 1))
-        life = _Life(epoch)
-        await asyncio.to_thread(self._stepper.begin_life, epoch, self._done_poster(life))
-        self._life = life
-        facts = replace(self._facts, epoch=epoch)
+        self.epochs_begun += 1
+        number = self._last_epoch = Epoch(max(self._epoch_clock(), self._last_epoch + 1))
+        epoch = WorkerEpoch(number)
+        await asyncio.to_thread(self._stepper.begin_epoch, number, self._done_poster(epoch))
+        self._epoch = epoch
+        facts = replace(self._facts, epoch=number)
         streams = (
             run_scheduler_stream(
-                self._addresses.scheduler, facts, life.results, lambda: self._up(life, scheduler=True), self._take_plan
+                self._addresses.scheduler,
+                facts,
+                epoch.results,
+                lambda: self._up(epoch, scheduler=True),
+                self._take_plan,
             ),
-            self._join_kv_manager(life, kv_facts_of(facts)),
+            self._join_kv_manager(epoch, kv_facts_of(facts)),
         )
         try:
-            await _first_error(streams, life.broken, self._stepper.end_life)
+            await _first_error(streams, epoch.broken, self._stepper.end_epoch)
         finally:
-            self._life = None
+            self._epoch = None
             self._on_joined(False)
 
-    async def _join_kv_manager(self, life: _Life, facts: KvWorkerFacts) -> None:
+    async def _join_kv_manager(self, epoch: WorkerEpoch, facts: KvWorkerFacts) -> None:
         # The scheduler is the one that can tell a worker that does not fit. One that it refuses must not have taken
         # the place of a good one at the KV manager by then.
-        await life.welcomed.wait()
+        await epoch.welcomed.wait()
         await run_kv_manager_stream(
             self._addresses.kv_manager,
             facts,
-            life.acknowledgements,
-            lambda: self._up(life, scheduler=False),
+            epoch.acknowledgements,
+            lambda: self._up(epoch, scheduler=False),
             self._take_commands,
         )
 
-    def _up(self, life: _Life, scheduler: bool) -> None:
+    def _up(self, epoch: WorkerEpoch, scheduler: bool) -> None:
         if scheduler:
-            life.welcomed.set()
+            epoch.welcomed.set()
         else:
-            life.kv_up = True
-        if life.welcomed.is_set() and life.kv_up:
-            _log.info("joined scheduler and KV manager as epoch %d", life.epoch)
+            epoch.kv_up = True
+        if epoch.welcomed.is_set() and epoch.kv_up:
+            _log.info("joined scheduler and KV manager as epoch %d", epoch.number)
             self._on_joined(True)
 
     def _take_plan(self, plan: Plan) -> None:
         self._stepper.put(plan)
 
     def _take_commands(self, commands: Sequence[KvToWorker]) -> None:
-        if self._life is not None:
+        if self._epoch is not None:
             for command in commands:
-                self._life.acknowledgements.put(self._engine.apply(command))
+                self._epoch.acknowledgements.put(self._engine.apply(command))
 
     # --- from other threads ------------------------------------------------------------------------------------------
 
-    def _done_poster(self, life: _Life) -> Callable[[Done], None]:
+    def _done_poster(self, epoch: WorkerEpoch) -> Callable[[Done], None]:
         def post(done: Done) -> None:
-            self._loop.call_soon_threadsafe(life.acknowledgements.put, done)
+            self._loop.call_soon_threadsafe(epoch.acknowledgements.put, done)
 
         return post
 
@@ -264,15 +268,15 @@ class WorkerDriver:
         self._loop.call_soon_threadsafe(self._send_result, result)
 
     def _send_result(self, result: WorkerResult) -> None:
-        if self._life is not None and result.result.epoch == self._life.epoch:
-            self._life.results.put(result)
+        if self._epoch is not None and result.result.epoch == self._epoch.number:
+            self._epoch.results.put(result)
 
     def _run_failed(self, epoch: Epoch, error: Exception) -> None:
         self._loop.call_soon_threadsafe(self._fail, epoch, error)
 
     def _fail(self, epoch: Epoch, error: Exception) -> None:
-        if self._life is not None and epoch == self._life.epoch:
-            self._life.fail(error)
+        if self._epoch is not None and epoch == self._epoch.number:
+            self._epoch.fail(error)
 
 
 def kv_facts_of(facts: WorkerFacts) -> KvWorkerFacts:
@@ -284,7 +288,7 @@ def kv_facts_of(facts: WorkerFacts) -> KvWorkerFacts:
 async def _first_error(
     streams: Sequence[Coroutine[Any, Any, None]], broken: "asyncio.Future[None]", on_end: Callable[[], None]
 ) -> None:
-    """Runs the streams until one ends or the life is broken, ends the others, and raises why. `on_end` comes first."""
+    """Runs the streams until one ends or the epoch is broken, ends the others, and raises why. `on_end` comes first."""
     tasks = [asyncio.ensure_future(stream) for stream in streams]
     try:
         done, _ = await asyncio.wait([*tasks, broken], return_when=asyncio.FIRST_COMPLETED)

@@ -18,20 +18,20 @@ _COUNTERS = (
 
 
 class EngineCollector(Collector):
-    """The counters, and how many lives the worker has begun."""
+    """The counters, and how many epochs the worker has begun, which users know as its lives."""
 
     def __init__(
-        self, model_name: str, group: int, counters: Callable[[], WorkerCounters], lives: Callable[[], int]
+        self, model_name: str, group: int, counters: Callable[[], WorkerCounters], epochs_begun: Callable[[], int]
     ) -> None:
         self._labels = (model_name, str(group))
         self._counters = counters
-        self._lives = lives
+        self._epochs_begun = epochs_begun
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         counters = self._counters()
         for name, text, field in _COUNTERS:
             yield self._family(name, text, getattr(counters, field))
-        yield self._family("lives", "Lives begun: 1, and one more each time a stream was lost.", self._lives())
+        yield self._family("lives", "Epochs begun: 1, and one more each time a stream was lost.", self._epochs_begun())
 
     def _family(self, name: str, text: str, value: float) -> CounterMetricFamily:
         family = CounterMetricFamily(f"fastserve:worker_{name}", text, labels=_LABELS)

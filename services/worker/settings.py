@@ -33,8 +33,6 @@ class EngineSettings(BaseModel):
         None, ge=1, description="most tokens of prompt and output together; off: the model's context"
     )
     max_batch: int = Field(16, ge=1, le=MOST_BATCH, description="largest batch that the cost model is measured for")
-    tp: int = Field(1, ge=1, le=1, description="tensor parallel ranks; this version runs 1")
-    pp: int = Field(1, ge=1, le=1, description="pipeline stages; this version runs 1")
 
 
 class KeptEngineSettings(EngineSettings):
@@ -61,7 +59,6 @@ class WorkerSettings(KeptEngineSettings, Settings):
         max_length=MOST_NAME_CHARACTERS,
         description="name of the model in the metrics; off: the folder's name",
     )
-    group: int = Field(0, ge=0, le=0, description="the worker group it serves; this version runs one, 0")
     health_listen: Address = Field("127.0.0.1:0", description="HOST:PORT of health and reflection; port 0: a free one")
 
     @property

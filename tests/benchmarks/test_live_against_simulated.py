@@ -23,9 +23,10 @@ from benchmarks.simulated_runs import (
     trace_of,
 )
 from benchmarks.truth_comparison import compared, goals, ratios_to_fcfs, tables
+from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.kvmanager.policies.kv_config import KV_POLICY_NAMES
-from services.runtime.profile_file import LinkSpeed, Profile, profile_text, read_profile, write_profile
+from services.runtime.profile_file import Profile, profile_text, read_profile, write_profile
 from services.scheduler.scheduler_config import PolicyName
 from services.workloads.calibration import Need
 from services.workloads.workload import Workload

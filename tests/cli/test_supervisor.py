@@ -25,8 +25,8 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         pause.wait(0.01)
 
 
-def lives(state_dir: Path, name: str) -> list[tuple[int, str]]:
-    """Process id and address of every life of a service so far."""
+def processes_of(state_dir: Path, name: str) -> list[tuple[int, str]]:
+    """Process id and address of every process of a service so far."""
     path = state_dir / f"{name}.pids"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(line.split()[0]), line.split()[1]) for line in lines]
@@ -94,7 +94,7 @@ def test_a_signal_drains_the_last_started_first_and_exits_0(tiny_up: Start, numb
     code, out, log = up.ended()
     assert (code, out) == (0, "")
     assert log.index("[gateway] gateway drained") < log.index("[kvmanager] kvmanager drained")
-    assert all(is_gone(lives(up.state_dir, name)[0][0]) for name in ("kvmanager", "gateway"))
+    assert all(is_gone(processes_of(up.state_dir, name)[0][0]) for name in ("kvmanager", "gateway"))
 
 
 def test_a_second_signal_ends_at_once_and_leaves_no_child(tiny_up: Start) -> None:
@@ -106,7 +106,7 @@ def test_a_second_signal_ends_at_once_and_leaves_no_child(tiny_up: Start) -> Non
     code, _, _ = up.ended()
     assert code == 128 + signal.SIGINT
     for name in ("kvmanager", "gateway"):
-        wait_until(lambda name=name: is_gone(lives(up.state_dir, name)[0][0]), f"{name} is gone")  # type: ignore[misc]
+        wait_until(lambda name=name: is_gone(processes_of(up.state_dir, name)[0][0]), f"{name} is gone")  # type: ignore[misc]
 
 
 def test_a_service_that_does_not_drain_is_killed_after_its_limit(tiny_up: Start) -> None:
@@ -124,17 +124,17 @@ def test_no_child_outlives_a_sigkill(tiny_up: Start) -> None:
     up.process.send_signal(signal.SIGKILL)
     up.process.wait(LIMIT_S)
     for name in ("kvmanager", "gateway"):
-        wait_until(lambda name=name: is_gone(lives(up.state_dir, name)[0][0]), f"{name} is gone")  # type: ignore[misc]
+        wait_until(lambda name=name: is_gone(processes_of(up.state_dir, name)[0][0]), f"{name} is gone")  # type: ignore[misc]
 
 
 def test_a_service_that_dies_later_is_restarted_at_the_same_address_with_a_log_line(tiny_up: Start) -> None:
     up = tiny_up("scheduler:serve", "worker:serve")
     up.first_line()
-    os.kill(lives(up.state_dir, "scheduler")[0][0], signal.SIGKILL)
-    wait_until(lambda: len(lives(up.state_dir, "scheduler")) == 2, "the scheduler was restarted")
-    first_pid = lives(up.state_dir, "scheduler")[0][0]
-    assert lives(up.state_dir, "scheduler")[1][1] == f"127.0.0.1:{1000 + first_pid % 1000}"
-    assert len(lives(up.state_dir, "worker")) == 1
+    os.kill(processes_of(up.state_dir, "scheduler")[0][0], signal.SIGKILL)
+    wait_until(lambda: len(processes_of(up.state_dir, "scheduler")) == 2, "the scheduler was restarted")
+    first_pid = processes_of(up.state_dir, "scheduler")[0][0]
+    assert processes_of(up.state_dir, "scheduler")[1][1] == f"127.0.0.1:{1000 + first_pid % 1000}"
+    assert len(processes_of(up.state_dir, "worker")) == 1
     up.process.send_signal(signal.SIGTERM)
     code, _, log = up.ended()
     assert code == 0
@@ -144,9 +144,9 @@ def test_a_service_that_dies_later_is_restarted_at_the_same_address_with_a_log_l
 def test_a_service_that_keeps_dying_is_restarted_ever_more_slowly(tiny_up: Start) -> None:
     up = tiny_up("worker:serve")
     up.first_line()
-    for life in range(3):
-        wait_until(lambda life=life: len(lives(up.state_dir, "worker")) == life + 1, "one more life")  # type: ignore[misc]
-        os.kill(lives(up.state_dir, "worker")[life][0], signal.SIGKILL)
+    for restart in range(3):
+        wait_until(lambda restart=restart: len(processes_of(up.state_dir, "worker")) == restart + 1, "one more process")  # type: ignore[misc]
+        os.kill(processes_of(up.state_dir, "worker")[restart][0], signal.SIGKILL)
     wait_until(lambda: up.log.read_text().count("restarting in") == 3, "three restarts")
     pauses = [line.rpartition("restarting in ")[2] for line in up.log.read_text().splitlines() if "restarting" in line]
     assert pauses == ["0.2 s", "0.4 s", "0.8 s"]
@@ -158,8 +158,8 @@ def test_a_service_that_cannot_come_up_ends_all_with_1_and_its_own_reason_in_one
     assert (code, out) == (1, "")
     reasons = [line for line in log.splitlines() if not line.startswith("[")]
     assert reasons == ["fastserve up: scheduler: can't listen on 127.0.0.1:1: the port is in use"]
-    assert is_gone(lives(up.state_dir, "kvmanager")[0][0])
-    assert lives(up.state_dir, "worker") == []
+    assert is_gone(processes_of(up.state_dir, "kvmanager")[0][0])
+    assert processes_of(up.state_dir, "worker") == []
 
 
 def test_a_service_that_ends_before_all_are_ready_has_not_come_up(tiny_up: Start) -> None:
@@ -170,11 +170,11 @@ def test_a_service_that_ends_before_all_are_ready_has_not_come_up(tiny_up: Start
 
 def test_a_signal_while_starting_ends_with_0_and_leaves_nothing(tiny_up: Start) -> None:
     up = tiny_up("kvmanager:serve", "worker:never")
-    wait_until(lambda: lives(up.state_dir, "worker") != [], "the last service starts")
+    wait_until(lambda: processes_of(up.state_dir, "worker") != [], "the last service starts")
     up.process.send_signal(signal.SIGTERM)
     code, out, _ = up.ended()
     assert (code, out) == (0, "")
-    assert all(is_gone(lives(up.state_dir, name)[0][0]) for name in ("kvmanager", "worker"))
+    assert all(is_gone(processes_of(up.state_dir, name)[0][0]) for name in ("kvmanager", "worker"))
 
 
 def test_reasons_lose_the_heads_of_logs_and_silence_is_told_as_the_status() -> None:

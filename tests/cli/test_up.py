@@ -27,16 +27,12 @@ CONTRACT = [
     "kv_device_tokens",
     "kv_host_tokens",
     "block_size",
-    "groups",
-    "tp",
-    "pp",
     "device",
     "dtype",
     "threads",
     "max_queued_jobs",
     "host",
     "grpc_port",
-    "http_port",
     "metrics_port",
     "state_dir",
     "quantum_ratio",
@@ -173,7 +169,7 @@ def test_services_of_one_line_take_the_flags_that_up_gives_them() -> None:
         load(SERVICES[command.name], command.name, given, {})
 
 
-def test_a_restarted_service_gets_the_ports_of_its_first_life() -> None:
+def test_a_restarted_service_gets_the_ports_of_its_first_process() -> None:
     known = {name: ServiceAddresses(f"127.0.0.1:{port}", "127.0.0.1:9") for port, name in enumerate(SERVICES, start=50)}
     by_name = {command.name: command for command in service_commands(flags("--grpc-port", "0"), {})}
     assert by_name["gateway"].build(known)[-4:] == ["--grpc-port", "50", "--metrics-port", "9"]
@@ -183,9 +179,10 @@ def test_a_restarted_service_gets_the_ports_of_its_first_life() -> None:
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (("--tp", "2"), "--tp: must be 1 in this version, got 2"),
-        (("--pp", "2"), "--pp: must be 1 in this version, got 2"),
-        (("--groups", "3"), "--groups: must be 1 in this version, got 3"),
+        (("--tp", "1"), "command line: unrecognized arguments: --tp 1"),
+        (("--pp", "1"), "command line: unrecognized arguments: --pp 1"),
+        (("--groups", "1"), "command line: unrecognized arguments: --groups 1"),
+        (("--http-port", "0"), "command line: unrecognized arguments: --http-port 0"),
         (("--max-batch", "0"), "--max-batch: "),
         (("--policy", "nope"), "--policy: "),
         (("--kv-policy", "nope"), "--kv-policy: "),
@@ -217,8 +214,8 @@ def test_a_missing_model_folder_ends_with_1_and_the_reason_in_one_line(tmp_path:
 
 
 async def test_a_server_that_cannot_come_up_is_told_with_its_last_line(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="--tp: must be 1 in this version"):
-        async with running_server(["--tp", "2"], tmp_path / "log"):
+    with pytest.raises(Exception, match="--max-batch: "):
+        async with running_server(["--max-batch", "0"], tmp_path / "log"):
             pass
     (tmp_path / "empty").touch()
     assert last_line(tmp_path / "empty") == "the server ended without a word"

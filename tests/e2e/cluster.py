@@ -125,7 +125,7 @@ class Cluster:
         return process
 
     def restart(self, service: str) -> Process:
-        """Starts a service again, with the arguments of its last life."""
+        """Starts a service again, with the arguments of its last process."""
         return self.start(service, *self.processes[service].arguments)
 
     def start_worker(self) -> Process:

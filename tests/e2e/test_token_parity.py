@@ -5,6 +5,7 @@ real model).
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,10 @@ KV_POLICIES = ("proactive", "reactive", "recompute", "defer")
 SWAPPING = frozenset({"proactive", "reactive"})
 LEAST_SWAPS = 2
 """Of each long job."""
+MOST_RUNS = 3
+"""How often a long job is swapped depends on when the others come: on a busy machine once may be too seldom. Each run
+must give the same tokens, whatever was swapped.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -71,18 +76,20 @@ def test_sixty_jobs_in_a_pool_for_two_give_what_each_gives_alone(
     cluster.wait_ready()
 
     before = cluster.status().counters
-    seen = len(lines_of(cluster.trace_of("worker")))
-    together = run_as_alone(cluster, alone, run_in_waves if policy in BY_LENGTH else run_together)
+    must_swap = policy in PREEMPTIVE and kv_policy in SWAPPING
+    swaps: list[int] = []
+    for _ in range(MOST_RUNS if must_swap else 1):
+        seen = len(lines_of(cluster.trace_of("worker")))
+        together = run_as_alone(cluster, alone, run_in_waves if policy in BY_LENGTH else run_together)
+        swaps = swaps_of_long_jobs(lines_of(cluster.trace_of("worker"))[seen:], alone, together)
+        if min(swaps) >= LEAST_SWAPS:
+            break
 
     counters = cluster.status().counters
     if policy in PREEMPTIVE and kv_policy != "defer":
         assert counters.preemptions > 0
-    if policy in PREEMPTIVE and kv_policy in SWAPPING:
-        swaps = Counter(
-            job for line in lines_of(cluster.trace_of("worker"))[seen:] for job in line.get("offloaded", ())
-        )
-        swaps_of_long_ones = [swaps[given.job] for job, given in zip(alone, together, strict=True) if job.is_long]
-        assert min(swaps_of_long_ones) >= LEAST_SWAPS, swaps_of_long_ones
+    if must_swap:
+        assert min(swaps) >= LEAST_SWAPS, swaps
         assert counters.uploaded_bytes > before.uploaded_bytes
     if kv_policy not in SWAPPING:
         assert counters.offloaded_bytes == before.offloaded_bytes
@@ -96,6 +103,12 @@ def test_prompts_in_chunks_give_what_whole_ones_give(
     cluster.set_policies(policy, kv_policy, scheduler_flags=("--prefill-chunk", chunk_tokens))
     cluster.wait_ready()
     run_as_alone(cluster, alone, run_together)
+
+
+def swaps_of_long_jobs(lines: list[dict[str, Any]], alone: dict[ForcedJob, Given], together: list[Given]) -> list[int]:
+    """How often each long job went to the host, as the worker wrote it down."""
+    swaps = Counter(job for line in lines for job in line.get("offloaded", ()))
+    return [swaps[given.job] for job, given in zip(alone, together, strict=True) if job.is_long]
 
 
 def run_as_alone(

@@ -1,4 +1,4 @@
-"""`fastserve up` with the real services: its one line, `fastserve generate` through it, its lives and its end."""
+"""`fastserve up` with the real services: its one line, `fastserve generate` through it, its restarts and its end."""
 
 import json
 import os

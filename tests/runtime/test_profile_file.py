@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
-from services.runtime.profile_file import LinkSpeed, Profile, read_profile, write_profile
+from services.runtime.profile_file import Profile, read_profile, write_profile
 from services.worker.profiling import profile_command
 
 COST = CostProfile((PrefillCost(16, 0.5), PrefillCost(32, 1.0)), (DecodeCost(1, 64, 0.25),))

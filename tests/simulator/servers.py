@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from random import Random
 
+from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from services.simulator.outcome import JobOutcome, Simulation
-from services.simulator.server_setup import Link, ServerSetup, SimulatedJob
+from services.simulator.server_setup import ServerSetup, SimulatedJob
 
 PREFILL_S, DECODE_S = 0.001, 0.02
 """A token of a prompt, a decode."""
@@ -27,7 +28,7 @@ GROWING_COST = CostProfile(
 )
 """As of a GPU."""
 
-FAST_LINK = Link(bytes_per_s=1e9, latency_s=1e-4)
+FAST_LINK = LinkSpeed(bytes_per_s=1e9, latency_s=1e-4)
 BIG_POOL_TOKENS = 1 << 20
 
 
@@ -38,7 +39,7 @@ def server(
     cost: CostProfile = FLAT_COST,
     device_tokens: int = BIG_POOL_TOKENS,
     host_tokens: int = BIG_POOL_TOKENS,
-    link: Link = FAST_LINK,
+    link: LinkSpeed = FAST_LINK,
     stages: int = 1,
     groups: int = 1,
     hop_s: float = 0.0,

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
 from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from services.simulator.fcfs_capacity import fcfs_capacity_per_s, fcfs_setup
-from services.simulator.server_setup import Link, ServerSetup, SimulatedJob
+from services.simulator.server_setup import ServerSetup, SimulatedJob
 
 ITERATION_S = 0.1
 FLAT = CostProfile((PrefillCost(16, ITERATION_S),), (DecodeCost(1, 16, ITERATION_S),))
@@ -21,7 +22,7 @@ SETUP = ServerSetup(
     device_tokens=16_384,
     host_tokens=16_384,
     max_model_len=512,
-    link=Link(1e9, 0.0),
+    link=LinkSpeed(1e9, 0.0),
     hop_s=0.0,
 )
 

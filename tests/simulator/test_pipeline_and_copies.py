@@ -2,9 +2,10 @@
 
 import pytest
 
+from services.domain.copying import LinkSpeed
 from services.scheduler.scheduler_config import PolicyName
 from services.simulator.outcome import Simulation
-from services.simulator.server_setup import Link, SimulatedJob
+from services.simulator.server_setup import SimulatedJob
 from services.simulator.simulation import simulate
 from tests.simulator.servers import DECODE_S, GROWING_COST, ended_s, random_jobs, server
 
@@ -43,7 +44,7 @@ def test_a_static_batch_fills_the_pipeline() -> None:
     assert simulate(setup, trace).duration_s == pytest.approx(TOKENS * DECODE_S + DECODE_S / 2)
 
 
-def swapping(link: Link, kv_policy: str = "proactive") -> Simulation:
+def swapping(link: LinkSpeed, kv_policy: str = "proactive") -> Simulation:
     """Far more jobs than the pool holds."""
     jobs = random_jobs(4, 120, rate_per_s=60.0)
     setup = server(
@@ -58,22 +59,22 @@ def swapping(link: Link, kv_policy: str = "proactive") -> Simulation:
 
 
 def test_copies_run_beside_compute() -> None:
-    simulation = swapping(Link(1e9, 1e-4))
+    simulation = swapping(LinkSpeed(1e9, 1e-4))
     assert simulation.swap_s > 0.1
     assert simulation.swap_exposed_s < 0.05 * simulation.swap_s
     assert simulation.counters.stall_s == 0.0, "a job is planned when its upload is done"
 
 
 def test_a_slow_link_leaves_the_device_idle_and_costs_time() -> None:
-    slow, fast = swapping(Link(2e7, 1e-4), "reactive"), swapping(Link(1e12, 0.0), "reactive")
+    slow, fast = swapping(LinkSpeed(2e7, 1e-4), "reactive"), swapping(LinkSpeed(1e12, 0.0), "reactive")
     assert slow.swap_exposed_s > 0.1
     assert fast.swap_exposed_s < 0.01 * slow.swap_exposed_s
     assert sum(map(ended_s, slow.outcomes)) > 1.05 * sum(map(ended_s, fast.outcomes))
 
 
 def test_what_is_uploaded_was_offloaded() -> None:
-    kv = swapping(Link(1e9, 1e-4)).counters
+    kv = swapping(LinkSpeed(1e9, 1e-4)).counters
     assert kv.offloaded_bytes >= kv.uploaded_bytes > 0
     assert kv.offloaded_bytes % (16 * 10_000) == 0
     assert kv.recomputed_tokens == 0
-    assert swapping(Link(1e9, 1e-4), "recompute").counters.recomputed_tokens > 0
+    assert swapping(LinkSpeed(1e9, 1e-4), "recompute").counters.recomputed_tokens > 0

@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import ProtocolError
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
@@ -18,7 +19,7 @@ from services.domain.protocol import (
     WorkerToKv,
 )
 from services.scheduler.machine.scheduler_events import SendPlan
-from services.simulator.server_setup import Link, ServerSetup, SimulatedJob
+from services.simulator.server_setup import ServerSetup, SimulatedJob
 from services.simulator.simulated_worker import SimulatedProgress, SimulatedWorker
 from tests.simulator.servers import server
 
@@ -26,7 +27,7 @@ EPOCH = Epoch(1)
 COST = CostProfile((PrefillCost(16, 0.1), PrefillCost(1600, 10.0)), (DecodeCost(1, 1, 0.1),))
 BLOCK_S = 0.5
 """A copy of one block of 16 tokens of 1,000 bytes."""
-SLOW_LINK = Link(bytes_per_s=16_000 / BLOCK_S, latency_s=0.0)
+SLOW_LINK = LinkSpeed(bytes_per_s=16_000 / BLOCK_S, latency_s=0.0)
 
 
 class Bench:
@@ -77,7 +78,7 @@ def moves(tokens: int) -> tuple[BlockMove, ...]:
     return tuple(BlockMove(number, BlockId(number), BlockId(number)) for number in range(-(-tokens // 16)))
 
 
-def bench(*jobs: SimulatedJob, stages: int = 1, link: Link = SLOW_LINK) -> Bench:
+def bench(*jobs: SimulatedJob, stages: int = 1, link: LinkSpeed = SLOW_LINK) -> Bench:
     """Every job has blocks for 160 tokens."""
     made = Bench(server(cost=COST, link=link, stages=stages), *jobs)
     for job in jobs:
@@ -157,7 +158,7 @@ def test_a_copy_is_applied_at_once_and_done_when_it_ended_on_every_stage() -> No
 @pytest.mark.parametrize(("duplex", "end_s"), [(True, 3.0), (False, 4.0)])
 def test_a_direction_moves_one_copy_after_another(duplex: bool, end_s: float) -> None:
     """Both leave, then one comes back: beside the other's leaving where the link is duplex."""
-    made = bench(A, B, link=Link(SLOW_LINK.bytes_per_s, 0.25, duplex))
+    made = bench(A, B, link=LinkSpeed(SLOW_LINK.bytes_per_s, 0.25, duplex))
     made.plan(0.0, ("a", 0, 32), ("b", 0, 48))
     made.answers.clear()
     made.offload(0.5, "a", 32)  # until 1.75

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from services.domain.copying import CopyDirection
 from services.domain.errors import FastServeError
 from services.domain.ids import BlockId
 from services.domain.protocol import BlockMove
 from services.worker.engine.engine import Engine
-from services.worker.kv.copier import Copier, CopyFailedError, CpuCopier, Direction
+from services.worker.kv.copier import Copier, CopyFailedError, CpuCopier
 from services.worker.kv.cuda_copier import CudaCopier
 from services.worker.kv.pools import KvPools
 from tests.worker import fake_cuda
@@ -47,17 +48,17 @@ def in_time(work: Callable[[], object]) -> None:
 
 
 def test_copies_end_and_are_reported_in_both_directions(copier: Copier) -> None:
-    reported: list[Direction] = []
-    for direction in Direction:
+    reported: list[CopyDirection] = []
+    for direction in CopyDirection:
         copier.start(direction, GOOD, None, lambda direction=direction: reported.append(direction))  # type: ignore[misc]
         in_time(copier.drain)
-    assert reported == list(Direction)
+    assert reported == list(CopyDirection)
     assert copier.take_stall_s() == 0.0
 
 
 def test_what_waits_for_a_copy_that_failed_is_told_and_no_copy_is_reported_as_done(copier: Copier) -> None:
     reported: list[str] = []
-    bad = copier.start(Direction.UPLOAD, BAD, None, lambda: reported.append("bad"))
+    bad = copier.start(CopyDirection.UPLOAD, BAD, None, lambda: reported.append("bad"))
     with pytest.raises(CopyFailedError, match="a copy between the pools failed"):
         in_time(lambda: copier.wait([bad]))
     with pytest.raises(CopyFailedError):
@@ -66,11 +67,11 @@ def test_what_waits_for_a_copy_that_failed_is_told_and_no_copy_is_reported_as_do
 
 
 def test_after_a_failure_no_copy_is_taken_and_no_iteration_goes_on(copier: Copier) -> None:
-    copier.start(Direction.OFFLOAD, BAD, None, lambda: None)
+    copier.start(CopyDirection.OFFLOAD, BAD, None, lambda: None)
     with pytest.raises(CopyFailedError):
         in_time(copier.drain)
     with pytest.raises(CopyFailedError):
-        copier.start(Direction.OFFLOAD, GOOD, None, lambda: None)
+        copier.start(CopyDirection.OFFLOAD, GOOD, None, lambda: None)
     with pytest.raises(CopyFailedError):
         copier.launched()
 
@@ -79,13 +80,13 @@ def test_copies_that_were_handed_over_before_the_failure_are_passed_over() -> No
     entered, opened = threading.Event(), threading.Event()
     reported: list[str] = []
 
-    def gate(_: Direction) -> None:
+    def gate(_: CopyDirection) -> None:
         entered.set()
         assert opened.wait(WAIT_LIMIT_S)
 
     copier = CpuCopier(tiny_pools(), gate)
-    copier.start(Direction.UPLOAD, BAD, None, lambda: reported.append("bad"))
-    behind = copier.start(Direction.UPLOAD, GOOD, None, lambda: reported.append("behind"))
+    copier.start(CopyDirection.UPLOAD, BAD, None, lambda: reported.append("bad"))
+    behind = copier.start(CopyDirection.UPLOAD, GOOD, None, lambda: reported.append("behind"))
     assert entered.wait(WAIT_LIMIT_S)
     opened.set()
     with pytest.raises(CopyFailedError):
@@ -103,8 +104,8 @@ class BrokenOnUpload(CpuCopier):
         super().__init__(pools, self.refuse)
 
     @staticmethod
-    def refuse(direction: Direction) -> None:
-        if direction is Direction.UPLOAD:
+    def refuse(direction: CopyDirection) -> None:
+        if direction is CopyDirection.UPLOAD:
             raise RuntimeError("an error of the device")
 
 

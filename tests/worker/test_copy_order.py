@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from services.domain.copying import CopyDirection
 from services.domain.ids import JobId
 from services.worker.engine.engine import Engine
-from services.worker.kv.copier import CpuCopier, Direction, Ticket
+from services.worker.kv.copier import CpuCopier, Ticket
 from services.worker.kv.pools import KvPools
 from tests.worker.tiny import WAIT_LIMIT_S, KvHand, Runner, alone, prompt_of, sampling, tiny_model, tiny_pools
 
@@ -19,15 +20,15 @@ PROMPT = prompt_of(1, 10)
 class Gate:
     """Holds copies of one direction until opened, and writes down when each passed."""
 
-    def __init__(self, holds: Direction) -> None:
+    def __init__(self, holds: CopyDirection) -> None:
         self.holds = holds
         self.story: list[str] = []
         self._opened = threading.Event()
 
-    def __call__(self, direction: Direction) -> None:
+    def __call__(self, direction: CopyDirection) -> None:
         if direction is self.holds:
             assert self._opened.wait(WAIT_LIMIT_S), "the gate was never opened"
-        self.story.append(direction.value)
+        self.story.append(direction.name.lower())
 
     def open(self) -> None:
         self._opened.set()
@@ -70,7 +71,7 @@ def swapped_out_and_coming_back(engine: Engine) -> tuple[Runner, JobId]:
 
 
 def run_with(make_copier: Callable[[KvPools, Gate], CpuCopier]) -> tuple[list[str], list[int]]:
-    gate, pools = Gate(Direction.UPLOAD), tiny_pools()
+    gate, pools = Gate(CopyDirection.UPLOAD), tiny_pools()
     engine = Engine(tiny_model(), pools, make_copier(pools, gate))
     try:
         runner, job_id = swapped_out_and_coming_back(engine)
@@ -97,7 +98,7 @@ def test_and_with_the_wait_broken_it_reads_what_is_not_there_yet() -> None:
 
 
 def test_an_iteration_does_not_wait_for_the_uploads_of_other_jobs() -> None:
-    gate, pools = Gate(Direction.UPLOAD), tiny_pools()
+    gate, pools = Gate(CopyDirection.UPLOAD), tiny_pools()
     engine = Engine(tiny_model(), pools, CpuCopier(pools, gate))
     runner, _ = swapped_out_and_coming_back(engine)
     other = runner.add("b/0", prompt_of(2, 5), sampling(max_tokens=8))
@@ -109,7 +110,7 @@ def test_an_iteration_does_not_wait_for_the_uploads_of_other_jobs() -> None:
 
 
 def test_time_spent_waiting_for_an_upload_is_counted_as_stall() -> None:
-    gate, pools = Gate(Direction.UPLOAD), tiny_pools()
+    gate, pools = Gate(CopyDirection.UPLOAD), tiny_pools()
     engine = Engine(tiny_model(), pools, WatchedCopier(pools, gate))
     runner, job_id = swapped_out_and_coming_back(engine)
     assert engine.counters().stall_s == 0.0
@@ -118,8 +119,8 @@ def test_time_spent_waiting_for_an_upload_is_counted_as_stall() -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("direction", list(Direction))
-def test_done_is_reported_after_the_copy_and_also_after_a_release_in_between(direction: Direction) -> None:
+@pytest.mark.parametrize("direction", list(CopyDirection))
+def test_done_is_reported_after_the_copy_and_also_after_a_release_in_between(direction: CopyDirection) -> None:
     gate, pools = Gate(direction), tiny_pools(device_blocks=8)
     engine = Engine(tiny_model(), pools, CpuCopier(pools, gate))
     kv = KvHand(engine)
@@ -127,7 +128,7 @@ def test_done_is_reported_after_the_copy_and_also_after_a_release_in_between(dir
     job_id = runner.add("a/0", PROMPT, sampling(max_tokens=8))
     runner.run(runner.entry(job_id))
     command_number = kv.offload(job_id, 10)
-    if direction is Direction.UPLOAD:
+    if direction is CopyDirection.UPLOAD:
         kv.settle_one()
         command_number = kv.upload(job_id, 10)
     kv.copying.clear()
@@ -139,19 +140,19 @@ def test_done_is_reported_after_the_copy_and_also_after_a_release_in_between(dir
     engine.close()
 
 
-def test_a_new_life_begins_after_the_copies_of_the_old_one() -> None:
-    gate, pools = Gate(Direction.UPLOAD), tiny_pools()
+def test_a_new_epoch_begins_after_the_copies_of_the_old_one() -> None:
+    gate, pools = Gate(CopyDirection.UPLOAD), tiny_pools()
     engine = Engine(tiny_model(), pools, CpuCopier(pools, gate))
     swapped_out_and_coming_back(engine)
     begun = threading.Event()
 
     def begin() -> None:
         KvHand(engine, epoch=2)
-        gate.story.append("new life")
+        gate.story.append("new epoch")
         begun.set()
 
     threading.Thread(target=begin, daemon=True).start()
     gate.open()
     assert begun.wait(WAIT_LIMIT_S)
-    assert gate.story.index("upload") < gate.story.index("new life")
+    assert gate.story.index("upload") < gate.story.index("new epoch")
     engine.close()

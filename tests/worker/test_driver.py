@@ -1,4 +1,4 @@
-"""The worker's lives: joining, working, losing a peer, being refused. The engine here is a fake; the streams are
+"""The worker's epochs: joining, working, losing a peer, being refused. The engine here is a fake; the streams are
 real.
 """
 
@@ -54,7 +54,7 @@ class FakeEngine:
     def prepare_thread(self) -> None:
         self.stepping_threads.add(threading.current_thread().name)
 
-    def begin_life(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None:
+    def begin_epoch(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None:
         self.epochs.append(epoch)
         self.begun.release()
         self.on_done = on_done
@@ -102,7 +102,7 @@ class Rig:
         )
         self.task = asyncio.create_task(self.driver.run())
 
-    async def next_life(self) -> tuple[SchedulerStream, KvStream]:
+    async def next_epoch(self) -> tuple[SchedulerStream, KvStream]:
         return await self.peers.scheduler.next(), await self.peers.kv_manager.next()
 
     async def refused(self, kind: type[FastServeError]) -> None:
@@ -138,7 +138,7 @@ def assign(number: int) -> Assign:
 
 
 async def test_a_worker_tells_both_peers_what_it_is_under_one_epoch(rig: Rig) -> None:
-    scheduler, kv_manager = await rig.next_life()
+    scheduler, kv_manager = await rig.next_epoch()
     assert scheduler.facts.epoch == kv_manager.facts.pools.epoch == rig.engine.epochs[0] == 100
     assert scheduler.facts.model_fingerprint == "abc"
     assert scheduler.facts.profile == FACTS.profile
@@ -149,7 +149,7 @@ async def test_a_worker_tells_both_peers_what_it_is_under_one_epoch(rig: Rig) ->
 
 
 async def test_plans_run_in_order_on_the_stepping_thread_and_results_come_back(rig: Rig) -> None:
-    scheduler, _ = await rig.next_life()
+    scheduler, _ = await rig.next_epoch()
     for number in (1, 2, 3):
         scheduler.send_plan(number, entry(number))
     results = [await scheduler.next_result() for _ in range(3)]
@@ -159,7 +159,7 @@ async def test_plans_run_in_order_on_the_stepping_thread_and_results_come_back(r
 
 
 async def test_commands_are_applied_and_acknowledged_also_while_an_iteration_runs(rig: Rig) -> None:
-    scheduler, kv_manager = await rig.next_life()
+    scheduler, kv_manager = await rig.next_epoch()
     rig.engine.go_on.clear()
     scheduler.send_plan(1, entry())
     assert await asyncio.to_thread(rig.engine.started.wait, LIMIT_S)
@@ -171,7 +171,7 @@ async def test_commands_are_applied_and_acknowledged_also_while_an_iteration_run
 
 
 async def test_messages_of_another_epoch_are_dropped(rig: Rig) -> None:
-    scheduler, kv_manager = await rig.next_life()
+    scheduler, kv_manager = await rig.next_epoch()
     scheduler.send_plan(1, entry(), epoch=99)
     kv_manager.send_commands(assign(1), epoch=99)
     scheduler.send_plan(2, entry())
@@ -182,29 +182,29 @@ async def test_messages_of_another_epoch_are_dropped(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("lost", ["scheduler", "kv manager"])
-async def test_losing_either_peer_begins_a_new_life_with_both(rig: Rig, lost: str) -> None:
-    scheduler, kv_manager = await rig.next_life()
+async def test_losing_either_peer_begins_a_new_epoch_with_both(rig: Rig, lost: str) -> None:
+    scheduler, kv_manager = await rig.next_epoch()
     (scheduler if lost == "scheduler" else kv_manager).close(NotReadyError("shutting down", 0.1))
     async with asyncio.timeout(LIMIT_S):
         await (kv_manager if lost == "scheduler" else scheduler).ended.wait()
-    again, kv_again = await rig.next_life()
+    again, kv_again = await rig.next_epoch()
     assert again.facts.epoch == kv_again.facts.pools.epoch == 101
     assert rig.engine.epochs == [100, 101]
     again.send_plan(1, entry())
     assert (await again.next_result()).result.epoch == 101
     assert rig.joined == [True, False, True]
-    assert rig.driver.lives == 2
+    assert rig.driver.epochs_begun == 2
 
 
 async def test_a_stream_that_the_peer_closes_without_an_error_counts_as_lost(rig: Rig) -> None:
-    scheduler, _ = await rig.next_life()
+    scheduler, _ = await rig.next_epoch()
     scheduler.close()
-    again, _ = await rig.next_life()
+    again, _ = await rig.next_epoch()
     assert again.facts.epoch == 101
 
 
-async def test_an_iteration_under_way_is_finished_and_forgotten_when_the_life_ends(rig: Rig) -> None:
-    scheduler, kv_manager = await rig.next_life()
+async def test_an_iteration_under_way_is_finished_and_forgotten_when_the_epoch_ends(rig: Rig) -> None:
+    scheduler, kv_manager = await rig.next_epoch()
     rig.engine.go_on.clear()
     scheduler.send_plan(1, entry())
     scheduler.send_plan(2, entry())
@@ -214,14 +214,14 @@ async def test_an_iteration_under_way_is_finished_and_forgotten_when_the_life_en
         await scheduler.ended.wait()
     assert rig.engine.epochs == [100]
     rig.engine.go_on.set()
-    again, _ = await rig.next_life()
+    again, _ = await rig.next_epoch()
     again.send_plan(1, entry())
     assert (await again.next_result()).result.epoch == 101
     assert [plan.epoch for plan in rig.engine.plans] == [100, 101]
 
 
 async def test_a_worker_that_is_stopped_does_not_wait_for_a_long_iteration(rig: Rig) -> None:
-    scheduler, _ = await rig.next_life()
+    scheduler, _ = await rig.next_epoch()
     rig.engine.go_on.clear()
     scheduler.send_plan(1, entry())
     assert await asyncio.to_thread(rig.engine.started.wait, LIMIT_S)
@@ -230,24 +230,24 @@ async def test_a_worker_that_is_stopped_does_not_wait_for_a_long_iteration(rig: 
         await asyncio.gather(rig.task, return_exceptions=True)
 
 
-async def test_a_plan_that_can_not_be_right_ends_the_life_and_is_logged(
+async def test_a_plan_that_can_not_be_right_ends_the_epoch_and_is_logged(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scheduler, _ = await rig.next_life()
+    scheduler, _ = await rig.next_epoch()
     rig.engine.refuses_plans = True
     scheduler.send_plan(1, entry())
-    again, _ = await rig.next_life()
+    again, _ = await rig.next_epoch()
     assert again.facts.epoch == 101
     assert "a plan that can't be right" in caplog.text
 
 
-async def test_a_command_that_can_not_be_right_ends_the_life_and_is_logged(
+async def test_a_command_that_can_not_be_right_ends_the_epoch_and_is_logged(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, kv_manager = await rig.next_life()
+    _, kv_manager = await rig.next_epoch()
     rig.engine.refuses_commands = True
     kv_manager.send_commands(assign(1))
-    again, _ = await rig.next_life()
+    again, _ = await rig.next_epoch()
     assert again.facts.epoch == 101
     assert "a command that can't be right" in caplog.text
 
@@ -260,13 +260,13 @@ async def test_a_worker_that_is_refused_for_good_ends(refusal: FastServeError) -
 
 
 async def test_a_worker_that_has_joined_and_is_superseded_ends(rig: Rig) -> None:
-    scheduler, _ = await rig.next_life()
+    scheduler, _ = await rig.next_epoch()
     scheduler.send_plan(1, entry())
     await scheduler.next_result()
     assert rig.joined == [True]
     scheduler.close(SupersededError("a newer one"))
     await rig.refused(SupersededError)
-    assert rig.driver.lives == 1
+    assert rig.driver.epochs_begun == 1
 
 
 async def test_a_worker_that_finds_nobody_dials_until_somebody_is_there() -> None:
@@ -288,7 +288,7 @@ async def test_a_worker_that_finds_nobody_dials_until_somebody_is_there() -> Non
 
 
 async def test_waiting_for_a_plan_counts_only_while_jobs_are_unfinished(rig: Rig) -> None:
-    scheduler, _ = await rig.next_life()
+    scheduler, _ = await rig.next_epoch()
     scheduler.send_plan(1, entry())
     await scheduler.next_result()
     assert rig.engine.plan_wait_s == 0.0

@@ -85,7 +85,7 @@ def test_a_job_prefilled_again_with_its_output_goes_on_as_if_nothing_had_happene
     assert runner.outputs[job_id] == alone(prompt_of(4, 6), how)
 
 
-def test_a_new_life_starts_empty_and_a_job_goes_on_from_its_last_token(engine: Engine, runner: Runner) -> None:
+def test_a_new_epoch_starts_empty_and_a_job_goes_on_from_its_last_token(engine: Engine, runner: Runner) -> None:
     how = varied(1)
     job_id = runner.add("a/0", prompt_of(4, 6), how)
     for _ in range(4):
@@ -168,7 +168,7 @@ def test_a_job_beyond_the_range_of_float16_is_named_once_and_the_others_go_on(
     finally:
         hook.remove()
     (record,) = caplog.records
-    assert "job loud/0, tokens to 9: its numbers are beyond the range of float16" in record.getMessage()
+    assert "job loud/0, tokens up to 9: its numbers exceed the range of float16" in record.getMessage()
     assert runner.outputs[quiet] == alone(prompt_of(2, 9), sampling())[:3]
 
 
@@ -226,7 +226,7 @@ class TestAPlanThatCanNotBeRightIsRefusedLoudly:
         job_id = runner.add("a/0", prompt_of(1, 9), sampling())
         runner.kv.grow(job_id, 8)
         spec = JobSpec(9, 9, sampling())
-        self.refused(runner, PlanWork(job_id, 0, 9, prompt_of(1, 9), spec, None), "beyond the table of 2 blocks")
+        self.refused(runner, PlanWork(job_id, 0, 9, prompt_of(1, 9), spec, None), "beyond the job's table of 2 blocks")
 
     def test_of_a_job_without_blocks(self, runner: Runner) -> None:
         self.refused(runner, PlanWork(JobId("x/0"), 4, 5, (), None, None), "has no blocks")
@@ -239,11 +239,11 @@ class TestAPlanThatCanNotBeRightIsRefusedLoudly:
     def test_with_a_job_that_was_never_described(self, runner: Runner) -> None:
         runner.kv.grow(JobId("a/0"), 9)
         self.refused(runner, PlanWork(JobId("a/0"), 0, 4, (1, 2, 3, 4), None, None), "how to sample")
-        self.refused(runner, PlanWork(JobId("a/0"), 4, 5, (), None, None), "not known")
+        self.refused(runner, PlanWork(JobId("a/0"), 4, 5, (), None, None), "the job is unknown")
 
     def test_with_a_token_out_of_the_vocabulary(self, runner: Runner) -> None:
         job_id = runner.add("a/0", (3, 512), sampling())
-        self.refused(runner, runner.entry(job_id), "out of the vocabulary")
+        self.refused(runner, runner.entry(job_id), "outside the vocabulary of 512")
 
     def test_out_of_order(self, runner: Runner) -> None:
         job_id = runner.add("a/0", prompt_of(1, 9), sampling())

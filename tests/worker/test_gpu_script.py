@@ -12,10 +12,11 @@ import torch
 from benchmarks import gpu
 from benchmarks.device_models import BLOCK_SIZE, SHAPES, make_model, pools_of
 from benchmarks.swapping import Careless, Swapper
+from services.domain.copying import CopyDirection
 from services.domain.ids import JobId
 from services.domain.protocol import BlockMove
 from services.worker.engine.engine import Engine
-from services.worker.kv.copier import Copier, CpuCopier, Direction, Ticket
+from services.worker.kv.copier import Copier, CpuCopier, Ticket
 from services.worker.kv.pools import KvPools
 from services.worker.model.llama import DecoderModel
 from tests.worker.tiny import WAIT_LIMIT_S
@@ -71,25 +72,25 @@ class TwoLanes:
     """Copies of the two directions do not wait for each other, as on a GPU. Uploads wait for the gate."""
 
     def __init__(self, pools: KvPools, gate: threading.Event) -> None:
-        def opened(_: Direction) -> None:
+        def opened(_: CopyDirection) -> None:
             assert gate.wait(WAIT_LIMIT_S), "the gate was never opened"
 
-        self._lanes = {Direction.OFFLOAD: CpuCopier(pools), Direction.UPLOAD: CpuCopier(pools, opened)}
+        self._lanes = {CopyDirection.OFFLOAD: CpuCopier(pools), CopyDirection.UPLOAD: CpuCopier(pools, opened)}
 
     def start(
-        self, direction: Direction, moves: Sequence[BlockMove], after: Ticket | None, on_end: Callable[[], None]
+        self, direction: CopyDirection, moves: Sequence[BlockMove], after: Ticket | None, on_end: Callable[[], None]
     ) -> Ticket:
         assert after is None or after.ended(), "a job has one copy at a time"
         return self._lanes[direction].start(direction, moves, None, on_end)
 
     def wait(self, tickets: Iterable[Ticket]) -> None:
-        self._lanes[Direction.UPLOAD].wait(tickets)
+        self._lanes[CopyDirection.UPLOAD].wait(tickets)
 
     def launched(self) -> None:
         """Compute on a CPU has ended when its call returns."""
 
     def take_stall_s(self) -> float:
-        return self._lanes[Direction.UPLOAD].take_stall_s()
+        return self._lanes[CopyDirection.UPLOAD].take_stall_s()
 
     def drain(self) -> None:
         for lane in self._lanes.values():

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 import pytest
 
 from services.worker.engine import engine as engine_module
-from services.worker.engine.engine import Engine, PrefillClock
+from services.worker.engine import prefill_clock
+from services.worker.engine.engine import Engine
+from services.worker.engine.prefill_clock import PrefillClock
 from services.worker.kv.copier import CpuCopier, Ticket
 from services.worker.kv.pools import KvPools
 from tests.worker.tiny import KvHand, Runner, prompt_of, sampling, tiny_model, tiny_pools
@@ -27,6 +29,7 @@ class FakeClock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     made = FakeClock()
     monkeypatch.setattr(engine_module, "time", made)
+    monkeypatch.setattr(prefill_clock, "time", made)
     return made
 
 

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from services.domain.copying import CopyDirection
 from services.domain.errors import ProtocolError
 from services.domain.ids import BlockId, CommandNumber, JobId
 from services.domain.protocol import Applied, Assign, BlockMove, Done, KvToWorker, Offload, ReleaseBlocks, Upload
-from services.worker.kv.copier import BlockRun, Direction, Ticket, runs_of
+from services.worker.kv.copier import BlockRun, Ticket, runs_of
 from services.worker.kv.tables import KvTables
 
 A, B = JobId("a/0"), JobId("b/0")
@@ -27,10 +28,10 @@ class HandCopier:
 
     def __init__(self) -> None:
         self.held: list[HandCopier.Held] = []
-        self.started: list[tuple[Direction, tuple[BlockMove, ...], Ticket | None]] = []
+        self.started: list[tuple[CopyDirection, tuple[BlockMove, ...], Ticket | None]] = []
 
     def start(
-        self, direction: Direction, moves: Sequence[BlockMove], after: Ticket | None, on_end: Callable[[], None]
+        self, direction: CopyDirection, moves: Sequence[BlockMove], after: Ticket | None, on_end: Callable[[], None]
     ) -> Ticket:
         self.started.append((direction, tuple(moves), after))
         self.held.append(HandCopier.Held(on_end))

@@ -61,7 +61,7 @@ class KvHand:
         self._moved = threading.Condition()
         self._done: set[CommandNumber] = set()
         self._next = 0
-        engine.begin_life(Epoch(epoch), self._on_done)
+        engine.begin_epoch(Epoch(epoch), self._on_done)
 
     def _on_done(self, done: Done) -> None:
         with self._moved:

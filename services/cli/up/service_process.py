@@ -34,7 +34,7 @@ class ServiceAddresses:
 @dataclass(frozen=True, slots=True)
 class ServiceCommand:
     """How to run a service. `build` makes its command line from the addresses known so far: those of `after`, and
-    from its second life on its own.
+    from its second process on also its own.
 
     It must take `--ready-file PATH` and `--die-with-parent PID` besides.
     """
@@ -62,12 +62,12 @@ def reason_of(name: str, last_line: str, status: int) -> str:
     return text or cause_of_death(status)
 
 
-class ServiceProcessLife:
+class SupervisedProcess:
     """One process of a service."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, ready_file: Path) -> None:
         self.name = name
-        self.process = process
+        self._process = process
         self.began_s = time.monotonic()
         self.last_line = ""
         self._ready_file = ready_file
@@ -75,9 +75,9 @@ class ServiceProcessLife:
 
     async def _pass_on(self) -> None:
         """Copies the process's lines to stderr under its name."""
-        assert self.process.stdout is not None, self.name
+        assert self._process.stdout is not None, self.name
         rest = b""
-        while data := await self.process.stdout.read(LONGEST_LINE_BYTES):
+        while data := await self._process.stdout.read(LONGEST_LINE_BYTES):
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > LONGEST_LINE_BYTES:
                 lines, rest = [*lines, rest], b""
@@ -95,16 +95,21 @@ class ServiceProcessLife:
 
     async def addresses(self) -> ServiceAddresses | None:
         """Waits until the service is ready; None if it ended before."""
-        while self.process.returncode is None:
+        while self._process.returncode is None:
             if self._ready_file.exists():
                 told = json.loads(self._ready_file.read_text(encoding="utf-8"))
                 return ServiceAddresses(told["grpc"], told["metrics"])
             await asyncio.sleep(READY_POLL_S)
         return None
 
+    @property
+    def status(self) -> int | None:
+        """The exit status as asyncio gives it; None while the process runs."""
+        return self._process.returncode
+
     async def ended(self) -> str:
         """Waits for the end; says why."""
-        status = await self.process.wait()
+        status = await self._process.wait()
         with suppress(TimeoutError):
             # A process of the service's own may hold the pipe open.
             await asyncio.wait_for(asyncio.shield(self._pump), PIPE_END_LIMIT_S)
@@ -112,23 +117,23 @@ class ServiceProcessLife:
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal, if the process still runs."""
-        if self.process.returncode is None:
+        if self._process.returncode is None:
             with suppress(ProcessLookupError):
-                self.process.send_signal(number)
+                self._process.send_signal(number)
 
     async def stop(self, limit_s: float) -> bool:
         """SIGTERM, then SIGKILL after `limit_s`. False if it had to be killed."""
         self.send(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self.process.wait(), limit_s)
+            await asyncio.wait_for(self._process.wait(), limit_s)
             return True
         except TimeoutError:
             self.send(signal.SIGKILL)
-            await self.process.wait()
+            await self._process.wait()
             return False
 
 
-async def begin(command: ServiceCommand, argv: Sequence[str], ready_file: Path) -> ServiceProcessLife:
+async def begin(command: ServiceCommand, argv: Sequence[str], ready_file: Path) -> SupervisedProcess:
     """Starts a process of a service, in a session of its own."""
     ready_file.unlink(missing_ok=True)  # noqa: ASYNC240 (a file of ours, in memory)
     process = await asyncio.create_subprocess_exec(
@@ -140,7 +145,7 @@ async def begin(command: ServiceCommand, argv: Sequence[str], ready_file: Path) 
         env={"GRPC_VERBOSITY": "NONE", **os.environ, **command.environ},
         start_new_session=True,
     )
-    return ServiceProcessLife(command.name, process, ready_file)
+    return SupervisedProcess(command.name, process, ready_file)
 
 
 def log(text: str) -> None:

@@ -1,7 +1,7 @@
 """The processes of `fastserve up`: start them in order, keep them alive, end them all.
 
 Until all are ready, one that ends is a failure: it can't come up, and its last line says why. Afterwards it is
-restarted with back-off, at the addresses of its first life, because its peers dial those. Services are sessions of
+restarted with back-off, at the addresses of its first process, because its peers dial those. Services are sessions of
 their own, so that Ctrl-C reaches only this process, which then ends them in an order that lets them drain; the kernel
 ends them when this process is killed (`--die-with-parent`).
 """
@@ -18,7 +18,7 @@ from typing import Any
 from services.cli.up.service_process import (
     ServiceAddresses,
     ServiceCommand,
-    ServiceProcessLife,
+    SupervisedProcess,
     begin,
     cause_of_death,
     log,
@@ -29,7 +29,7 @@ from services.runtime.command_line import CommandError
 START_LIMIT_S = 900.0
 FIRST_PAUSE_S = 0.2
 MOST_PAUSE_S = 10.0
-STEADY_LIFE_S = 30.0
+STEADY_RUN_S = 30.0
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -40,7 +40,7 @@ class Supervisor:
     def __init__(self, commands: Sequence[ServiceCommand], state_dir: Path) -> None:
         self._commands = commands
         self._state_dir = state_dir
-        self._lives: dict[str, ServiceProcessLife] = {}
+        self._processes: dict[str, SupervisedProcess] = {}
         self._addresses: dict[str, ServiceAddresses] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._all_ready = False
@@ -65,31 +65,31 @@ class Supervisor:
         """All serve: from now on a service that ends is restarted."""
         self._all_ready = True
 
-    async def _spawn(self, command: ServiceCommand) -> ServiceProcessLife:
+    async def _spawn(self, command: ServiceCommand) -> SupervisedProcess:
         ready_file = self._state_dir / f"{command.name}.ready.json"
         argv = [*command.build(self._addresses), "--ready-file", str(ready_file), "--die-with-parent", str(os.getpid())]
-        life = self._lives[command.name] = await begin(command, argv, ready_file)
-        return life
+        process = self._processes[command.name] = await begin(command, argv, ready_file)
+        return process
 
     async def _keep(self, command: ServiceCommand, first: Mapping[str, asyncio.Future[ServiceAddresses]]) -> None:
         """Runs a service for ever."""
         await asyncio.gather(*(asyncio.shield(first[name]) for name in command.after))
         backoff = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
         while True:
-            life = await self._spawn(command)
-            addresses = await life.addresses()
+            process = await self._spawn(command)
+            addresses = await process.addresses()
             if addresses is not None:
                 self._addresses.setdefault(command.name, addresses)
                 if not first[command.name].done():
                     first[command.name].set_result(addresses)
-            reason = await life.ended()
+            reason = await process.ended()
             if not self._all_ready:
                 self._fail(f"{command.name}: {reason}")
                 return
-            if time.monotonic() - life.began_s > STEADY_LIFE_S:
+            if time.monotonic() - process.began_s > STEADY_RUN_S:
                 backoff.reset()
             pause_s = backoff.next_s()
-            cause = cause_of_death(life.process.returncode or 0)
+            cause = cause_of_death(process.status or 0)
             log(f"{command.name} ended ({cause}) after saying: {reason}; restarting in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
 
@@ -107,15 +107,15 @@ class Supervisor:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         for command in reversed(self._commands):
-            life = self._lives.get(command.name)
-            if life is not None and not await life.stop(command.stop_limit_s):
+            process = self._processes.get(command.name)
+            if process is not None and not await process.stop(command.stop_limit_s):
                 log(f"{command.name} did not end within {command.stop_limit_s:.0f} s and was killed")
-        await asyncio.gather(*(life.ended() for life in self._lives.values()))
+        await asyncio.gather(*(process.ended() for process in self._processes.values()))
 
     def kill(self) -> None:
         """Ends all at once."""
-        for life in self._lives.values():
-            life.send(signal.SIGKILL)
+        for process in self._processes.values():
+            process.send(signal.SIGKILL)
 
 
 class _Signals:

@@ -117,7 +117,6 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     """Runs the services until a signal. Raises FastServeError or CommandError if they can't come up."""
     given = parse_flags(UpSettings, argv, prog="fastserve up")
     settings = resolve(UpSettings, "up", given, environ)
-    settings.check_supported()
     if settings.die_with_parent is not None:
         die_with_parent(settings.die_with_parent)
     named = given.get("config") or environ.get(ENVIRONMENT_PREFIX + "CONFIG")

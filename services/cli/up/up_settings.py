@@ -29,7 +29,7 @@ SERVICES: dict[str, type[Settings]] = {
     "worker": WorkerSettings,
 }
 
-_LINKS = frozenset({"listen", "scheduler", "kv_manager", "health_listen", "group", "ready_file", "die_with_parent"})
+_LINKS = frozenset({"listen", "scheduler", "kv_manager", "health_listen", "ready_file", "die_with_parent"})
 """Settings of services that `up` decides."""
 _SOME_ADDRESS = "127.0.0.1:0"
 
@@ -45,20 +45,10 @@ class UpOnlySettings(Settings):
         description="name of the model for clients; off: the folder's name",
     )
     metrics_port: int = Field(0, ge=0, le=65535, description="port of the gateway's /metrics; 0: a free one")
-    groups: int = Field(1, ge=1, description="worker groups; this version runs 1")
-    tp: int = Field(1, ge=1, description="tensor parallel ranks of a group; this version runs 1")
-    pp: int = Field(1, ge=1, description="pipeline stages of a group; this version runs 1")
-    http_port: int = Field(8080, ge=0, le=65535, description="port of the REST front; unused: this version has none")
     state_dir: Path | None = Field(
         None,
         description="folder of ready files and of the measured cost model; off: a temporary one, and the user's cache",
     )
-
-    def check_supported(self) -> None:
-        """Raises InvalidFieldError for a layout that this version does not run."""
-        for name in ("groups", "tp", "pp"):
-            if getattr(self, name) > 1:
-                raise InvalidFieldError(flag_of(name), f"must be 1 in this version, got {getattr(self, name)}")
 
 
 def _as_flag(field: FieldInfo) -> tuple[Any, Any]:

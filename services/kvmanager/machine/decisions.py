@@ -5,8 +5,8 @@ The jobs that would run now are the `max_batch` best ones: the window. A turn go
 1. The window, best job first (PROTOCOL 12). A demand that fits the free blocks is served, the idle reserve included:
    it is there for jobs that would run now. The first one that does not fit, but would if everything below it gave
    way, blocks everybody below: nobody is served past it, or small jobs would starve a large one. The blocked demands
-   claim blocks in turn, and each asks for as many jobs strictly below it as its claim still lacks (13). A demand that
-   not even everything below would cover claims nothing.
+   claim blocks in turn, and each asks for as many jobs strictly below it as its claim still lacks (rule 13). A demand
+   that not even everything below would cover claims nothing.
 2. Room ahead (proactive). If the free blocks and those on their way fall short of the reserve, jobs outside the
    window are asked for, largest ENST first, unless the host has no room for them: a reserve is not worth anybody's
    KV.

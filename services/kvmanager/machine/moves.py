@@ -114,7 +114,7 @@ def unprotect(ledger: Ledger, job: KvJob) -> None:
 
 def acknowledged(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
     """No unfinished plan names the ASKED job any more: its blocks may go (PROTOCOL 15), after the copy that may still
-    run (10).
+    run (rule 10).
     """
     if job.state is not ASKED:
         raise job.broken("acknowledged, but nobody asked for it")

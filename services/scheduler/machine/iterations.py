@@ -111,7 +111,7 @@ class Iterations:
         self._next_plan = 0
 
     def plannable(self, job: Job) -> bool:
-        """Rule 1 and 2: resident, a token left that is not under way, and capacity for what comes next."""
+        """Rules 1 and 2: resident, a token left that is not under way, and capacity for what comes next."""
         expected = job.expected_tokens
         if job.state is not RESIDENT or job.cut_plan is not None or expected - job.prompt_tokens >= job.max_tokens:
             return False

@@ -84,7 +84,7 @@ class Mlfq:
 
     def promote(self, job: Job) -> Rank | None:
         """The tail of the first level, counter anew; it can't be demoted before an iteration with it ended (PAPER 2,
-        3).
+        step 3).
         """
         if job.place.level == 0:
             return None

@@ -31,7 +31,7 @@ class Built:
     source: Source
 
 
-def build(settings: EngineSettings, group: int = 0, profile_folder: Path | None = None) -> Built:
+def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built:
     """Loads the model and measures it, anew without a `profile_folder` where earlier measurements are kept. Raises
     ModelFolderError, and InvalidFieldError for what does not fit.
     """
@@ -69,7 +69,7 @@ def build(settings: EngineSettings, group: int = 0, profile_folder: Path | None 
     profile = measure_or_read(model, pools, limits, source, profile_folder)
     facts = WorkerFacts(
         epoch=Epoch(0),
-        group=group,
+        group=0,
         model_fingerprint=model_fingerprint,
         block_size=settings.block_size,
         device_blocks=pools.device_block_count,

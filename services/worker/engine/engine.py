@@ -1,4 +1,4 @@
-"""The engine: runs plans on the model and keeps what the worker knows of its jobs. No gRPC, no clock but for counting.
+"""The engine: runs plans on the model, samples, and counts. No gRPC; the clock is read only to measure.
 
 Theory of operation
 -------------------
@@ -6,31 +6,29 @@ Two threads meet here. One hands over the KV manager's commands (`apply`), which
 stepping thread, runs plans in order (`run`). They share the tables, under a lock that nobody holds while computing or
 copying.
 
-A plan is checked against the tables before anything is computed: an entry that reads KV which is not valid, or writes
-beyond the job's blocks, is a bug of a peer, refused loudly [PROTOCOL rule 17]. Then the uploads of the plan's own
-jobs are awaited, and no others. All entries run as one forward pass, decodes and prefills mixed, but for prefills
-with a limit: each of these runs by itself, so that giving it up costs the others nothing.
+A plan is first turned into checked parts of a batch (batch_parts.py). Then the uploads of the plan's own jobs are
+awaited, and no others. All parts run as one forward pass, decodes and prefills mixed, except prefills with a limit:
+each of these runs by itself, so that giving it up costs the others nothing.
 
-Sampled tokens stay here: a decode entry brings no token, it goes on from the last one. Plans are made before the
-results of earlier ones are known, so an entry may name a job whose last token ended it. Such an entry is passed over:
-nothing is computed, no token reported. Nor is anything written then, so the blocks that a Release frees hold nothing
-of a later plan. A job whose prefill may be given up is in no plan that is made before that plan's result.
+Sampled tokens stay here: a decode entry brings no token, it goes on from the last one. For an entry whose job has ended
+nothing is computed and no token reported. Nor is anything written, so the blocks that a ReleaseBlocks frees hold
+nothing of a later plan. A job whose prefill may be given up is in no plan that is made before that plan's result.
 
-An iteration's time is that of its compute: what copies held up counts as stall, not as both. On CUDA that wait is the
-device's and falls within the iteration as the host sees it, since launching is not ending; for the same reason a
-prefill with a limit is launched one layer ahead of the device at most, else its clock would be that of launching.
+An iteration's time is its compute: time spent waiting for copies counts as stall, not as both. On CUDA that wait is the
+device's and falls within the iteration as the host sees it, since a launch returns before the work is done; for the
+same reason a prefill with a limit is launched at most one layer ahead of the device, or its clock would measure
+launches.
 
 In float16 a job can leave the range of numbers; its logits then mean nothing. No message fails a single job, so its
-tokens are sent, and the log says once which job it is. It reaches no other job (model/attention.py).
+tokens are sent, and the log names the job once. It reaches no other job (model/attention.py).
 
-What a job has sampled, and its KV, are forgotten by a ReleaseBlocks, or when a new life begins: then the scheduler
+What a job has sampled, and its KV, are forgotten by a ReleaseBlocks, or when a new epoch begins: then the scheduler
 sends it again from position 0, its earlier output among the tokens.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -38,14 +36,15 @@ from torch import Tensor
 from services.domain.errors import ProtocolError
 from services.domain.generation import TokenLogprob
 from services.domain.ids import Epoch, JobId
-from services.domain.iteration import Plan, PlanWork, WorkerCounters, WorkerResult
+from services.domain.iteration import Plan, WorkerCounters, WorkerResult
 from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, SampledToken
-from services.worker.engine.job_progress import JobProgress
+from services.worker.engine.batch_parts import BatchPart, checked_parts, computed_together, token_ids_of
+from services.worker.engine.prefill_clock import Mark, PrefillClock
 from services.worker.kv.copier import Copier, CpuCopier
 from services.worker.kv.cuda_copier import CudaCopier
 from services.worker.kv.pools import KvPools
-from services.worker.kv.tables import KvPlace, KvTables
-from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
+from services.worker.kv.tables import KvTables
+from services.worker.model.batch import BatchLayout, PagedKv
 from services.worker.model.llama import DecoderModel
 from services.worker.model.prefill_cut import PrefillCut
 from services.worker.sampling.sampler import sample
@@ -53,65 +52,16 @@ from services.worker.sampling.sampler import sample
 _log = logging.getLogger(__name__)
 
 
-class Mark(Protocol):
-    """A place in what the device has been given to do."""
-
-    def synchronize(self) -> None:
-        """Returns when the device has come there."""
-        ...
-
-
-class PrefillClock:
-    """Asked before each layer whether `limit_s` seconds are not over yet. With `mark`, which marks the end of all that
-    was launched so far, the seconds begin when the device has done what came before, and each time the device is first
-    let come within a layer of the host.
-    """
-
-    def __init__(self, limit_s: float, mark: Callable[[], Mark] | None) -> None:
-        self._mark = mark
-        self._before: Mark | None = None
-        if mark is not None:
-            mark().synchronize()
-        self._until_s = time.perf_counter() + limit_s
-
-    def __call__(self) -> bool:
-        if self._mark is not None:
-            before, self._before = self._before, self._mark()
-            if before is not None:
-                before.synchronize()
-        return time.perf_counter() < self._until_s
-
-
-class BatchPart(NamedTuple):
-    """An entry of a plan that is to be computed, with all that it touches."""
-
-    entry: PlanWork
-    state: JobProgress
-    place: KvPlace
-
-    @property
-    def row_count(self) -> int:
-        return self.entry.to_token - self.entry.from_token
-
-    @property
-    def samples(self) -> bool:
-        return self.entry.to_token == self.state.known_tokens
-
-    def sequence(self) -> SequenceRows:
-        entry, state = self.entry, self.state
-        return SequenceRows(entry.from_token, entry.to_token, self.place.blocks, self.samples, state.most_tokens)
-
-
 def make_copier(pools: KvPools) -> Copier:
     return CudaCopier(pools) if pools.device.is_cuda else CpuCopier(pools)
 
 
 def _ignore(_: Done) -> None:
-    """Until a life begins there is nobody to tell."""
+    """Before the first epoch nobody waits for a Done."""
 
 
 class Engine:
-    """One model, its pools, and the jobs of one life of the worker."""
+    """One model, its pools, and the jobs of the worker's current epoch."""
 
     def __init__(self, model: DecoderModel, pools: KvPools, copier: Copier | None = None) -> None:
         self.model = model
@@ -126,26 +76,26 @@ class Engine:
         self._stall_s = self._busy_s = self._plan_wait_s = 0.0
         self._offloaded_blocks = self._uploaded_blocks = 0
         self._tables = self._new_tables(_ignore)
-        self._before_this_life = WorkerCounters()
+        self._before_this_epoch = WorkerCounters()
 
-    # --- a life ------------------------------------------------------------------------------------------------------
+    # --- an epoch ----------------------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> Epoch:
         return self._epoch
 
-    def begin_life(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None:
+    def begin_epoch(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None:
         """Forgets all jobs and tables, once the copies under way have ended. No plan may be running.
 
         `on_done` gets every Done, from a thread of the copier and always after `apply` has returned the Applied.
         """
-        assert epoch > self._epoch, "a later life has a greater epoch"
+        assert epoch > self._epoch, "a later epoch has a greater number"
         self._copier.drain()
         self._offloaded_blocks += self._tables.offloaded_blocks
         self._uploaded_blocks += self._tables.uploaded_blocks
         self._epoch, self._last_plan = epoch, -1
         self._tables = self._new_tables(on_done)
-        self._before_this_life = self.counters()
+        self._before_this_epoch = self.counters()
 
     def give_up(self) -> None:
         """Abandons the iteration under way, if any, between two of its layers. Nothing can be run afterwards."""
@@ -162,35 +112,33 @@ class Engine:
     # --- for the thread that talks to the KV manager -----------------------------------------------------------------
 
     def apply(self, command: KvToWorker) -> Applied:
-        """Applies a command at once, whatever runs. Raises ProtocolError."""
+        """Applies a command at once, even while an iteration runs. Raises ProtocolError."""
         return self._tables.apply(command)
 
     # --- for the stepping thread -------------------------------------------------------------------------------------
 
     def prepare_thread(self) -> None:
-        """To be called once by the thread that will run plans: what torch keeps per thread."""
+        """Sets what torch keeps per thread. Called once, by the thread that will run plans."""
         torch.set_flush_denormal(True)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
     def run(self, plan: Plan) -> WorkerResult:
-        """Runs an iteration and returns what it made. Raises ProtocolError, having computed nothing, for a plan
-        that can't be right, and PrefillCut when it was given up.
+        """Runs an iteration and returns its result. Raises ProtocolError, having computed nothing, for a plan that
+        can't be right, and PrefillCut when the iteration was given up.
         """
         if plan.epoch != self._epoch or plan.plan_number <= self._last_plan:
             raise ProtocolError(
                 f"plan {plan.plan_number} of epoch {plan.epoch} comes after {self._last_plan} of {self._epoch}"
             )
         self._last_plan = plan.plan_number
-        parts = self._parts(plan.entries)
+        parts = checked_parts(plan, self._tables, self.block_size, self.model.config.vocabulary_size)
         uploads = [part.place.upload for part in parts if part.place.upload is not None]
         asked_s = time.perf_counter()
         self._copier.wait(uploads)  # [wait-own-upload]
 
         started_s = time.perf_counter()
-        together = sorted(
-            (part for part in parts if part.entry.cut_after_s is None), key=lambda part: part.row_count > 1
-        )
+        together = computed_together(parts)
         computed = [(together, self._forward(together))] if together else []
         cut: list[JobId] = []
         for part in parts:
@@ -209,10 +157,10 @@ class Engine:
         self._busy_s += duration_s
         self._stall_s += stall_s
         result = IterationResult(plan.epoch, plan.plan_number, tokens, tuple(cut), duration_s)
-        return WorkerResult(result, logprobs, self.counters().since(self._before_this_life))
+        return WorkerResult(result, logprobs, self.counters().since(self._before_this_epoch))
 
     def has_unfinished_jobs(self) -> bool:
-        """Some job here can still make tokens: a pause now is a pause for somebody."""
+        """Whether some job here can still make tokens, so that a pause now delays it."""
         return self._tables.unfinished_jobs()
 
     def add_plan_wait(self, seconds: float) -> None:
@@ -220,7 +168,7 @@ class Engine:
         self._plan_wait_s += seconds
 
     def counters(self) -> WorkerCounters:
-        """Since the engine was made, over all lives."""
+        """Totals since the engine was made, over all epochs."""
         block_bytes, tables = self.pools.shape.block_bytes, self._tables
         return WorkerCounters(
             stall_s=self._stall_s,
@@ -234,64 +182,12 @@ class Engine:
         """Raises AssertionError if the tables' invariants are broken."""
         self._tables.check()
 
-    # --- checking a plan ---------------------------------------------------------------------------------------------
-
-    def _parts(self, entries: Sequence[PlanWork]) -> list[BatchPart]:
-        """The entries to compute. Job states change only once all entries were found right."""
-        parts, fresh = [], []
-        for entry, place in zip(entries, self._tables.places(entry.job_id for entry in entries), strict=True):
-            if place is None:
-                raise ProtocolError(f"{self._told(entry)}: the job has no blocks")
-            state = place.tables.state
-            if entry.from_token == 0:
-                if entry.spec is None:
-                    raise ProtocolError(f"{self._told(entry)}: a job's first entry does not say how to sample")
-                state = JobProgress(entry.spec)
-                fresh.append((place.tables, state))
-            elif state is None:
-                raise ProtocolError(f"{self._told(entry)}: the job is not known: {self._tables.story(place.tables)}")
-            elif state.ended:
-                continue
-            self._check_entry(entry, state, place)
-            parts.append(BatchPart(entry, state, place))
-        for tables, state in fresh:
-            tables.state, tables.valid_tokens = state, 0
-        for part in parts:
-            if part.entry.token_ids:
-                part.state.learn(part.entry.from_token, part.entry.token_ids)
-        return parts
-
-    def _check_entry(self, entry: PlanWork, state: JobProgress, place: KvPlace) -> None:
-        from_token, to_token, token_count = entry.from_token, entry.to_token, len(entry.token_ids)
-        valid_tokens = 0 if from_token == 0 else place.tables.valid_tokens
-        wrong = None
-        if not from_token < to_token <= state.known_tokens:
-            wrong = f"the job has {state.known_tokens} tokens"
-        elif from_token != valid_tokens:
-            wrong = f"the KV of {valid_tokens} tokens is valid"
-        elif to_token > len(place.blocks) * self.block_size:
-            wrong = f"the plan is beyond the table of {len(place.blocks)} blocks"
-        elif token_count == 0 and (to_token - from_token != 1 or state.last_token < 0):
-            wrong = "a prefill without its tokens"
-        elif token_count not in (0, to_token - from_token):
-            wrong = f"{token_count} tokens are given"
-        elif token_count and not 0 <= min(entry.token_ids) <= max(entry.token_ids) < self.model.config.vocabulary_size:
-            wrong = "a token is out of the vocabulary"
-        if wrong is not None:
-            raise ProtocolError(f"{self._told(entry)}: {wrong}: {self._tables.story(place.tables)}")
-
-    def _told(self, entry: PlanWork) -> str:
-        return f"plan {self._last_plan}, job {entry.job_id}, tokens {entry.from_token} to {entry.to_token}"
-
     # --- computing ---------------------------------------------------------------------------------------------------
 
     def _forward(self, parts: Sequence[BatchPart], keep_going: Callable[[], bool] | None = None) -> Tensor:
-        """Logits of the parts that sample. Parts of one row come first."""
-        token_ids: list[int] = []
-        for part in parts:
-            token_ids.extend(part.entry.token_ids or (part.state.last_token,))
+        """Logits of the parts that sample. `parts` has those of one row first."""
         batch = BatchLayout.of([part.sequence() for part in parts], self.block_size, self._device)
-        token_ids_T = torch.tensor(token_ids, dtype=torch.int64).to(self._device, non_blocking=True)
+        token_ids_T = torch.tensor(token_ids_of(parts), dtype=torch.int64).to(self._device, non_blocking=True)
         logits_SV: Tensor = self.model(token_ids_T, self.cache, batch, keep_going or self._goes_on)
         self._copier.launched()
         for part in parts:
@@ -302,7 +198,7 @@ class Engine:
         return not self._given_up
 
     def _forward_until(self, part: BatchPart, limit_s: float) -> Tensor | None:
-        """A pass by itself, or None when it was given up after `limit_s` seconds."""
+        """The logits of a pass of its own, or None if it was given up after `limit_s` seconds."""
         in_time = PrefillClock(limit_s, self._mark if self._device.type == "cuda" else None)
         try:
             return self._forward([part], lambda: self._goes_on() and in_time())
@@ -327,29 +223,29 @@ class Engine:
         may_overflow = self.model.dtype == torch.float16
         with torch.inference_mode():
             finite_S = logits_SV.isfinite().all(-1) if may_overflow else None
-            samples = sample(logits_SV, [part.state.row() for part in sampled])
+            samples = sample(logits_SV, [part.progress.row() for part in sampled])
         if finite_S is not None:
-            _tell_overflows(part for part, finite in zip(sampled, finite_S.tolist(), strict=True) if not finite)
+            _log_overflows(part for part, finite in zip(sampled, finite_S.tolist(), strict=True) if not finite)
         tokens = tuple(
-            SampledToken(part.entry.job_id, token_id, part.state.add_output(token_id))
+            SampledToken(part.entry.job_id, token_id, part.progress.add_output(token_id))
             for part, token_id in zip(sampled, samples.token_ids, strict=True)
         )
         return tokens, {sampled[number].entry.job_id: logprob for number, logprob in samples.logprobs.items()}
 
     def _await_device(self) -> None:
-        """An iteration's time is that of its compute, also where no token brings it to the host."""
+        """Waits for the compute, which otherwise only the sampled tokens do: an iteration's time includes it."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
 
-def _tell_overflows(parts: Iterable[BatchPart]) -> None:
+def _log_overflows(parts: Iterable[BatchPart]) -> None:
     """Logs the jobs whose logits are not finite, each once."""
     for part in parts:
-        if not part.state.overflowed:
-            part.state.overflowed = True
+        if not part.progress.overflowed:
+            part.progress.overflowed = True
             _log.warning(
-                "job %s, tokens to %d: its numbers are beyond the range of float16, what it says from here on means "
-                "nothing; other jobs are not touched; bfloat16 has the range",
+                "job %s, tokens up to %d: its numbers exceed the range of float16, so its output from here on is "
+                "meaningless; other jobs are not affected; bfloat16 has the range",
                 part.entry.job_id,
                 part.entry.to_token,
             )

@@ -82,7 +82,7 @@ class OfflineEngine:
     def generate(self, jobs: Sequence[OfflineJob]) -> OfflineReport:
         """Runs all jobs to their end. Raises InvalidFieldError for a job that the pool can never hold."""
         engine = self._engine
-        engine.begin_life(Epoch(engine.epoch + 1), lambda done: None)
+        engine.begin_epoch(Epoch(engine.epoch + 1), lambda done: None)
         free = [BlockId(block) for block in reversed(range(engine.pools.device_block_count))]
         waiting = deque(jobs)
         running: dict[JobId, _Running] = {}

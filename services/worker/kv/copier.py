@@ -33,13 +33,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.domain.copying import CopyDirection
 from services.domain.errors import ProtocolError
 from services.domain.protocol import BlockMove
 from services.worker.kv.pools import KvPools
@@ -47,13 +47,6 @@ from services.worker.kv.pools import KvPools
 ItemT = TypeVar("ItemT")
 
 _log = logging.getLogger(__name__)
-
-
-class Direction(Enum):
-    """Which way blocks go."""
-
-    OFFLOAD = "offload"
-    UPLOAD = "upload"
 
 
 class Ticket(Protocol):
@@ -97,7 +90,7 @@ class Copier(Protocol):
     """
 
     def start(
-        self, direction: Direction, moves: Sequence[BlockMove], after: Ticket | None, on_end: Callable[[], None]
+        self, direction: CopyDirection, moves: Sequence[BlockMove], after: Ticket | None, on_end: Callable[[], None]
     ) -> Ticket:
         """Begins a copy after `after`. Raises ProtocolError when more copies are under way than blocks exist."""
         ...
@@ -152,7 +145,7 @@ def runs_of(moves: Sequence[BlockMove]) -> list[BlockRun]:
 class _CpuTicket:
     __slots__ = ("_event", "direction", "moves", "on_end")
 
-    def __init__(self, direction: Direction, moves: Sequence[BlockMove], on_end: Callable[[], None]) -> None:
+    def __init__(self, direction: CopyDirection, moves: Sequence[BlockMove], on_end: Callable[[], None]) -> None:
         self.direction = direction
         self.moves = moves
         self.on_end = on_end
@@ -184,7 +177,7 @@ class CpuCopier:
     with it.
     """
 
-    def __init__(self, pools: KvPools, gate: Callable[[Direction], None] | None = None) -> None:
+    def __init__(self, pools: KvPools, gate: Callable[[CopyDirection], None] | None = None) -> None:
         self._device = _bytes_of(pools.device)
         self._host = _bytes_of(pools.host)
         self._gate = gate
@@ -198,7 +191,7 @@ class CpuCopier:
         self._thread.start()
 
     def start(
-        self, direction: Direction, moves: Sequence[BlockMove], after: Ticket | None, on_end: Callable[[], None]
+        self, direction: CopyDirection, moves: Sequence[BlockMove], after: Ticket | None, on_end: Callable[[], None]
     ) -> Ticket:
         self._failure.check()
         ticket = _CpuTicket(direction, moves, on_end)  # one queue: whatever `after` names is ahead of it
@@ -248,7 +241,7 @@ class CpuCopier:
         device, host = self._device, self._host
         for device_block, host_block, count in runs_of(ticket.moves):
             on_device, on_host = device[device_block : device_block + count], host[host_block : host_block + count]
-            if ticket.direction is Direction.OFFLOAD:
+            if ticket.direction is CopyDirection.OFFLOAD:
                 np.copyto(on_host, on_device)
             else:
                 np.copyto(on_device, on_host)

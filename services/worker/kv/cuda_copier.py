@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from services.domain.copying import CopyDirection
 from services.domain.errors import ProtocolError
 from services.domain.protocol import BlockMove
-from services.worker.kv.copier import CopyFailure, Direction, Ticket, runs_of
+from services.worker.kv.copier import CopyFailure, Ticket, runs_of
 from services.worker.kv.pools import KvPools
 
 
@@ -29,7 +30,7 @@ class _CudaTicket:
 
     def __init__(
         self,
-        direction: Direction,
+        direction: CopyDirection,
         moves: Sequence[BlockMove],
         after: "_CudaTicket | None",
         compute: torch.cuda.Event | None,
@@ -58,7 +59,7 @@ class _CudaTicket:
 class _Lane:
     """One direction: its stream, its thread, its waiting copies."""
 
-    def __init__(self, direction: Direction, pools: KvPools, failure: CopyFailure) -> None:
+    def __init__(self, direction: CopyDirection, pools: KvPools, failure: CopyFailure) -> None:
         self._direction = direction
         self._failure = failure
         self._pools = pools
@@ -66,7 +67,7 @@ class _Lane:
         self.waiting: queue.Queue[_CudaTicket | None] = queue.Queue(
             pools.device_block_count + pools.host_block_count + 1
         )
-        self._thread = threading.Thread(target=self._run, name=f"kv-{direction.value}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"kv-{direction.name.lower()}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -101,7 +102,7 @@ class _Lane:
         with torch.cuda.stream(self._stream):
             for device_block, host_block, count in runs_of(ticket.moves):
                 on_device, on_host = device[device_block : device_block + count], host[host_block : host_block + count]
-                if self._direction is Direction.OFFLOAD:
+                if self._direction is CopyDirection.OFFLOAD:
                     on_host.copy_(on_device, non_blocking=True)
                 else:
                     on_device.copy_(on_host, non_blocking=True)
@@ -116,10 +117,10 @@ class CudaCopier:
         self._last_compute: torch.cuda.Event | None = None
         self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._failure = CopyFailure()
-        self._lanes = {direction: _Lane(direction, pools, self._failure) for direction in Direction}
+        self._lanes = {direction: _Lane(direction, pools, self._failure) for direction in CopyDirection}
 
     def start(
-        self, direction: Direction, moves: Sequence[BlockMove], after: Ticket | None, on_end: Callable[[], None]
+        self, direction: CopyDirection, moves: Sequence[BlockMove], after: Ticket | None, on_end: Callable[[], None]
     ) -> Ticket:
         self._failure.check()
         assert after is None or isinstance(after, _CudaTicket)

@@ -20,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
+from services.domain.copying import CopyDirection
 from services.domain.errors import ProtocolError
 from services.domain.ids import JobId
 from services.domain.protocol import (
@@ -32,7 +33,7 @@ from services.domain.protocol import (
     Upload,
 )
 from services.worker.engine.job_progress import JobProgress
-from services.worker.kv.copier import Copier, Direction, Ticket
+from services.worker.kv.copier import Copier, Ticket
 
 STORY_LENGTH = 12
 """Commands of a job that are remembered for the story in an error."""
@@ -49,11 +50,11 @@ def _told(command: KvToWorker) -> str:
 
 class JobTables:
     """One job's blocks. `device_blocks` is indexed like the job's table, `host_blocks` keyed by that index;
-    `valid_tokens` have their KV in one of the pools. `state` is the stepping thread's, kept here because both are
+    `valid_tokens` have their KV in one of the pools. `progress` is the stepping thread's, kept here because both are
     forgotten together.
     """
 
-    __slots__ = ("copy", "device_blocks", "host_blocks", "state", "story", "upload", "valid_tokens")
+    __slots__ = ("copy", "device_blocks", "host_blocks", "progress", "story", "upload", "valid_tokens")
 
     def __init__(self) -> None:
         self.device_blocks: list[int] = []
@@ -61,12 +62,12 @@ class JobTables:
         self.valid_tokens = 0
         self.copy: Ticket | None = None
         self.upload: Ticket | None = None
-        self.state: JobProgress | None = None
+        self.progress: JobProgress | None = None
         self.story: deque[KvToWorker] = deque(maxlen=STORY_LENGTH)
 
 
 class KvPlace(NamedTuple):
-    """Where a job's KV is. `tables.valid_tokens` and `tables.state` are the stepping thread's to change while it
+    """Where a job's KV is. `tables.valid_tokens` and `tables.progress` are the stepping thread's to change while it
     runs a plan with the job.
     """
 
@@ -103,7 +104,7 @@ class BlockUses:
 
 
 class KvTables:
-    """The tables of one life of the worker, at one stage."""
+    """The tables of one epoch of the worker, at one stage."""
 
     def __init__(
         self,
@@ -156,7 +157,7 @@ class KvTables:
     def unfinished_jobs(self) -> bool:
         """Some job here can still make tokens."""
         with self._lock:
-            return any(tables.state is not None and not tables.state.ended for tables in self._jobs.values())
+            return any(tables.progress is not None and not tables.progress.ended for tables in self._jobs.values())
 
     def check(self) -> None:
         """Raises AssertionError unless every block in a table counts as used, and none is in two."""
@@ -199,7 +200,7 @@ class KvTables:
             self.offloaded_blocks += len(moves)
 
         if moves:
-            self._start(tables, Direction.OFFLOAD, command, end)
+            self._start(tables, CopyDirection.OFFLOAD, command, end)
 
     def _upload(self, tables: JobTables, command: Upload) -> None:
         self._no_copy_runs(tables)
@@ -223,7 +224,7 @@ class KvTables:
             self.uploaded_blocks += len(moves)
 
         if moves:
-            tables.upload = self._start(tables, Direction.UPLOAD, command, end)
+            tables.upload = self._start(tables, CopyDirection.UPLOAD, command, end)
         else:
             end()
 
@@ -233,7 +234,7 @@ class KvTables:
         del self._jobs[job_id]
 
     def _start(
-        self, tables: JobTables, direction: Direction, command: Offload | Upload, end: Callable[[], None]
+        self, tables: JobTables, direction: CopyDirection, command: Offload | Upload, end: Callable[[], None]
     ) -> Ticket:
         done = Done(command.command_number, self._stage)
 

@@ -14,12 +14,12 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
+from services.domain.copying import CopyDirection, LinkSpeed
 from services.domain.errors import FastServeError
 from services.domain.ids import BlockId
 from services.domain.protocol import BlockMove
-from services.runtime.profile_file import LinkSpeed
 from services.worker.engine.engine import make_copier
-from services.worker.kv.copier import Copier, Direction
+from services.worker.kv.copier import Copier
 from services.worker.kv.pools import KvPools
 
 JOB_TOKENS = 512
@@ -55,16 +55,16 @@ def _scattered(pools: KvPools, count: int, run: int) -> tuple[BlockMove, ...]:
 
 def _slower_direction_s(copier: Copier, runs: Sequence[tuple[BlockMove, ...]]) -> float:
     for moves in runs:  # takes the memory from the system
-        for direction in Direction:
+        for direction in CopyDirection:
             _copy_s(copier, direction, moves)
-    times_s: dict[Direction, list[float]] = {direction: [] for direction in Direction}
+    times_s: dict[CopyDirection, list[float]] = {direction: [] for direction in CopyDirection}
     for moves in runs:
         for direction, measured_s in times_s.items():  # out, then back
             measured_s.append(_copy_s(copier, direction, moves))
     return max(median(measured_s) for measured_s in times_s.values())
 
 
-def _copy_s(copier: Copier, direction: Direction, moves: tuple[BlockMove, ...]) -> float:
+def _copy_s(copier: Copier, direction: CopyDirection, moves: tuple[BlockMove, ...]) -> float:
     ended = threading.Event()
     started_s = time.perf_counter()
     copier.start(direction, moves, None, ended.set)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.domain.copying import LinkSpeed
 from services.domain.errors import FastServeError
-from services.runtime.profile_file import LinkSpeed, Profile, check_writable, write_profile
+from services.runtime.profile_file import Profile, check_writable, write_profile
 from services.runtime.settings import load
 from services.worker.engine.compute_environment import set_compute_environment
 from services.worker.settings import ProfileSettings

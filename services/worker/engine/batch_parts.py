@@ -1,0 +1,107 @@
+"""From a plan to the parts of a batch: its entries checked against the worker's tables, those to compute kept.
+
+A plan is checked before anything is computed: an entry that reads KV which is not valid, or writes beyond the job's
+blocks, is a bug of a peer and is refused with the job's story [PROTOCOL rule 17]. Job states change only once every
+entry has been found right.
+
+Plans are made before the results of earlier ones are known, so an entry may name a job whose last token ended it. Such
+an entry is passed over.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from services.domain.errors import ProtocolError
+from services.domain.iteration import Plan, PlanWork
+from services.worker.engine.job_progress import JobProgress
+from services.worker.kv.tables import KvPlace, KvTables
+from services.worker.model.batch import SequenceRows
+
+
+class BatchPart(NamedTuple):
+    """An entry of a plan that is to be computed, with the job's progress and the place of its KV."""
+
+    entry: PlanWork
+    progress: JobProgress
+    place: KvPlace
+
+    @property
+    def row_count(self) -> int:
+        return self.entry.to_token - self.entry.from_token
+
+    @property
+    def samples(self) -> bool:
+        return self.entry.to_token == self.progress.known_tokens
+
+    def sequence(self) -> SequenceRows:
+        entry, progress = self.entry, self.progress
+        return SequenceRows(entry.from_token, entry.to_token, self.place.blocks, self.samples, progress.most_tokens)
+
+
+def checked_parts(plan: Plan, tables: KvTables, block_size: int, vocabulary_size: int) -> list[BatchPart]:
+    """The entries to compute, in the plan's order; their jobs' progress takes in the tokens that the plan brings.
+
+    Raises ProtocolError, having changed nothing, for a plan that can't be right.
+    """
+    parts, fresh = [], []
+    for entry, place in zip(plan.entries, tables.places(entry.job_id for entry in plan.entries), strict=True):
+        if place is None:
+            raise ProtocolError(f"{_named(plan, entry)}: the job has no blocks")
+        progress = place.tables.progress
+        if entry.from_token == 0:
+            if entry.spec is None:
+                raise ProtocolError(f"{_named(plan, entry)}: a job's first entry must say how to sample")
+            progress = JobProgress(entry.spec)
+            fresh.append((place.tables, progress))
+        elif progress is None:
+            raise ProtocolError(f"{_named(plan, entry)}: the job is unknown: {tables.story(place.tables)}")
+        elif progress.ended:
+            continue
+        wrong = _wrong_with(entry, progress, place, block_size, vocabulary_size)
+        if wrong is not None:
+            raise ProtocolError(f"{_named(plan, entry)}: {wrong}: {tables.story(place.tables)}")
+        parts.append(BatchPart(entry, progress, place))
+    for job_tables, progress in fresh:
+        job_tables.progress, job_tables.valid_tokens = progress, 0
+    for part in parts:
+        if part.entry.token_ids:
+            part.progress.learn(part.entry.from_token, part.entry.token_ids)
+    return parts
+
+
+def computed_together(parts: Iterable[BatchPart]) -> list[BatchPart]:
+    """The parts of one forward pass, those of one row first: all but the prefills with a limit."""
+    return sorted((part for part in parts if part.entry.cut_after_s is None), key=lambda part: part.row_count > 1)
+
+
+def token_ids_of(parts: Iterable[BatchPart]) -> list[int]:
+    """The tokens of a pass's rows. A decode goes on from the job's last token, which only the worker knows."""
+    token_ids: list[int] = []
+    for part in parts:
+        token_ids.extend(part.entry.token_ids or (part.progress.last_token,))
+    return token_ids
+
+
+def _wrong_with(
+    entry: PlanWork, progress: JobProgress, place: KvPlace, block_size: int, vocabulary_size: int
+) -> str | None:
+    from_token, to_token, token_ids = entry.from_token, entry.to_token, entry.token_ids
+    valid_tokens = 0 if from_token == 0 else place.tables.valid_tokens
+    if not from_token < to_token <= progress.known_tokens:
+        return f"the job has {progress.known_tokens} tokens"
+    if from_token != valid_tokens:
+        return f"the KV of {valid_tokens} tokens is valid"
+    if to_token > len(place.blocks) * block_size:
+        return f"the entry goes beyond the job's table of {len(place.blocks)} blocks"
+    if not token_ids:
+        is_decode = to_token - from_token == 1 and progress.last_token >= 0
+        return None if is_decode else "a prefill comes without its tokens"
+    if len(token_ids) != to_token - from_token:
+        return f"the entry brings {len(token_ids)} tokens"
+    if not 0 <= min(token_ids) <= max(token_ids) < vocabulary_size:
+        return f"a token is outside the vocabulary of {vocabulary_size}"
+    return None
+
+
+def _named(plan: Plan, entry: PlanWork) -> str:
+    return f"plan {plan.plan_number}, job {entry.job_id}, tokens {entry.from_token} to {entry.to_token}"
