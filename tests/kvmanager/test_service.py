@@ -27,7 +27,7 @@ from services.kvmanager.settings import KvManagerSettings
 from services.runtime.channel import open_channel
 from services.runtime.server import RpcServer
 from services.runtime.settings import load
-from tests.kvmanager.harness import jid, reclaim, resident
+from tests.kvmanager.machine.harness import jid, reclaim, resident
 from tests.kvmanager.peers import LIMIT_S, FakeScheduler, running
 
 START_LIMIT_S = 30.0

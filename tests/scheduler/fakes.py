@@ -35,8 +35,8 @@ from services.scheduler.worker_group import ServedSetup
 from services.wire.gateway_scheduler import cancel_to_wire, limits_from_wire, submission_to_wire, updates_from_wire
 from services.wire.scheduler_kvmanager import kv_batch_to_wire, scheduler_batch_from_wire
 from services.wire.scheduler_worker import plan_from_wire, result_to_wire, worker_facts_to_wire
-from tests.scheduler.fake_kv import FakeKv
-from tests.scheduler.virtual import profile
+from tests.scheduler.machine.fake_kv import FakeKv
+from tests.scheduler.machine.virtual import profile
 
 LIMIT_S = 10.0
 FINGERPRINT = "cafe"

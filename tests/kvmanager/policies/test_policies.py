@@ -1,0 +1,267 @@
+"""The four KV policies, each by what it does when the device pool is full, and what proactive does before that."""
+
+import pytest
+
+from services.domain.protocol import Assign, Offload, ReleaseBlocks, Upload
+from services.kvmanager.machine.kv_job import KvState
+from services.kvmanager.policies.kv_config import kv_policy_named
+from services.kvmanager.policies.kv_policy import ReserveFacts
+from tests.kvmanager.machine.harness import Kv, grown, knobs, reclaim, resident
+
+BURST_LEVELS = (1.0, 2.0, 4.0, 8.0)
+
+# --- defer -----------------------------------------------------------------------------------------------------------
+
+
+def test_defer_gives_blocks_for_prompt_and_all_tokens_to_come() -> None:
+    kv = Kv("defer", device=8)
+    assert kv.settle(kv.arrive("a", 2, 5)) == [resident("a", 5)]
+    assert kv.free() == (3, 8)
+
+
+def test_defer_lets_a_job_wait_that_does_not_fit_and_serves_nobody_behind_it() -> None:
+    kv = Kv("defer", device=8)
+    kv.settle(kv.arrive("a", 2, 5))
+    assert kv.arrive("b", 2, 4) == []
+    assert kv.arrive("c", 1, 1) == []
+    heard = kv.settle(kv.release("a"))
+    assert heard == [resident("b", 4), resident("c", 1)]
+
+
+def test_defer_takes_nothing_from_a_job_of_lower_rank() -> None:
+    kv = Kv("defer", device=4)
+    kv.bring("low", 2, 4)
+    assert kv.arrive("high", 2, 4, key=-1.0) == []
+    assert kv.state("low") is KvState.DEVICE
+
+
+# --- recompute -------------------------------------------------------------------------------------------------------
+
+
+def test_recompute_drops_the_lower_jobs_kv_and_makes_it_again_later() -> None:
+    kv = Kv("recompute", device=4)
+    kv.bring("low", 3, 4)
+    assert kv.arrive("high", 2, 2, key=-1.0) == [reclaim("low", "high")]
+    released, assigned = kv.ack("low")
+    assert isinstance(released, ReleaseBlocks)
+    assert isinstance(assigned, Assign)
+    assert (released.job_id, assigned.job_id) == ("low", "high")
+    assert kv.state("low") is KvState.WAITING
+    kv.settle([assigned])
+    # All four of its tokens are to be computed again: the three it had, and the one that was sampled.
+    assert kv.settle(kv.release("high")) == [resident("low", 4, valid=0)]
+
+
+# --- reactive --------------------------------------------------------------------------------------------------------
+
+
+def test_reactive_offloads_the_lower_jobs_kv_and_uploads_it_when_there_is_room() -> None:
+    kv = Kv("reactive", device=4)
+    kv.bring("low", 3, 4)
+    assert kv.arrive("high", 2, 2, key=-1.0) == [reclaim("low", "high")]
+    [offload] = kv.ack("low")
+    assert isinstance(offload, Offload)
+    assert offload.valid_tokens == 3
+    assert len(offload.moves) == 3
+    assert kv.settle([offload]) == [resident("high", 2)]
+    [_, upload] = kv.release("high")
+    assert isinstance(upload, Upload)
+    assert len(upload.device_blocks) == 4
+    assert [move.table_index for move in upload.moves] == [0, 1, 2]
+    assert kv.settle([upload]) == [resident("low", 4, valid=3)]
+    assert kv.free() == (0, 8)
+
+
+@pytest.mark.parametrize("policy", ["recompute", "reactive"])
+def test_without_need_nothing_is_moved_ahead(policy: str) -> None:
+    kv = Kv(policy, device=6, max_batch=1)
+    kv.bring("a", 3, 4, level=1)
+    kv.bring("b", 1, 2, level=0)
+    assert kv.state("a") is KvState.DEVICE
+    assert kv.settle(kv.run(("b", 1, 2))) == []
+
+
+def test_only_a_job_that_would_run_now_takes_blocks_from_others() -> None:
+    kv = Kv("reactive", device=4, max_batch=1)
+    kv.bring("low", 3, 4, level=3)
+    kv.arrive("first", 1, 1, level=0)
+    assert kv.arrive("second", 2, 2, level=1) == []
+
+
+def test_a_reclaim_takes_the_lowest_job_and_no_more_than_needed() -> None:
+    kv = Kv("reactive", device=6)
+    for name in ("a", "b", "c"):
+        kv.bring(name, 2, 2)
+    assert kv.arrive("top", 2, 2, key=-1.0) == [reclaim("c", "top")]
+    assert kv.arrive("second", 2, 2, key=-0.5) == [reclaim("b", "second")]
+
+
+def test_a_job_in_no_plan_is_taken_before_a_lower_one_that_runs() -> None:
+    kv = Kv("reactive", device=6)
+    for name in ("a", "b", "c"):
+        kv.bring(name, 2, 2)
+    kv.plan(("c", 1, 2))
+    assert kv.arrive("top", 2, 2, key=-1.0) == [reclaim("b", "top")]
+
+
+def test_a_job_just_brought_in_is_not_the_next_victim() -> None:
+    kv = Kv("reactive", device=4)
+    kv.bring("a", 2, 3)
+    kv.settle(kv.arrive("b", 2, 2))
+    kv.plan(("a", 2, 3))
+    # b ranks lowest, but has not run since it came.
+    assert kv.arrive("top", 2, 2, key=-1.0) == [reclaim("a", "top")]
+
+
+def test_a_job_just_brought_in_may_be_taken_once_plans_go_by_without_it() -> None:
+    kv = Kv("reactive", device=4)
+    kv.bring("a", 2, 2)
+    kv.settle(kv.arrive("b", 2, 2))
+    kv.plan(("a", 0, 2))
+    assert kv.arrive("top", 1, 1, key=-1.0) == [reclaim("a", "top")]
+    kv.refuse("a")
+    assert [kv.plan(("a", 0, 2)) for _ in range(3)] == [[], [], [reclaim("b", "top")]]
+
+
+def test_a_job_just_brought_in_may_be_taken_when_nothing_runs() -> None:
+    kv = Kv("reactive", device=4)
+    kv.settle(kv.arrive("a", 2, 2))
+    kv.settle(kv.arrive("b", 2, 2))
+    assert kv.arrive("top", 1, 1, key=-1.0) == [reclaim("b", "top")]
+
+
+def test_a_running_job_that_can_not_grow_keeps_its_kv_and_sits_out() -> None:
+    kv = Kv("reactive", device=5)
+    kv.bring("high", 2, 4)
+    kv.bring("low", 2, 2)
+    assert kv.free() == (0, 8)
+    assert kv.settle(kv.run(("high", 2, 3))) == [reclaim("low", "high")]
+    [offload] = kv.ack("low")
+    assert kv.state("high") is KvState.DEVICE
+    assert kv.settle([offload]) == [grown("high", 4)]
+
+
+# --- proactive -------------------------------------------------------------------------------------------------------
+
+
+def test_the_reserve_is_the_larger_of_k_and_the_jobs_in_the_top_levels() -> None:
+    policy = kv_policy_named("proactive", idle_slots=3, largest_share=1.0)
+    assert policy.reserve_blocks(ReserveFacts(100, 2.0, jobs_in_burst_levels=1)) == 6
+    assert policy.reserve_blocks(ReserveFacts(100, 2.0, jobs_in_burst_levels=7)) == 14
+    assert policy.reserve_blocks(ReserveFacts(100, 2.5, jobs_in_burst_levels=3)) == 8
+
+
+def test_the_reserve_never_takes_more_than_its_share_of_the_pool() -> None:
+    policy = kv_policy_named("proactive", idle_slots=3, largest_share=0.25)
+    assert policy.reserve_blocks(ReserveFacts(100, 2.0, jobs_in_burst_levels=5_000)) == 25
+
+
+def test_proactive_offloads_ahead_until_k_arrivals_fit() -> None:
+    kv = Kv(knobs("proactive", idle_slots=1), device=6, max_batch=1, quanta_s=BURST_LEVELS)
+    kv.bring("run", 2, 2, level=2)
+    kv.bring("next", 2, 2, level=3)
+    assert kv.free() == (2, 8)
+    # An arrival's worth is two blocks, and they are free. The third job may not have them before it would run.
+    assert kv.settle(kv.arrive("third", 2, 2, level=3)) == []
+    assert kv.place("third", 2, -1.0) == [reclaim("next", None), resident("third", 2)]
+
+
+def test_proactive_makes_as_much_room_as_jobs_are_in_the_top_levels() -> None:
+    kv = Kv(knobs("proactive"), device=8, max_batch=1, quanta_s=BURST_LEVELS)
+    for name, level in (("a", 2), ("b", 2), ("c", 3)):
+        kv.bring(name, 2, 2, level)
+    assert kv.free() == (2, 8)
+    # One job in the top levels: one arrival's worth has to be free beside what the new job itself got.
+    assert kv.settle(kv.arrive("new", 2, 2, level=0)) == [reclaim("c", None), resident("new", 2)]
+    assert kv.settle(kv.arrive("other", 2, 2, level=1)) == [reclaim("b", None)]
+
+
+def test_the_largest_enst_is_offloaded_first_though_another_ranks_lower() -> None:
+    kv = Kv(knobs("proactive"), device=9, max_batch=1, quanta_s=BURST_LEVELS, starvation_limit_s=10.0)
+    kv.bring("lowest", 2, 2, level=3)
+    kv.now_s = 8.0
+    kv.bring("a", 2, 2, level=2)
+    kv.bring("c", 2, 2, level=2)
+    kv.now_s = 9.5
+    # One job on level 0: level 2 waits for its quanta 1 + 2 = 3 s, level 3 for 3 + 3 * 4 = 15 s. But the lowest job
+    # is promoted in half a second. Of a and c, which tie, c ranks lower.
+    assert kv.settle(kv.arrive("new", 2, 2, level=0)) == [reclaim("c", None), resident("new", 2)]
+
+
+def test_the_reserve_does_not_cost_anybodys_kv() -> None:
+    kv = Kv(knobs("proactive", idle_slots=2), device=6, host=1, max_batch=1, quanta_s=BURST_LEVELS)
+    kv.bring("run", 2, 2, level=2)
+    kv.bring("next", 2, 2, level=2)
+    assert kv.state("next") is KvState.DEVICE
+
+
+def test_a_job_that_would_run_now_may_use_the_reserve() -> None:
+    kv = Kv(knobs("proactive", idle_slots=1), device=4, max_batch=2, quanta_s=BURST_LEVELS)
+    kv.bring("a", 2, 2, level=2)
+    assert kv.settle(kv.arrive("b", 2, 2, level=2)) == [resident("b", 2)]
+
+
+def test_a_job_behind_the_window_may_not_use_the_reserve() -> None:
+    kv = Kv(knobs("proactive", idle_slots=1), device=5, max_batch=1, quanta_s=BURST_LEVELS)
+    kv.bring("a", 2, 2, level=2)
+    assert kv.arrive("b", 2, 2, level=2) == []
+
+
+def test_proactive_uploads_the_job_that_runs_next_when_room_abounds() -> None:
+    kv = Kv(knobs("proactive"), device=13, max_batch=1)
+    kv.bring("b", 2, 3, key=5.0)
+    kv.bring("big", 8, 8, key=1.0)
+    assert kv.arrive("c", 4, 4, key=0.0) == [reclaim("b", "c")]
+    assert kv.settle(kv.ack("b")) == [resident("c", 4)]
+    assert kv.state("b") is KvState.HOST
+    kv.settle(kv.run(("c", 0, 4)))
+    assert kv.state("b") is KvState.HOST
+    # With big gone, b is next behind c, and far more is free than b and an arrival need.
+    assert kv.settle(kv.release("big")) == [resident("b", 3, valid=2)]
+
+
+def test_reactive_does_not_upload_before_the_job_would_run() -> None:
+    kv = Kv("reactive", device=12, max_batch=1)
+    kv.bring("b", 2, 3, key=5.0)
+    kv.bring("big", 8, 8, key=1.0)
+    kv.arrive("c", 4, 4, key=0.0)
+    kv.swap_out("b")
+    assert kv.settle(kv.release("big")) == []
+    assert kv.settle(kv.release("c")) == [resident("b", 3, valid=2)]
+
+
+def test_a_job_that_would_be_the_next_victim_is_not_uploaded_ahead() -> None:
+    kv = Kv(knobs("proactive"), device=12, max_batch=1)
+    kv.bring("b", 4, 4, key=5.0)
+    kv.bring("a", 8, 8, key=1.0)
+    kv.settle(kv.arrive("c", 4, 4, key=0.0))
+    kv.swap_out("b")
+    kv.settle(kv.run(("c", 0, 4)))
+    assert kv.state("b") is KvState.HOST
+    # c is gone: four blocks are free, b needs them all, and would be the first to lose them to an arrival.
+    assert kv.settle(kv.release("c")) == []
+    assert kv.state("b") is KvState.HOST
+
+
+# --- all -------------------------------------------------------------------------------------------------------------
+
+
+def test_growth_is_granted_in_larger_pieces_while_the_pool_is_slack() -> None:
+    kv = Kv(knobs("reactive", grant=4), device=20, max_batch=2)
+    kv.bring("a", 2, 16)
+    assert kv.state("a") is KvState.DEVICE
+    assert kv.settle(kv.run(("a", 2, 3))) == []
+    assert kv.free() == (20 - 6, 8)
+
+
+def test_growth_is_granted_in_single_blocks_while_the_pool_is_tight() -> None:
+    kv = Kv(knobs("reactive", grant=4), device=4, max_batch=2)
+    kv.bring("a", 2, 16)
+    assert kv.free() == (1, 8)
+
+
+def test_a_job_never_gets_more_blocks_than_its_kv_may_come_to_need() -> None:
+    kv = Kv(knobs("reactive", lookahead=4, grant=4), device=20, max_batch=2)
+    kv.bring("a", 2, 3)
+    kv.settle(kv.run(("a", 2, 3)))
+    assert kv.free() == (17, 8)
