@@ -1,4 +1,4 @@
-"""A gRPC server with nothing in it but calls that wait: what an open stream costs before any service does anything.
+"""A gRPC server whose calls only wait: the cost of an open stream before any service does anything.
 
 Prints its port, then holds every call of any method until stdin ends.
 """
@@ -28,7 +28,7 @@ class _AnyMethod(grpc.GenericRpcHandler):
 
 
 async def serve() -> None:
-    """Serve until stdin ends."""
+    """Serves until stdin ends."""
     options = [*CHANNEL_OPTIONS, ("grpc.server.max_pending_requests", 50_000)]
     server = grpc.aio.server(options=[*options, ("grpc.server.max_pending_requests_hard_limit", 100_000)])
     server.add_generic_rpc_handlers((_AnyMethod(),))

@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engines import EngineProcess, engine
+from benchmarks.goals_and_tables import Table
 from benchmarks.model_folders import random_model
-from benchmarks.report import Table
 from benchmarks.settings import BenchSettings
 
 LAYOUTS = {"neighbouring blocks": False, "scattered blocks": True}
@@ -44,7 +44,7 @@ def measure(settings: BenchSettings) -> dict[str, Any]:
 
 
 def tables(measured: dict[str, Any]) -> list[Table]:
-    """The part of the summary."""
+    """This part of the summary."""
     heading = ("model, layout", "offload", "upload", "plain, one thread", "plain, all threads", "offload / plain")
     rows = []
     for preset, layouts in measured["models"].items():

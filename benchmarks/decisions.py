@@ -7,8 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+from benchmarks.goals_and_tables import Goal, Table, at_most
 from benchmarks.model_folders import ROOT
-from benchmarks.report import Goal, Table, at_most
 from benchmarks.settings import BenchError, BenchSettings
 
 MOST_MEDIAN_US = 100.0
@@ -25,7 +25,7 @@ def _script(module: str, *flags: str) -> dict[str, Any]:
 
 
 def measure(settings: BenchSettings) -> dict[str, Any]:
-    """Microseconds of a decision of each, by jobs queued."""
+    """Microseconds per decision of each service, by number of jobs queued."""
     count = str(settings.pick(3000, 300))
     scheduler = _script("scheduler_decision", "--decisions", count)
     kvmanager = _script("kvmanager_decision", "--iterations", count)
@@ -43,7 +43,7 @@ def measure(settings: BenchSettings) -> dict[str, Any]:
 
 
 def goals(measured: dict[str, Any]) -> list[Goal]:
-    """What is asked of both at every length of the queue."""
+    """The goals of both at every length of the queue."""
     return [
         at_most(f"{service}: median decision, {queued} jobs queued", row["median_us"], MOST_MEDIAN_US, " us")
         for service in ("scheduler", "kvmanager")
@@ -52,7 +52,7 @@ def goals(measured: dict[str, Any]) -> list[Goal]:
 
 
 def tables(measured: dict[str, Any]) -> list[Table]:
-    """The part of the summary."""
+    """This part of the summary."""
     rows = [
         (service, queued, f"{row['median_us']:.0f}", f"{row['p99_us']:.0f}")
         for service in ("scheduler", "kvmanager")

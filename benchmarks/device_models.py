@@ -1,4 +1,4 @@
-"""Models with random weights, made on a device in seconds, without files: for checks and speed, not to read."""
+"""Models with random weights, made on a device in seconds, without files: for checks and timings."""
 
 from dataclasses import dataclass
 
@@ -66,7 +66,7 @@ def make_model(shape: Shape, device: torch.device, dtype: torch.dtype, seed: int
 
 
 def copy_of(model: DecoderModel, shape: Shape, device: torch.device, dtype: torch.dtype) -> DecoderModel:
-    """The same weights elsewhere, or in another type."""
+    """The same weights on another device or in another type."""
     other = empty_model(parse_config(shape.config()), shape.context, device, dtype)
     weights = model.destinations()
     for name, tensor in other.destinations().items():
@@ -81,6 +81,6 @@ def pools_of(model: DecoderModel, device_blocks: int, host_blocks: int) -> KvPoo
 
 
 def parameter_count(shape: Shape) -> int:
-    """Numbers in all weights."""
+    """How many parameters the model has."""
     model = empty_model(parse_config(shape.config()), shape.context, "meta", torch.bfloat16)
     return sum(tensor.numel() for tensor in model.destinations().values())

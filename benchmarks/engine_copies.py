@@ -1,4 +1,4 @@
-"""Moving KV blocks with the engine, and the same bytes plainly. Runs in the engine's process (engine_process.py)."""
+"""Moving KV blocks with the engine, and with a plain copy. Runs in the engine's process (engine_process.py)."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ COPY_LIMIT_S = 60.0
 
 
 class _Moved:
-    """A job and where its blocks are in both pools."""
+    """A job and its blocks in both pools."""
 
     def __init__(self, number: int, device_blocks: list[int], host_blocks: list[int]) -> None:
         self.job_id = JobId(f"copy-{number}/0")
@@ -40,12 +40,12 @@ class EngineCopies:
         self._done = threading.Semaphore(0)
 
     def moved_bytes(self, jobs: int) -> int:
-        """Bytes of so many jobs."""
+        """Bytes of KV of that many jobs."""
         return jobs * JOB_BLOCKS * self._pools.shape.block_bytes
 
     def engine_seconds(self, jobs: int, scattered: bool) -> tuple[float, float]:
-        """Seconds to offload all jobs, and to upload them. Scattered: no two blocks of a job are neighbours, but
-        by chance; else all are, in both pools.
+        """Seconds to offload all jobs, and to upload them. Scattered: no two blocks of a job are neighbours,
+        except by chance; otherwise all are, in both pools.
         """
         moved = self._jobs(jobs, scattered)
         self._engine.begin_epoch(Epoch(self._engine.epoch + 1), self._on_done)

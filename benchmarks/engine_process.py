@@ -3,8 +3,8 @@
     python -m benchmarks.engine_process --model DIR --max-batch 16 ...
 
 Takes the flags of the engine, as the worker does. A request is a line of JSON on stdin, its answer a line of JSON on
-stdout; a first line tells that the engine is ready. Between requests the process sleeps, so that it may live on while
-the services are measured.
+stdout; a first line says that the engine is ready. Between requests the process sleeps, so it can stay while the
+services are measured.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from services.worker.settings import KeptEngineSettings
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Answer requests until stdin ends."""
+    """Answers requests until stdin ends."""
     own = argparse.ArgumentParser(description="The engine without services.", add_help=False, allow_abbrev=False)
     own.add_argument("--parent", type=int, required=True)
     own.add_argument("--max-batch-tokens", type=int, required=True)

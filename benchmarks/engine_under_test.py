@@ -1,4 +1,4 @@
-"""What is asked of an engine without services. Runs in the engine's process (engine_process.py)."""
+"""The requests to an engine without services. Runs in the engine's process (engine_process.py)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ class EngineUnderTest:
         self._copies = EngineCopies(built.engine)
 
     def answer(self, request: Figures) -> Figures:
-        """Do what a request asks: its `do` names it, the rest are its arguments."""
+        """Serves a request: `do` names the method, the rest are its arguments. Raises ValueError for an unknown one."""
         match request.pop("do"):
             case "trace":
                 return self.trace(**request)
@@ -37,7 +37,7 @@ class EngineUnderTest:
             case "copy":
                 return self.copy(**request)
             case other:
-                raise ValueError(f"there is no {other}")
+                raise ValueError(f"there is no request {other!r}")
 
     def trace(self, file: str) -> Figures:
         """All jobs of a trace at once."""
@@ -66,7 +66,7 @@ class EngineUnderTest:
         return {"prefill_s": prefill_s, "decode_s": whole_s - prefill_s}
 
     def copy(self, jobs: int, scattered: bool) -> Figures:
-        """KV of so many jobs of 512 tokens offloaded, uploaded, and copied plainly."""
+        """Seconds to offload, upload and plainly copy the KV of that many jobs of 512 tokens."""
         one_thread_s, all_threads_s = self._copies.plain_seconds(jobs)
         offload_s, upload_s = self._copies.engine_seconds(jobs, scattered)
         return {

@@ -27,7 +27,7 @@ class EngineProcess:
         self.threads = 0
 
     async def answer(self, limit_s: float) -> Figures:
-        """The next line of the process. Raises BenchError if it ends or stays silent."""
+        """The next answer of the process. Raises BenchError if it ends or does not answer in time."""
         assert self._process.stdout is not None, "stdout is a pipe"
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), limit_s)
@@ -35,12 +35,12 @@ class EngineProcess:
             raise BenchError(f"the engine did not answer within {limit_s:.0f} s") from None
         if not line:
             told = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise BenchError(f"the engine's process ended: {told[-1] if told else 'without a word'}")
+            raise BenchError(f"the engine's process ended: {told[-1] if told else 'no output'}")
         figures: Figures = json.loads(line)
         return figures
 
     async def ask(self, do: str, **arguments: object) -> Figures:
-        """What the engine made of a request."""
+        """The engine's answer to a request. Raises BenchError."""
         assert self._process.stdin is not None, "stdin is a pipe"
         self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
         return await self.answer(ANSWER_LIMIT_S)

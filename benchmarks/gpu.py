@@ -10,8 +10,8 @@ A smoke test anywhere:
 
 It runs the code that serves, without services: no gRPC, no stubs, no files of models. Weights are random, made on the
 device. Needs torch, numpy and safetensors; transformers, where it is installed, is a second reference. The JSON is
-written after each part, and a part that raises has its error there: it does not keep the others from being run. Exits
-with 1 when a check or a part fails.
+written after each part; a part that raises has its error there and does not prevent the others from running. The exit
+status is 1 if a check or a part fails.
 """
 
 import argparse
@@ -219,7 +219,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
     return {"name": f"cpu {platform.machine()}", "threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
-class Report:
+class PartResults:
     """The JSON, part by part."""
 
     def __init__(self, out: Path, device: torch.device) -> None:
@@ -228,7 +228,7 @@ class Report:
         self._started_s = time.perf_counter()
 
     def add(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
-        """Does a part of the work and writes all that is known by then."""
+        """Runs a part and writes all results so far."""
         try:
             made = work()
         except Exception as error:  # written down; the other parts may still tell something
@@ -246,7 +246,7 @@ class Report:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Checks and measures the engine on a device.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--sizes", default="S,M,8B", help="models to measure, of " + ", ".join(SHAPES))
+    parser.add_argument("--sizes", default="S,M,8B", help="models to measure, comma-separated: " + ", ".join(SHAPES))
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     arguments = parser.parse_args(argv)
     device, names = torch.device(arguments.device), arguments.sizes.split(",")
@@ -254,14 +254,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     small = names == ["tiny"]
     checked = SHAPES["tiny" if small else "S"]
     limits = ((1, 2), (16, 64), 64) if small else ((1, 16, 64), (512, 2048), 512)
-    report = Report(arguments.out, device)
-    report.add("parity", lambda: check_parity(checked, device))
-    report.add("swapping", lambda: check_swapping(checked, device, 6 if small else 24, 12 if small else 48))
-    report.add("copies", lambda: measure_copies(SHAPES[names[-1]], device, (1 << 20) if small else (2 << 30)))
+    results = PartResults(arguments.out, device)
+    results.add("parity", lambda: check_parity(checked, device))
+    results.add("swapping", lambda: check_swapping(checked, device, 6 if small else 24, 12 if small else 48))
+    results.add("copies", lambda: measure_copies(SHAPES[names[-1]], device, (1 << 20) if small else (2 << 30)))
     for name in names:
-        report.add(f"speed_{name}", partial(measure_speed, SHAPES[name], device, *limits))
-    print(report.text(), end="")
-    return 0 if report.parts["passed"] else 1
+        results.add(f"speed_{name}", partial(measure_speed, SHAPES[name], device, *limits))
+    print(results.text(), end="")
+    return 0 if results.parts["passed"] else 1
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@
     python -m benchmarks.kvmanager_decision [--policy proactive] [--iterations 400]
 
 Prints JSON: microseconds a turn, by queued jobs. Every job of the batch grows as it runs, and the batch comes to fill
-the pool: so growth, room ahead, reclaims and uploads are all decided upon. What they lead to is handled between the
-turns.
+the pool, so growth, lookahead, reclaims and uploads are all decided. Their consequences are handled between the turns.
 """
 
 import argparse
@@ -73,12 +72,12 @@ class Bench:
         self.pump([FromWorker(EPOCH, WorkerPools(EPOCH, BLOCK_SIZE, DEVICE_BLOCKS, 8 * DEVICE_BLOCKS, 0, 1))])
 
     def pump(self, events: list[Event]) -> None:
-        """Turns until nobody has anything to say."""
+        """Takes turns until no message is left."""
         while events:
             events = list(self.answers(self.manager.handle(events, self.now_s)))
 
     def answers(self, commands: list[Command]) -> Iterator[Event]:
-        """What scheduler and worker say to these commands."""
+        """The answers of scheduler and worker to these commands."""
         for command in commands:
             if isinstance(command, ToWorker):
                 yield from self.acknowledged(command.message)
@@ -107,7 +106,7 @@ class Bench:
         return [FromScheduler(EPOCH, Planned(PlanNumber(self.plan), tuple(entries)))]
 
     def iterations_us(self, count: int) -> list[float]:
-        """Microseconds of `count` turns; what the others answer is handled between them and not counted."""
+        """Microseconds of `count` turns; the peers' answers are handled between them and not counted."""
         self.pump(self.plan_next())
         took_us: list[float] = []
         for _ in range(count):
@@ -121,7 +120,7 @@ class Bench:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the figures."""
+    """Prints the figures."""
     parser = argparse.ArgumentParser(description="Decision time of the KV manager.")
     parser.add_argument("--policy", choices=KV_POLICY_NAMES, default="proactive")
     parser.add_argument("--iterations", type=int, default=MOST_ITERATIONS)

@@ -1,25 +1,25 @@
-"""Does the simulator tell the truth? Traces replayed through the real services, and simulated, side by side.
+"""Does the simulator tell the truth? Traces run through the real services, and simulated, side by side.
 
     python -m benchmarks.run --only live_against_simulated
-    python -m benchmarks.live_against_simulated RESULT.json    # simulate its runs anew, and tell; nothing is written
+    python -m benchmarks.live_against_simulated RESULT.json    # simulate its runs again and print; writes nothing
 
 Theory of operation
 -------------------
 `fastserve profile` measures the cost model and the copies on this machine first, with the flags that the workers get
-afterwards. The live scheduler and the simulated one then reckon with that same profile: it is put in place of the one
-that the worker measured for itself, so that both have the same quanta and only the course of things differs.
+afterwards. The live scheduler and the simulated one then use that same profile: it replaces the one that the worker
+measured for itself, so that both have the same quanta and only the course of events differs.
 
-Traces have arrivals relative to what the simulator takes for FCFS's capacity on that profile. Every trace is replayed
+Traces have arrivals relative to FCFS's capacity on that profile according to the simulator. Every trace is run
 under every pair of policies, each time on a server of its own that has served a short warm-up and is empty, and all of
-it more than once: the repeats are apart in time, so that their range tells how much this machine differs from itself.
-The profile is measured again at the end, which tells how far the machine drifted meanwhile.
+it more than once: the repeats are apart in time, so that their range shows how much this machine differs from itself.
+The profile is measured again at the end, which shows how far the machine has drifted.
 
 A profile is measured on an idle machine. In service the worker's event loop, the other services, the load generator and
 the copies want the same cores, caches and memory, and everything takes a few per cent longer. How much that is on this
 machine is one number, the `slowdown`, and a trace's is never found on the trace itself: it is the one at which the
-simulated workers of all other traces are busy as long as the live ones were. What rates the traces have is settled
-before, with the slowdown of yet another trace; with the better one, known at the end, loads come out a little
-different, and both are told.
+simulated workers of all other traces are busy as long as the live ones were. The traces' rates are set before,
+with the slowdown of yet another trace; with the better one, known at the end, loads come out a little different, and
+both are shown.
 
 The model has one thread unless `--threads` says otherwise: the other core is for gateway, scheduler, KV manager and
 the load generator, which a real deployment would not put on the worker's cores either. With as many threads of the
@@ -39,8 +39,8 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks import policies, truth_comparison
+from benchmarks.goals_and_tables import goals_table, section, tell
 from benchmarks.model_folders import random_model
-from benchmarks.report import goals_table, section, tell
 from benchmarks.servers import bench, demand_no_failures, fastserve, server, trace_server, write_trace
 from benchmarks.settings import BenchError, BenchSettings
 from benchmarks.simulated_runs import (
@@ -60,8 +60,8 @@ from services.workloads.calibration import Need
 from services.workloads.workload import TraceJob, Workload, make_trace
 
 PRESET = "M"
-"""Its iterations take tens of milliseconds; next to a few, what services and load generator need of two cores is no
-part of the noise but the greater part of what is measured."""
+"""Its iterations take tens of milliseconds; with iterations of a few, the share of two cores that services and load
+generator take would be most of what is measured, not noise."""
 DEVICE_TOKENS = 768
 HOST_TOKENS = 16_384
 SHAPE = replace(policies.SHAPE, max_prompt_tokens=256, max_output_tokens=256)
@@ -76,14 +76,14 @@ PROFILE_LIMIT_S = 180.0
 Jobs = dict[str, list[TraceJob]]
 
 PAIRS = (("fcfs", "defer"), ("skip-join-mlfq", "proactive"), ("mlfq", "reactive"), ("srpt", "proactive"))
-"""Each can go wrong in its own way: FCFS neither preempts nor copies; FastServe's quanta hang on the cost model and its
-copies run ahead; naive MLFQ waits for its copies; SRPT preempts as much without looking at a quantum, so a difference
-that it has too is none of the cost model's."""
+"""Each can go wrong in its own way: FCFS neither preempts nor copies; FastServe's quanta depend on the cost model and
+its copies run ahead; naive MLFQ waits for its copies; SRPT preempts as much without looking at a quantum, so a
+difference that it shows too is not due to the cost model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A trace that is asked for. `pools_in_peak`: how many device pools its jobs need at the peak, at least."""
+    """A requested trace. `pools_in_peak`: how many device pools its jobs need at the peak, at least."""
 
     name: str
     load: float
@@ -106,7 +106,7 @@ def _model_flags() -> list[str]:
 
 
 async def _measured_profile(settings: BenchSettings, by: ServedBy, name: str) -> Profile:
-    """What `fastserve profile` measures for a worker of this server."""
+    """The profile that `fastserve profile` measures for a worker of this server."""
     file = settings.folder("profiles") / f"{name}.json"
     argv = (*settings.engine_flags(), *by.pools(), *_model_flags(), "--out", str(file))
     await fastserve("profile", *argv, limit_s=PROFILE_LIMIT_S)
@@ -114,8 +114,8 @@ async def _measured_profile(settings: BenchSettings, by: ServedBy, name: str) ->
 
 
 def put_in_place(profile: Profile, folder: Path) -> int:
-    """Make workers reckon with the profile's cost model: it replaces the kept ones of workers of the same kind. Returns
-    how many there were.
+    """Makes workers use the profile's cost model: it replaces those kept for workers of the same kind. Returns how many
+    were replaced.
     """
     replaced = 0
     for file in sorted(folder.glob("*.json")):
@@ -127,7 +127,7 @@ def put_in_place(profile: Profile, folder: Path) -> int:
 
 
 async def _share_profile(settings: BenchSettings, by: ServedBy, profile: Profile) -> None:
-    """Let a worker keep a profile of its own, then put this one in its place."""
+    """Lets a worker keep its own profile, then replaces it by this one."""
     async with server(settings, "live-first", [*by.flags(*PAIRS[0]), *_model_flags()]):
         pass
     if not put_in_place(profile, settings.folder("state", "profiles")):
@@ -146,7 +146,7 @@ def _seconds_by_place(cost: CostProfile) -> dict[tuple[int, ...], float]:
 
 
 def _trace(settings: BenchSettings, by: ServedBy, profile: Profile, asked: Asked) -> dict[str, Any]:
-    """The trace that is asked for, as the result tells of it."""
+    """The requested trace as the result shows it."""
     need = Need(asked.load, LEAST_JOBS, settings.pick(LEAST_S, QUICK_S), by.device_tokens, asked.pools_in_peak)
     capacity, loaded = trace_for(by, profile, asked.shape, need)
     return {
@@ -160,8 +160,8 @@ def _trace(settings: BenchSettings, by: ServedBy, profile: Profile, asked: Asked
     }
 
 
-class _Replays:
-    """Live replays, all of one server, each on one of its own."""
+class _LiveRuns:
+    """Live trace runs with the same server settings, each on a server of its own."""
 
     def __init__(self, settings: BenchSettings, by: ServedBy) -> None:
         self._settings = settings
@@ -172,7 +172,7 @@ class _Replays:
         )
 
     async def run(self, name: str, jobs: Sequence[TraceJob], pair: tuple[str, str]) -> Figures:
-        """The figures of a replay on a server that has served the warm-up."""
+        """The figures of a trace run on a server that has served the warm-up."""
         trace = write_trace(self._files / f"live-{name.replace(' ', '-')}.jsonl", jobs)
         label = f"{trace.stem}-{'-'.join(pair)}"
         out = self._settings.folder("raw", label)
@@ -187,10 +187,10 @@ async def _measure(settings: BenchSettings) -> dict[str, Any]:
     by = ServedBy(settings.max_batch, DEVICE_TOKENS, HOST_TOKENS)
     profile = await _measured_profile(settings, by, "before")
     await _share_profile(settings, by, profile)
-    replays = _Replays(settings, by)
+    live_runs = _LiveRuns(settings, by)
     calibration = trace_of(Workload(**_trace(settings, by, profile, CALIBRATION)["workload"]))
     tell("live, for the traces' loads")
-    busy_s = [(await replays.run("calibration", calibration, PAIRS[0]))["busy_s"] for _ in range(settings.pick(2, 1))]
+    busy_s = [(await live_runs.run("calibration", calibration, PAIRS[0]))["busy_s"] for _ in range(settings.pick(2, 1))]
     at_s = busy_by_slowdown(by, profile, PAIRS[0], calibration)
     served = replace(by, slowdown=fitted_slowdown([at_s], [fmean(busy_s)]))
     traces = [_trace(settings, served, profile, asked) for asked in settings.pick(ASKED, ASKED[:1])]
@@ -200,7 +200,7 @@ async def _measure(settings: BenchSettings) -> dict[str, Any]:
     for repeat in range(repeats):
         for (name, pair), figures in live.items():
             tell(f"live, {repeat + 1} of {repeats}: {name}, {' + '.join(pair)}")
-            figures.append(await replays.run(name, jobs[name], pair))
+            figures.append(await live_runs.run(name, jobs[name], pair))
     after = await _measured_profile(settings, by, "after")
     content = {
         "model": PRESET,
@@ -223,7 +223,7 @@ def draw(measured: dict[str, Any], out: Path) -> list[Path]:
     """The picture beside the result; its files."""
     from benchmarks.truth_picture import draw_truth  # matplotlib takes a while, and no other part draws
 
-    return draw_truth(measured, out)
+    return [draw_truth(measured, out)]
 
 
 def _slowdowns(by: ServedBy, profile: Profile, measured: dict[str, Any], jobs: Jobs) -> dict[str, float]:
@@ -241,7 +241,7 @@ def _slowdowns(by: ServedBy, profile: Profile, measured: dict[str, Any], jobs: J
 
 
 def simulated_anew(measured: dict[str, Any]) -> dict[str, Any]:
-    """A result with its live runs as they were and its simulations made by the simulator that there is now."""
+    """A result with its live runs unchanged and its simulations made by the present simulator."""
     profile = profile_of(measured["profile"])
     by = ServedBy(**measured["server"])
     workloads = {trace["name"]: Workload(**trace["workload"]) for trace in measured["traces"]}
@@ -261,8 +261,10 @@ def simulated_anew(measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Simulate the runs of a result anew and print its goals and tables."""
-    parser = argparse.ArgumentParser(description="Simulate the runs of a result anew, beside its live ones.")
+    """Simulates the runs of a result again and prints its goals and tables."""
+    parser = argparse.ArgumentParser(
+        description="Simulate the runs of a result again and compare them with its live ones."
+    )
     parser.add_argument("result", type=Path, help="a live_against_simulated.json")
     content = json.loads(parser.parse_args().result.read_text(encoding="utf-8"))
     measured = simulated_anew(content["measured"])

@@ -37,7 +37,7 @@ def cores() -> int:
 
 
 def memory_bytes() -> int | None:
-    """Memory of the system, or what its control group allows, whichever is less."""
+    """Bytes of memory of the system or allowed by its control group, whichever is less."""
     if not MEMORY_INFO.exists():
         return None
     total = int(MEMORY_INFO.read_text().split("MemTotal:")[1].split()[0]) * 1024
@@ -53,7 +53,7 @@ def _version(distribution: str) -> str | None:
 
 
 def describe() -> dict[str, object]:
-    """What must be known of the machine to read a figure."""
+    """The properties of the machine that its figures depend on."""
     text = CPU_INFO.read_text() if CPU_INFO.exists() else ""
     flags = (cpu_field(text, "flags") or cpu_field(text, "Features") or "").split()
     memory = memory_bytes()

@@ -1,8 +1,9 @@
 """Resident memory of gateway, scheduler and KV manager with 10,000 jobs of 512 tokens queued; none has torch in it.
 
-The services are real, and so is the worker; it runs a model so slow that next to none of the jobs can end meanwhile.
-Streams are held open until the figures are taken. Twice, with a server each: every job a stream of its own, and eight
-jobs (choices) a stream. What as many streams cost a gRPC server that does nothing at all is told beside them.
+The services are real, and so is the worker; it runs a model so slow that hardly any job can end meanwhile. Streams
+are held open until the figures are taken. This is done twice, each time with a new server: with one job per stream, and
+with eight jobs (choices) per stream. The cost of as many streams in a gRPC server that does nothing is shown beside
+them.
 """
 
 import asyncio
@@ -13,8 +14,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from benchmarks.bare_server import METHOD
+from benchmarks.goals_and_tables import Goal, Table, at_most
 from benchmarks.model_folders import random_model
-from benchmarks.report import Goal, Table, at_most
 from benchmarks.servers import maps_library, resident_bytes, server, service_processes
 from benchmarks.settings import BenchError, BenchSettings
 from services.domain.generation import GenerateRequest, SamplingRequest
@@ -37,7 +38,7 @@ SERVICES = ("gateway", "scheduler", "kvmanager")
 
 
 async def _hold(client: GatewayClient, request: bytes, errors: list[str]) -> None:
-    """A stream that is held open."""
+    """Holds a stream open."""
     try:
         async for _ in client.progress(request):
             pass
@@ -46,7 +47,7 @@ async def _hold(client: GatewayClient, request: bytes, errors: list[str]) -> Non
 
 
 async def _all_queued(client: GatewayClient, jobs: int, errors: list[str]) -> int:
-    """Waits until the server has the jobs, but for a few that may have ended; how many it has."""
+    """Waits until the server has the jobs, except a few that may have ended; returns how many it has."""
     limit_s = time.monotonic() + QUEUED_LIMIT_S
     queued = 0
     async for snapshot in client.watch_status(STATUS_PAUSE_S):
@@ -83,7 +84,7 @@ def _requests(streams: int, jobs_a_stream: int, vocabulary_size: int) -> list[by
 
 @asynccontextmanager
 async def _held(streams: Sequence[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-    """Streams that are open for the length of a block."""
+    """Keeps streams open for the length of a block."""
     tasks = [asyncio.create_task(stream) for stream in streams]
     try:
         yield
@@ -139,7 +140,7 @@ async def _measure_bare(streams: int) -> dict[str, float]:
 
 
 async def _settled_bytes(process: int) -> int:
-    """Resident memory once it grows no more: a server that only waits has no other way to say that it has all calls."""
+    """Resident memory once it stops growing: a server that only waits can't otherwise say that it has all calls."""
     before, now = -1, resident_bytes(process)[0]
     while now > before:
         await asyncio.sleep(BARE_SETTLED_S)
@@ -168,7 +169,7 @@ def _streams_of(run: dict[str, Any]) -> str:
 
 
 def goals(measured: dict[str, Any]) -> list[Goal]:
-    """What is asked of each of the three."""
+    """The goals of each of the three."""
     made = []
     for run in measured["runs"]:
         for name, figures in run["services"].items():
@@ -180,7 +181,7 @@ def goals(measured: dict[str, Any]) -> list[Goal]:
 
 
 def tables(measured: dict[str, Any]) -> list[Table]:
-    """The part of the summary."""
+    """This part of the summary."""
     heading = ("", "idle", "with the jobs", "peak")
     rows = [
         (

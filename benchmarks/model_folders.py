@@ -1,4 +1,4 @@
-"""The random-weight models that benchmarks run, made when they are first needed."""
+"""The random-weight models that benchmarks run, made when first needed."""
 
 import subprocess
 import sys
@@ -12,9 +12,9 @@ MAKING_LIMIT_S = 300.0
 
 
 def random_model(preset: str) -> Path:
-    """The folder of a preset of models/make_random.py. The same bytes each time, so one that is there is kept."""
+    """The folder of a preset of models/make_random.py. The same bytes each time, so an existing one is kept."""
     folder = RANDOM / preset
-    # The weights are put in place last.
+    # The weights are written last.
     if not (folder / "model.safetensors").exists():
         argv = [sys.executable, "-m", "models.make_random", "--preset", preset, "--out", str(folder)]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=MAKING_LIMIT_S, check=False)

@@ -1,5 +1,5 @@
-"""The parts of the benchmarks, in the order in which they are measured and told. Those of SEPARATE take as long as all
-others together and are measured only when they are named.
+"""The parts of the benchmarks, in the order in which they are measured and shown. Those of SEPARATE take as long as all
+others together and are measured only when named.
 """
 
 from collections.abc import Callable
@@ -19,25 +19,25 @@ from benchmarks import (
     throughput,
     truth_comparison,
 )
-from benchmarks.report import Goal, Table
+from benchmarks.goals_and_tables import Goal, Table
 from benchmarks.settings import BenchSettings
 
 Measured = dict[str, Any]
 
 
 def _no_goals(_: Measured) -> list[Goal]:
-    """Figures that are only written down."""
+    """For figures without goals."""
     return []
 
 
 def _no_pictures(_: Measured, __: Path) -> list[Path]:
-    """Figures that are told in tables."""
+    """For figures that are only shown in tables."""
     return []
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part: how it is measured and how it is told. `draw` writes pictures into the folder of the results."""
+    """A part: how it is measured and how it is shown. `draw` writes pictures into the folder of the results."""
 
     name: str
     measure: Callable[[BenchSettings], Measured]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Table, seconds
+from benchmarks.goals_and_tables import Table, seconds
 from benchmarks.servers import Result, bench, demand_no_failures, records, server, trace_server, write_trace
 from benchmarks.settings import BenchSettings
 from services.workloads.calibration import LoadedTrace, Need, loaded_trace, sustained_rate
@@ -37,7 +37,7 @@ def _flags(policy: str, kv_policy: str) -> list[str]:
 
 
 def job_records(out: Path) -> list[JobRecord]:
-    """The jobs of a replay as far as calibration needs them; gaps between tokens are taken as equal."""
+    """The jobs of a trace run as far as calibration needs them; gaps between tokens are taken as equal."""
     made = []
     for job in records(out):
         record = JobRecord(job["id"], job["arrival_s"], job["prompt_tokens"], error=job["error"])
@@ -108,7 +108,7 @@ async def _measure(settings: BenchSettings) -> dict[str, Any]:
 
 
 def measure(settings: BenchSettings) -> dict[str, Any]:
-    """One replay for each policy and each KV policy."""
+    """One trace run for each policy and each KV policy."""
     return asyncio.run(_measure(settings))
 
 
@@ -131,7 +131,7 @@ def _cost_row(run: dict[str, Any]) -> tuple[str, ...]:
 
 
 def tables(measured: dict[str, Any]) -> list[Table]:
-    """The part of the summary."""
+    """This part of the summary."""
     runs = measured["runs"]
     note = (
         f"The bundled model; {measured['jobs']} jobs in {measured['span_s']:.0f} s, {measured['load']:.0%} of what "

@@ -3,10 +3,10 @@
     python -m benchmarks.run [--only throughput,memory] [--quick]
     python -m benchmarks.run --only live_against_simulated    # of the parts that are measured only when named
 
-Each part writes its own file under `benchmarks/results/<hardware>/` as soon as it is measured, and the summary is made
-anew from all files that are there; so an interrupted run keeps its parts, and a part can be measured again alone.
+Each part writes its own file under `benchmarks/results/<hardware>/` as soon as it is measured, and the summary is
+rewritten from all files that exist, so an interrupted run keeps its parts, and a part can be measured again alone.
 Nothing else should run meanwhile: two threads of the model on two cores collapse as soon as a third is busy.
-`--quick` tries everything in small and writes below `out/`: its figures mean nothing.
+`--quick` tries everything with small sizes and writes below `out/`; its figures mean nothing.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import machine
+from benchmarks.goals_and_tables import tell
 from benchmarks.model_folders import ROOT
 from benchmarks.parts import ALL_PARTS, PARTS, SEPARATE, Part
-from benchmarks.report import tell
 from benchmarks.settings import DEFAULT_MAX_BATCH, BenchError, BenchSettings
 from benchmarks.summary import write_summary
 from services.domain.errors import FastServeError
@@ -33,7 +33,7 @@ BUSY_LOAD = 0.5
 
 
 def measure_part(part: Part, settings: BenchSettings, out: Path) -> bool:
-    """Measure a part and write its file and the summary; whether it went well."""
+    """Measures a part and writes its file and the summary; returns whether it succeeded."""
     load = os.getloadavg()[0]
     tell(f"{part.name} ...")
     began_s = time.monotonic()
@@ -72,25 +72,27 @@ def chosen(names: str | None) -> list[Part]:
     known = [part.name for part in ALL_PARTS]
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise BenchError(f"there is no part {unknown[0]}; there are {', '.join(known)}")
+        raise BenchError(f"--only: there is no part {unknown[0]}; parts are {', '.join(known)}")
     return [part for part in ALL_PARTS if part.name in wanted]
 
 
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Measure FastServe on this machine.")
     names, separate = (",".join(part.name for part in parts) for parts in (PARTS, SEPARATE))
-    made.add_argument("--only", metavar="NAME,NAME", help=f"some of {names}; or {separate}, which none but this runs")
-    made.add_argument("--quick", action="store_true", help="small sizes, to try whether all runs")
-    made.add_argument("--out", type=Path, help="folder of the results of all machines [benchmarks/results]")
     made.add_argument(
-        "--max-batch", type=int, default=DEFAULT_MAX_BATCH, help=f"jobs of an iteration [{DEFAULT_MAX_BATCH}]"
+        "--only", metavar="NAME,NAME", help=f"parts to measure, of {names}; or {separate}, which run only when named"
     )
-    made.add_argument("--threads", type=int, help="threads of the model [the worker's default]")
+    made.add_argument("--quick", action="store_true", help="small sizes, to try whether everything runs")
+    made.add_argument("--out", type=Path, help="folder for the results of all machines [benchmarks/results]")
+    made.add_argument(
+        "--max-batch", type=int, default=DEFAULT_MAX_BATCH, help=f"maximum jobs of an iteration [{DEFAULT_MAX_BATCH}]"
+    )
+    made.add_argument("--threads", type=int, help="compute threads of the model [the worker's default]")
     return made
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure what was chosen. Exit 1 if a part failed; goals that are missed are told, and no failure."""
+    """Measures the chosen parts. The exit code is 1 if a part failed; missed goals are shown, but are no failure."""
     arguments = _parser().parse_args(argv)
     results = arguments.out or (ROOT / "out" / "bench-quick" if arguments.quick else ROOT / "benchmarks" / "results")
     out = results / machine.hardware()

@@ -47,7 +47,7 @@ def arrive(number: int) -> list[Event]:
 
 
 def decisions_us(config: SchedulerConfig, queued: int, count: int) -> list[float]:
-    """Microseconds of each of `count` decisions with so many jobs queued."""
+    """Microseconds of each of `count` decisions with that many jobs queued."""
     scheduler = Scheduler(config)
     scheduler.handle([WorkerJoined(EPOCH, 10**9, 4096, PROFILE), KvConnected()], 0.0)
     plans: list[SendPlan] = []
@@ -81,7 +81,7 @@ def decisions_us(config: SchedulerConfig, queued: int, count: int) -> list[float
 
 
 def main() -> None:
-    """Measure the policies that are named, at every queue length."""
+    """Measures the named policies at every queue length."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--policies", nargs="*", default=["skip-join-mlfq"], choices=[name.value for name in PolicyName]

@@ -1,6 +1,6 @@
 """Servers under measurement: `fastserve up` as a process, its services' processes, and `fastserve bench` against it.
 
-The client of a measurement is a process of its own, started for each replay: this one sleeps meanwhile.
+The client of a measurement is a process of its own, started for each trace run; this one sleeps meanwhile.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from services.loadgen.server_process import running_server
 from services.workloads.workload import TraceJob, trace_line
 
 PROCESSES = Path("/proc")
-REPLAY_LIMIT_S = 1800.0
+TRACE_RUN_LIMIT_S = 1800.0
 
 Result = dict[str, Any]
 """The content of a `result.json`."""
@@ -40,12 +40,12 @@ async def server(settings: BenchSettings, name: str, flags: Sequence[str]) -> As
 
 
 def _parents() -> dict[int, int]:
-    """Every process of the system and its parent."""
+    """The parent of every process of the system."""
     parents: dict[int, int] = {}
     for folder in PROCESSES.iterdir():
         if folder.name.isdigit():
             try:
-                # The name of a program, in parentheses, may hold anything.
+                # The name of a program, in parentheses, may contain anything.
                 parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue  # it has ended meanwhile
@@ -81,7 +81,7 @@ def resident_bytes(process: int) -> tuple[int, int]:
 
 
 def maps_library(process: int, name: str) -> bool:
-    """Whether a process has a shared library of this name in its memory."""
+    """Whether a process has mapped a shared library of this name."""
     return name in (PROCESSES / str(process) / "maps").read_text()
 
 
@@ -92,7 +92,7 @@ def write_trace(path: Path, trace: Sequence[TraceJob]) -> Path:
 
 
 async def fastserve(*argv: str, limit_s: float) -> None:
-    """A command of `fastserve`, as a process. Raises BenchError, with its last word, if it fails or takes longer."""
+    """A command of `fastserve`, as a process. Raises BenchError, with its last line, if it fails or takes longer."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.cli", *argv, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
@@ -111,20 +111,20 @@ async def fastserve(*argv: str, limit_s: float) -> None:
 
 
 async def bench(at: Server, trace: Path, out: Path, *flags: str) -> Result:
-    """`fastserve bench` of a trace file; what it wrote into `result.json`."""
+    """Runs `fastserve bench` on a trace file; returns the content of `result.json`."""
     argv = ("--server", at.address, "--trace", str(trace), "--out", str(out), *flags)
-    await fastserve("bench", *argv, limit_s=REPLAY_LIMIT_S)
+    await fastserve("bench", *argv, limit_s=TRACE_RUN_LIMIT_S)
     result: Result = json.loads((out / "result.json").read_text(encoding="utf-8"))
     return result
 
 
 def records(out: Path) -> list[dict[str, Any]]:
-    """The jobs of a replay, from its `jobs.jsonl`."""
+    """The jobs of a trace run, from its `jobs.jsonl`."""
     return [json.loads(line) for line in (out / "jobs.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def demand_no_failures(result: Result, out: Path) -> None:
-    """Raises BenchError with the first error if a job of the replay failed: its figures would mean nothing."""
+    """Raises BenchError with the first error if a job of the trace run failed: its figures would mean nothing."""
     if result["failed"]:
         first = next(record["error"] for record in records(out) if record["error"] is not None)
         raise BenchError(f"{result['failed']} of {result['jobs']} jobs failed, the first with: {first}")
@@ -134,7 +134,7 @@ def demand_no_failures(result: Result, out: Path) -> None:
 async def trace_server(
     settings: BenchSettings, name: str, flags: Sequence[str], warm_up: Path
 ) -> AsyncIterator[Server]:
-    """A server that has replayed a warm-up trace, all at once."""
+    """A server that has served a warm-up trace, all at once."""
     async with server(settings, name, flags) as ready:
         out = settings.folder("raw", f"{name}-warm-up")
         demand_no_failures(await bench(ready, warm_up, out, "--time-scale", "0"), out)

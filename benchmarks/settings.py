@@ -1,4 +1,4 @@
-"""What a benchmark run was asked for, and the word that a part of it can't be measured."""
+"""The settings of a benchmark run, and the error of a part that can't be measured."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,12 @@ MAX_BATCH_TOKENS: int = SchedulerSettings.model_fields["max_batch_tokens"].defau
 
 
 class BenchError(Exception):
-    """A part can't be measured; one line for the person who can mend it."""
+    """A part can't be measured; its message is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """`scratch` takes what a run leaves besides its results: logs, traces, raw records. `threads` None: the worker's
+    """`scratch` gets what a run leaves besides its results: logs, traces, raw records. `threads` None: the worker's
     own default.
     """
 
@@ -28,7 +28,7 @@ class BenchSettings:
     threads: int | None = None
 
     def pick(self, whole: T, quick: T) -> T:
-        """One of two sizes."""
+        """The whole size, or the small one of a quick run."""
         return quick if self.quick else whole
 
     def folder(self, *names: str) -> Path:

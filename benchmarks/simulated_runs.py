@@ -1,5 +1,5 @@
-"""A run of a server as the simulator tells it: the same trace, the same settings and a measured cost profile, and
-figures under the names that a live replay's have. Pure but for the time it takes.
+"""A server's run as the simulator predicts it: the same trace, the same settings and a measured cost profile, and
+figures under the same names as those of a live trace run. Pure.
 """
 
 from bisect import bisect_right
@@ -27,7 +27,7 @@ SLOWDOWNS = (0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
 """Where the simulator is asked. A slower worker has fuller batches, and so is busy less than that much longer."""
 
 _CAPACITY_SEED = 1_000_003
-"""No seed of a trace: the jobs that tell the capacity are others than those that are served."""
+"""Not the seed of any trace: capacity is measured with other jobs than those served."""
 
 _TIMES = {
     "mean_jct_s": ("jct_s", "mean"),
@@ -41,8 +41,8 @@ _KV = ("stall_s", "recomputed_tokens")
 
 @dataclass(frozen=True, slots=True)
 class ServedBy:
-    """A server: what `fastserve up` is told and the simulator too. All else are the services' defaults in both.
-    `slowdown` is the simulator's alone.
+    """The settings given both to `fastserve up` and to the simulator; all others are the services' defaults.
+    `slowdown` is for the simulator alone.
     """
 
     max_batch: int
@@ -51,7 +51,7 @@ class ServedBy:
     slowdown: float = 1.0
 
     def flags(self, policy: str, kv_policy: str) -> list[str]:
-        """Flags of `fastserve up`, but for the engine's."""
+        """Flags of `fastserve up`, except the engine's."""
         return ["--policy", policy, "--kv-policy", kv_policy, *self.pools()]
 
     def pools(self) -> list[str]:
@@ -59,7 +59,7 @@ class ServedBy:
         return ["--kv-device-tokens", str(self.device_tokens), "--kv-host-tokens", str(self.host_tokens)]
 
     def setup(self, profile: Profile, policy: str, kv_policy: str) -> ServerSetup:
-        """The server that the simulator takes."""
+        """The simulator's settings of this server."""
         values: Mapping[str, object] = {
             "policy": policy,
             "kv_policy": kv_policy,
@@ -72,7 +72,7 @@ class ServedBy:
 
 
 def figures_of(content: Result) -> Figures:
-    """What is compared, of the content of a `result.json`. Raises BenchError if jobs failed."""
+    """The figures to compare, from the content of a `result.json`. Raises BenchError if jobs failed."""
     if content["failed"]:
         raise BenchError(f"{content['failed']} of {content['jobs']} jobs failed")
     kv = content["kv"]
@@ -86,7 +86,7 @@ def figures_of(content: Result) -> Figures:
 
 
 def simulated_figures(by: ServedBy, profile: Profile, pair: tuple[str, str], trace: Sequence[TraceJob]) -> Figures:
-    """The figures of a simulated replay of the trace."""
+    """The figures of a simulated run of the trace."""
     simulation = simulate(by.setup(profile, *pair), simulated_jobs(trace))
     records = [record_of(outcome) for outcome in simulation.outcomes]
     content: dict[str, Any] = result({}, records, simulation.counters)
@@ -102,8 +102,8 @@ def busy_by_slowdown(
 
 
 def fitted_slowdown(simulated_s: Sequence[Sequence[float]], live_s: Sequence[float]) -> float:
-    """The slowdown at which workers, each busy for so many seconds at each of SLOWDOWNS, are busy as long in all as
-    live ones were. Between two of them a straight line.
+    """The slowdown at which simulated workers are busy as long in total as live ones were, given their busy seconds
+    at each of SLOWDOWNS, interpolated linearly.
     """
     wanted_s = sum(live_s)
     totals_s: list[float] = [sum(each) for each in zip(*simulated_s, strict=True)]
@@ -113,7 +113,7 @@ def fitted_slowdown(simulated_s: Sequence[Sequence[float]], live_s: Sequence[flo
 
 
 def capacity_per_s(by: ServedBy, profile: Profile, shape: Workload) -> float:
-    """Jobs a second that FCFS sustains of these lengths, as the simulator has it."""
+    """Jobs per second of these lengths that FCFS sustains in the simulator."""
     jobs = max(CAPACITY_JOBS, CAPACITY_BATCHES * by.max_batch)
     sample = make_trace(replace(shape, jobs=jobs, rate=1.0, cv=0.0, seed=_CAPACITY_SEED), stratified=True)
     return fcfs_capacity_per_s(by.setup(profile, "fcfs", "defer"), simulated_jobs(sample))
@@ -126,7 +126,7 @@ def trace_for(by: ServedBy, profile: Profile, shape: Workload, need: Need) -> tu
 
 
 def as_a_file_holds_it(trace: Sequence[TraceJob]) -> list[TraceJob]:
-    """The jobs as whoever reads the trace's file gets them: a file rounds arrivals."""
+    """The jobs as read back from the trace's file, which rounds arrivals."""
     return read_trace(trace_line(job) for job in trace)
 
 

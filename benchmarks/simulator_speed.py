@@ -2,9 +2,9 @@
 
     python -m benchmarks.simulator_speed [--output-tokens 1000]
 
-All jobs come at once and are of one length, so that under a multi-level feedback queue nearly all of them are there to
-the end, and the device pool holds a small part of them, so that KV moves all the time: hardly a trace is dearer. FCFS
-with KV reserved at admission, in which nothing moves, is measured beside it.
+All jobs come at once and are of one length, so that under a multi-level feedback queue nearly all of them stay to the
+end, and the device pool holds a small part of them, so that KV moves all the time: hardly any trace takes longer. FCFS
+with KV reserved at admission, which moves nothing, is measured beside it.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.report import Goal, Table, at_most
+from benchmarks.goals_and_tables import Goal, Table, at_most
 from benchmarks.settings import BenchSettings
 from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
@@ -70,13 +70,13 @@ def timed(policy: PolicyName, kv_policy: str, output_tokens: int) -> dict[str, A
 
 
 def measure(settings: BenchSettings) -> dict[str, Any]:
-    """Both policies, or in small."""
+    """Measures both policies."""
     output_tokens = settings.pick(OUTPUT_TOKENS, OUTPUT_TOKENS // 50)
     return {"max_batch": MAX_BATCH, "jobs": JOBS, "runs": [timed(*served, output_tokens) for served in SERVED]}
 
 
 def goals(measured: dict[str, Any]) -> list[Goal]:
-    """A minute for each."""
+    """The goal is a minute for each."""
     return [
         at_most(
             f"simulator: {run['iterations']} iterations of {run['policy']} with {run['kv_policy']}, "
@@ -90,7 +90,7 @@ def goals(measured: dict[str, Any]) -> list[Goal]:
 
 
 def tables(measured: dict[str, Any]) -> list[Table]:
-    """The part of the summary."""
+    """This part of the summary."""
     rows = [
         (
             f"{run['policy']}, {run['kv_policy']}",
@@ -109,7 +109,7 @@ def tables(measured: dict[str, Any]) -> list[Table]:
 
 
 def main() -> None:
-    """Print the figures as JSON."""
+    """Prints the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output-tokens", type=int, default=OUTPUT_TOKENS)
     arguments = parser.parse_args()

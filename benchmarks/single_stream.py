@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engines import EngineProcess, engine
+from benchmarks.goals_and_tables import Table
 from benchmarks.model_folders import random_model
-from benchmarks.report import Table
 from benchmarks.servers import server
 from benchmarks.settings import BenchError, BenchSettings
 from services.domain.generation import GenerateRequest, SamplingRequest
@@ -99,7 +99,7 @@ def measure(settings: BenchSettings) -> dict[str, Any]:
 
 
 def tables(measured: dict[str, Any]) -> list[Table]:
-    """The part of the summary."""
+    """This part of the summary."""
     heading = ("model", "decode: services", "decode: engine", "prefill: services", "prefill: engine")
     rows = [
         (

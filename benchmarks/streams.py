@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Goal, Table, at_most, seconds
+from benchmarks.goals_and_tables import Goal, Table, at_most, seconds
 from benchmarks.servers import bench, records, resident_bytes, server, service_processes, write_trace
 from benchmarks.settings import BenchSettings
 from services.workloads.workload import TraceJob
@@ -17,7 +17,7 @@ OUTPUT_TOKENS = 32
 
 
 def most_jobs(status: Path) -> int:
-    """Most jobs that the server had at a moment, of a replay's `status.jsonl`."""
+    """The most jobs that the server had at a time, from a trace run's `status.jsonl`."""
     samples = [json.loads(line) for line in status.read_text(encoding="utf-8").splitlines()]
     return max(
         (group["running"] + group["waiting"] + group["swapped_out"] for one in samples for group in one["groups"]),
@@ -54,12 +54,12 @@ def measure(settings: BenchSettings) -> dict[str, Any]:
 
 
 def goals(measured: dict[str, Any]) -> list[Goal]:
-    """None fails."""
+    """The goal is that none fails."""
     return [at_most(f"failed of {measured['streams']} streams through one gateway", measured["failed"], 0)]
 
 
 def tables(measured: dict[str, Any]) -> list[Table]:
-    """The part of the summary."""
+    """This part of the summary."""
     heading = ("streams", "failed", "most jobs at once", "tokens/s", "TTFT P99, s", "JCT P99, s", "gateway's peak, MB")
     row = (
         str(measured["streams"]),

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.goals_and_tables import Goal, goals_table, section
 from benchmarks.parts import ALL_PARTS, SEPARATE
-from benchmarks.report import Goal, goals_table, section
 from services.workloads.job_records import write_lines
 
 

@@ -1,8 +1,8 @@
 """Checks that moving KV beside compute changes no token, and that it would show if compute did not wait for uploads.
 
 Jobs decode in one batch; between plans a third of them is offloaded and brought back into other blocks, and planned at
-once, while the upload still runs. The tokens must be those of a run without moves. Then the same with the wait for
-uploads left out, and uploads made late: the tokens must differ, or the first comparison would tell nothing.
+once, while the upload still runs. The tokens must be those of a run without moves. Then the same without the wait
+for uploads, and with late uploads: the tokens must differ, or the first comparison would prove nothing.
 """
 
 import time
@@ -86,8 +86,8 @@ class Swapper:
     def _move(
         self, job_id: JobId, number: int, tables: dict[JobId, list[BlockId]], free: deque[BlockId], valid: int
     ) -> None:
-        """Out, and in again elsewhere. As the KV manager would, it awaits the copy in of the last time, since a job has
-        one copy at a time, and the copy out; the copy in is left to the worker.
+        """Offloads a job and uploads it into other blocks. Like the KV manager it awaits the previous upload, since a
+        job has one copy at a time, and the offload; the worker awaits the new upload.
         """
         self.await_upload(job_id)
         used = -(-valid // BLOCK_SIZE)
@@ -144,7 +144,7 @@ def check_swapping(shape: Shape, device: torch.device, job_count: int, output_to
 
 
 def slow_uploads(pools: KvPools) -> Copier:
-    """A copier whose uploads come a little late, as they may."""
+    """A copier whose uploads come a little late, which is allowed."""
     if not pools.device.is_cuda:
         return CpuCopier(pools, lambda direction: time.sleep(0.02 if direction is CopyDirection.UPLOAD else 0))
     copier = CudaCopier(pools)

@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engines import engine
+from benchmarks.goals_and_tables import Goal, Table, at_least, at_most
 from benchmarks.model_folders import ROOT, random_model
-from benchmarks.report import Goal, Table, at_least, at_most
 from benchmarks.servers import Result, bench, demand_no_failures, trace_server
 from benchmarks.settings import BenchSettings
 
@@ -27,7 +27,7 @@ MOST_PLAN_WAIT_SHARE = 0.02
 
 
 def plan_wait_share(result: Result) -> float:
-    """Share of a replay's worker time in which the worker had jobs and waited for a plan."""
+    """Share of the worker's time in a trace run in which it had jobs and waited for a plan."""
     waited, busy = result["scheduler"]["plan_wait_s"], result["scheduler"]["busy_s"]
     total: float = waited + busy + result["kv"]["stall_s"]
     return waited / total if total > 0 else 0.0
@@ -100,7 +100,7 @@ def measure(settings: BenchSettings) -> dict[str, Any]:
 
 
 def goals(measured: dict[str, Any]) -> list[Goal]:
-    """What is asked of the services."""
+    """The goals of the services."""
     made = []
     for preset, figures in measured["models"].items():
         least = LEAST_TOKENS_PER_S[preset]
@@ -113,7 +113,7 @@ def goals(measured: dict[str, Any]) -> list[Goal]:
 
 
 def tables(measured: dict[str, Any]) -> list[Table]:
-    """The part of the summary."""
+    """This part of the summary."""
     rows = [
         (
             preset,

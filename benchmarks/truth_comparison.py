@@ -1,7 +1,7 @@
 """Live figures beside simulated ones: how far apart they are, whether that is near enough, and tables of it. Pure.
 
-A figure's live value is the mean of the repeats, its range is what this machine differs from itself by: no simulator
-can be held to less than that. Ratios to FCFS are of the same trace and, live, of the same repeat.
+A figure's live value is the mean of the repeats; their range shows how much this machine differs from itself, and no
+simulator can be held to less. Ratios to FCFS are of the same trace and, live, of the same repeat.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-from benchmarks.report import Goal, Table, at_most
+from benchmarks.goals_and_tables import Goal, Table, at_most
 
 MOST_BUSY_OFF = 0.03
 MOST_JCT_OFF = 0.10
@@ -41,17 +41,17 @@ class Compared:
 
     @property
     def live_mean(self) -> float:
-        """Of the repeats."""
+        """Mean of the repeats."""
         return fmean(self.live)
 
     @property
     def spread(self) -> float:
-        """Greatest less least of the repeats, of their mean: the noise floor."""
+        """Range of the repeats as a share of their mean: the noise floor."""
         return (max(self.live) - min(self.live)) / self.live_mean if self.live_mean else 0.0
 
     @property
     def off(self) -> float:
-        """Of the live mean: 0.02 if the simulator says 2 % more."""
+        """Relative to the live mean: 0.02 if the simulated figure is 2 % greater."""
         if self.live_mean == 0.0:
             return 0.0 if self.simulated == 0.0 else float("inf")
         return self.simulated / self.live_mean - 1
@@ -94,7 +94,7 @@ def ratios_to_fcfs(measured: Measured, figure: str = "mean_jct_s") -> list[Compa
 
 
 def _goal(text: str, figures: Sequence[Compared], most: float) -> list[Goal]:
-    """One goal for all of them, which tells of the worst; none if there are none."""
+    """One goal for all of them, which names the worst; none if there are no figures."""
     if not figures:
         return []
     worst = max(figures, key=lambda each: abs(each.off))
@@ -104,7 +104,7 @@ def _goal(text: str, figures: Sequence[Compared], most: float) -> list[Goal]:
 
 
 def goals(measured: Measured) -> list[Goal]:
-    """What the simulator is held to."""
+    """The goals of the simulator."""
     jct, ratios = compared(measured, "mean_jct_s"), ratios_to_fcfs(measured)
     moderate = [each for each in jct if each.load <= MODERATE_LOAD]
     high = [each for each in ratios if each.load >= HIGH_LOAD]
@@ -180,7 +180,7 @@ def _counts(run: Run) -> tuple[str, ...]:
 
 
 def tables(measured: Measured) -> list[Table]:
-    """The part of the summary."""
+    """This part of the summary."""
     return [
         _traces_table(measured),
         _figure_table("Busy time of the worker, seconds", compared(measured, "busy_s")),

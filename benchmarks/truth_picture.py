@@ -1,5 +1,5 @@
-"""The picture of live against simulated: every trace and pair of policies a mark, on the diagonal where the simulator
-is right. A colour for each trace, a marker for each pair; the same result gives the same bytes.
+"""The picture of live against simulated: a mark for every trace and pair of policies, on the diagonal where the
+simulator is right. A colour for each trace, a marker for each pair; the same result gives the same bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ _PANELS = (
 def _draw_marks(
     axes: Axes, figures: Sequence[Compared], colours: Mapping[str, str], markers: Mapping[tuple[str, str], str]
 ) -> None:
-    """Marks with the range of the repeats, the diagonal and its band. What is 0 has no place on a log axis."""
+    """Marks with the range of the repeats, the diagonal and its band. Zeros can't be shown on log axes."""
     shown = [each for each in figures if each.simulated > 0 and min(each.live) > 0]
     for each in shown:
         below, above = each.live_mean - min(each.live), max(each.live) - each.live_mean
@@ -78,8 +78,8 @@ def _caption(measured: Measured) -> str:
     )
 
 
-def draw_truth(measured: Measured, out: Path) -> list[Path]:
-    """Write the picture as SVG and PNG; their paths."""
+def draw_truth(measured: Measured, out: Path) -> Path:
+    """Writes the picture and returns its path."""
     traces = [trace["name"] for trace in measured["traces"]]
     pairs = list(dict.fromkeys(tuple(run["pair"]) for run in measured["runs"]))
     colours, markers = dict(zip(traces, _COLOURS, strict=False)), dict(zip(pairs, _MARKERS, strict=False))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from evaluation.metrics import JCT, JCT_P95, PER_TOKEN, WORST_GAP_P95
+from evaluation.panel_metrics import JCT, JCT_P95, PER_TOKEN, WORST_GAP_P95
 from evaluation.paper_n26 import LOADS as POISSON_LOADS
 from evaluation.paper_n26 import SHAREGPT, SLO_S
 from evaluation.paper_v1 import BURSTY, LOADS, OPT_13B, OPT_13B_TIGHT, bursty_panel

@@ -1,26 +1,13 @@
-"""What the papers claim (PAPER 6), one row each: the only numbers of the report that were typed, and how ours are read.
+"""What the papers claim (PAPER 6), one row each: the papers' number, which was typed, and how ours is read.
 
 A range's `low` is None where the papers say "up to". Where an ablation of theirs has two figures here, it has two rows.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from evaluation.evaluation import Evaluation
-from evaluation.findings import (
-    Comparison,
-    Finding,
-    Reading,
-    gain_range,
-    greatest_gain,
-    greatest_share,
-    single,
-    sustained_gain,
-)
 from evaluation.interpolation import Bound
-from evaluation.metrics import PEAK_KV
-from evaluation.notes import deferring, peak_over_loads, reacting, recomputing, static_batches, swapping
+from evaluation.panel_metrics import PEAK_KV
 from evaluation.paper_n26 import (
     BATCH_SLO_S,
     BATCHES,
@@ -34,43 +21,36 @@ from evaluation.paper_n26 import (
     TAIL_LATENCY,
 )
 from evaluation.paper_v1 import KV_POLICIES, OVERALL, STATIC_LOADS
+from evaluation.readings import (
+    Comparison,
+    Finding,
+    Reading,
+    gain_range,
+    greatest_gain,
+    greatest_share,
+    single,
+    sustained_gain,
+)
+from evaluation.results import Evaluation
 from evaluation.systems import DEFER, FASTSERVE, FCFS, FCFS_CHUNKED, FIXED_PRIORITY, MLFQ, REACTIVE, RECOMPUTE, STATIC
 from evaluation.values import Figure, System
 
 
 class Verdict(StrEnum):
-    """Ours beside the papers' range."""
+    """Ours beside the papers' range. PARTLY: our greatest number reaches it, our least does not."""
 
-    WITHIN = "within the papers' range"
-    FROM_BELOW = "overlaps the papers' range, from below"
-    TO_ABOVE = "overlaps the papers' range, to above"
-    BOTH = "overlaps the papers' range, from below to above"
-    SMALLER = "smaller than the papers'"
-    LARGER = "larger than the papers'"
-    OPEN = "not decided by the rates that were run"
+    MET = "met"
+    EXCEEDED = "exceeded"
+    PARTLY = "partly met"
+    MISSED = "missed"
+    OPEN = "open"
     INCOMPARABLE = "not comparable"
-
-    @property
-    def falls_short(self) -> bool:
-        """Whether ours goes below the papers' numbers."""
-        return self in (Verdict.SMALLER, Verdict.FROM_BELOW, Verdict.BOTH)
-
-    @property
-    def goes_beyond(self) -> bool:
-        """Whether ours goes above them."""
-        return self in (Verdict.LARGER, Verdict.TO_ABOVE, Verdict.BOTH)
-
-
-Note = Callable[[Evaluation, Finding], str]
-"""What the runs tell of a claim, beside what they tell of every claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One number of the papers. `engine` names the other engine that it compares with, "" for the same engine.
-
-    `compares`: what the number is a ratio of, None for a share. `ordered`: whether an order of jobs explains it, so
-    that the oracle's figure belongs beside it. `limit_s`: of sustained rates.
+    """One number of the papers. `engine` names the other engine that it compares with, "" for the same engine;
+    `against` is the system that stands for it here.
     """
 
     key: str
@@ -82,10 +62,6 @@ class Claim:
     reading: Reading
     engine: str = ""
     percent: bool = False
-    compares: Comparison | None = None
-    ordered: bool = False
-    note: Note | None = None
-    limit_s: float = SLO_S
 
     @property
     def paper(self) -> str:
@@ -95,11 +71,6 @@ class Claim:
         if self.low is None:
             return f"up to {self.high:g}x"
         return f"{self.high:g}x" if self.low == self.high else f"{self.low:g}-{self.high:g}x"
-
-    @property
-    def least(self) -> float:
-        """The papers' smallest number."""
-        return self.high if self.low is None else self.low
 
     def ours(self, evaluation: Evaluation) -> Finding | None:
         """None where the figure was not run."""
@@ -113,23 +84,20 @@ class Claim:
         if Bound.OPEN in (high.bound, low.bound):
             return Verdict.OPEN
         if self.percent:
-            return Verdict.WITHIN if high.value < self.high else Verdict.LARGER
+            return Verdict.MET if high.value < self.high else Verdict.MISSED
         # "Up to" speaks of the greatest only.
         low = high if self.low is None else low
+        least = self.high if self.low is None else self.low
         # One decimal is what the papers give.
-        floor, ceiling, lowest, greatest = (round(value, 1) for value in (self.least, self.high, low.value, high.value))
+        floor, ceiling, lowest, greatest = (round(value, 1) for value in (least, self.high, low.value, high.value))
         if greatest < floor:
-            return Verdict.OPEN if high.bound is Bound.AT_LEAST else Verdict.SMALLER
+            return Verdict.OPEN if high.bound is Bound.AT_LEAST else Verdict.MISSED
         if lowest > ceiling:
-            return Verdict.OPEN if low.bound is Bound.AT_MOST else Verdict.LARGER
-        beneath, beyond = lowest < floor, greatest > ceiling
-        if low.bound is (Bound.AT_LEAST if beneath else Bound.AT_MOST):
-            return Verdict.OPEN
-        if high.bound is (Bound.AT_MOST if beyond else Bound.AT_LEAST):
-            return Verdict.OPEN
-        if beneath and beyond:
-            return Verdict.BOTH
-        return Verdict.FROM_BELOW if beneath else Verdict.TO_ABOVE if beyond else Verdict.WITHIN
+            return Verdict.OPEN if low.bound is Bound.AT_MOST else Verdict.EXCEEDED
+        if lowest < floor:
+            undecided = low.bound is Bound.AT_LEAST or high.bound is Bound.AT_MOST
+            return Verdict.OPEN if undecided else Verdict.PARTLY
+        return Verdict.OPEN if low.bound is Bound.AT_MOST else Verdict.MET
 
 
 _MODELS = ("OPT-13B", "OPT-66B", "OPT-175B")
@@ -139,20 +107,13 @@ _FT, _ORCA, _VLLM_0_1, _VLLM_0_6 = "FasterTransformer", "Orca", "vLLM 0.1.7", "v
 
 
 def _overall(key: str, panel: str, low: float, high: float) -> Claim:
-    compares = Comparison(((OVERALL, f"{panel}, mean"),), FCFS, FASTSERVE)
-    where = f"v1 {panel} sweep, mean JCT"
-    reading = gain_range(compares)
-    return Claim(f"v1-{key}", where, FCFS.label, low, high, OVERALL, reading, _ORCA, compares=compares, ordered=True)
+    reading = gain_range(Comparison(((OVERALL, f"{panel}, mean"),), FCFS, FASTSERVE))
+    return Claim(f"v1-{key}", f"v1 {panel} sweep, mean JCT", FCFS.label, low, high, OVERALL, reading, _ORCA)
 
 
 def _static(key: str, panel: str, low: float, high: float) -> Claim:
-    compares = Comparison(((STATIC_LOADS, panel),), STATIC, FASTSERVE)
-    where = f"v1 {panel} sweep, mean JCT"
-    reading, note = gain_range(compares, kept_by=STATIC), static_batches(panel)
-    return Claim(
-        f"v1-{key}", where, STATIC.label, low, high, STATIC_LOADS, reading, _FT, compares=compares, note=note,
-        ordered=True,
-    )  # fmt: skip
+    reading = gain_range(Comparison(((STATIC_LOADS, panel),), STATIC, FASTSERVE), kept_by=STATIC)
+    return Claim(f"v1-{key}", f"v1 {panel} sweep, mean JCT", STATIC.label, low, high, STATIC_LOADS, reading, _FT)
 
 
 def _sustained(
@@ -167,31 +128,26 @@ def _sustained(
 ) -> Claim:
     limit_s = BATCH_SLO_S if figure is BATCHES else SLO_S
     compares = Comparison(tuple((figure, title) for title in titles), against, FASTSERVE)
-    reading = sustained_gain(compares, limit_s)
-    return Claim(
-        key, where, against.label, low, high, figure, reading, engine, compares=compares, ordered=True, limit_s=limit_s
-    )
+    return Claim(key, where, against.label, low, high, figure, sustained_gain(compares, limit_s), engine)
 
 
 def _headline(key: str, where: str, high: float, statistic: str) -> Claim:
     panels = tuple((OVERALL, f"{panel}, {statistic}") for panel in ("rate", "burstiness", "skew"))
-    compares = Comparison(panels, FCFS, FASTSERVE)
-    reading = greatest_gain(compares)
-    return Claim(key, where, FCFS.label, None, high, OVERALL, reading, _ORCA, compares=compares, ordered=True)
+    reading = greatest_gain(Comparison(panels, FCFS, FASTSERVE))
+    return Claim(key, where, FCFS.label, None, high, OVERALL, reading, _ORCA)
 
 
 def _ablation(key: str, against: System, high: float) -> Claim:
-    compares = Comparison(((RATIO, "mean JCT"), (RATIO, "per output token")), against, FASTSERVE)
+    reading = greatest_gain(Comparison(((RATIO, "mean JCT"), (RATIO, "per output token")), against, FASTSERVE))
     where = "ablation over input/output ratios: skip-join"
-    reading = greatest_gain(compares)
-    return Claim(key, where, against.label, None, high, RATIO, reading, compares=compares, ordered=True)
+    return Claim(key, where, against.label, None, high, RATIO, reading)
 
 
-def _kv(key: str, against: System, low: float, high: float, note: Note) -> tuple[Claim, Claim]:
+def _kv(key: str, against: System, low: float, high: float) -> tuple[Claim, Claim]:
     def claim(suffix: str, figure: Figure, panel: str, what: str) -> Claim:
-        compares = Comparison(((figure, panel),), against, FASTSERVE)
-        where, reading = f"ablation: proactive, mean JCT, {what}", gain_range(compares)
-        return Claim(f"{key}{suffix}", where, against.label, low, high, figure, reading, compares=compares, note=note)
+        reading = gain_range(Comparison(((figure, panel),), against, FASTSERVE))
+        where = f"ablation: proactive, mean JCT, {what}"
+        return Claim(f"{key}{suffix}", where, against.label, low, high, figure, reading)
 
     return (
         claim("", SWAPS, "mean JCT", "ShareGPT lengths"),
@@ -245,9 +201,9 @@ CLAIMS: tuple[Claim, ...] = (
     _ablation("ablation-fcfs", FCFS, 8.9),
     _ablation("ablation-mlfq", MLFQ, 1.87),
     _ablation("ablation-fixed-priority", FIXED_PRIORITY, 13.9),
-    *_kv("proactive-defer", DEFER, 2.3, 3.5, deferring),
-    *_kv("proactive-reactive", REACTIVE, 1.4, 1.7, reacting),
-    *_kv("proactive-recompute", RECOMPUTE, 2.7, 2.7, recomputing),
+    *_kv("proactive-defer", DEFER, 2.3, 3.5),
+    *_kv("proactive-reactive", REACTIVE, 1.4, 1.7),
+    *_kv("proactive-recompute", RECOMPUTE, 2.7, 2.7),
     Claim(
         "swap-share",
         "what swapping costs the proactive policy, of all completion times",
@@ -257,7 +213,6 @@ CLAIMS: tuple[Claim, ...] = (
         SWAPS,
         greatest_share(SWAPS, "mean JCT", FASTSERVE, "upload_share"),
         percent=True,
-        note=swapping,
     ),
     Claim(
         "low-load",
@@ -267,8 +222,6 @@ CLAIMS: tuple[Claim, ...] = (
         1.0,
         SWAPS,
         single(_LOW, LOADS.main[0]),
-        compares=_LOW,
-        ordered=True,
     ),
     Claim(
         "peak-kv",
@@ -278,7 +231,10 @@ CLAIMS: tuple[Claim, ...] = (
         7.0,
         PEAK,
         single(_PEAKS, _PAPERS_RATE_PER_S),
-        compares=_PEAKS,
-        note=peak_over_loads(_PEAKS, 7.0),
     ),
 )
+
+
+def claim_of(key: str) -> Claim:
+    """The claim of this key."""
+    return next(claim for claim in CLAIMS if claim.key == key)

@@ -8,12 +8,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from evaluation.catalogue import FIGURES
-from evaluation.drawing import draw, gaps_of, gaps_owner
-from evaluation.evaluation import Evaluation
+from evaluation.conclusions import CONCLUSIONS, as_published, contradictions
+from evaluation.drawing import draw, gaps_of
 from evaluation.execution import BarProgress, LineProgress, Progress, execute
-from evaluation.finished import Finished, code_digest
-from evaluation.report_text import report
-from evaluation.tables import table
+from evaluation.finished_runs import FinishedRuns, code_digest
+from evaluation.report import COMMANDS, report
+from evaluation.results import Evaluation
+from evaluation.tables import TableError, read_evaluation, table, table_owner
 from evaluation.values import FULL, MAIN, QUICK, Figure, Scale
 from services.domain.errors import InvalidFieldError
 from services.experiments.processes import over_processes
@@ -22,15 +23,20 @@ from services.runtime.output_folder import make_writable
 from services.workloads.job_records import write_lines
 
 DEFAULT_OUT = Path("docs/evaluation")
-DEFAULT_OUT_OF_SOME = Path("out/evaluation")
-"""With --only, so that no report of all figures gives way to one of a few."""
+"""Of all figures at the scale that the conclusions are about: what is committed."""
+DEFAULT_OUT_OF_LESS = Path("out/evaluation")
+"""Of a few figures or at a smaller scale, so that the committed results do not give way to less."""
 DEFAULT_FINISHED = Path("out/figures")
+
+TITLE = "# The evaluation, without conclusions"
+NOT_WHOLE = f"The conclusions are left out: they are about all figures at the scale of `{COMMANDS[FULL.name]}`."
+CONTRADICTED = "The conclusions are left out: these results contradict some of them, and the command names which."
 
 DrawTask = tuple[Evaluation, tuple[Figure, ...], Path]
 
 
 def evaluate(
-    figures: Sequence[Figure], scale: Scale, finished: Finished, processes: int, progress: Progress
+    figures: Sequence[Figure], scale: Scale, finished: FinishedRuns, processes: int, progress: Progress
 ) -> Evaluation:
     """Run all that the figures need, each run once."""
     runs = [run for figure in figures for run in figure.runs(scale)]
@@ -48,19 +54,36 @@ def _drawings(evaluation: Evaluation, out: Path) -> Iterator[DrawTask]:
     """A figure, and the picture of its gaps where no other figure has the same; each with its own runs only."""
     for figure in evaluation.figures:
         measured = {run: evaluation.measured[run] for run in figure.runs(evaluation.scale)}
-        own = gaps_owner(figure, evaluation.figures) is figure
+        own = table_owner(figure, evaluation.figures) is figure
         drawn = (figure, gaps_of(figure)) if own else (figure,)
         yield (Evaluation(evaluation.scale, (figure,), measured), drawn, out)
 
 
-def write(evaluation: Evaluation, out: Path, processes: int, progress: Progress) -> None:
-    """Pictures, tables and the report."""
-    out.mkdir(parents=True, exist_ok=True)
+def is_whole(figures: Sequence[Figure], scale: Scale) -> bool:
+    """Whether this is what the conclusions are about."""
+    return scale == FULL and tuple(figures) == FIGURES
+
+
+def write_tables(evaluation: Evaluation, out: Path) -> None:
+    """The CSV files."""
     for figure in evaluation.figures:
-        write_lines(out / f"{figure.name}.csv", table(evaluation, figure).splitlines())
-    write_lines(out / "REPORT.md", report(evaluation).splitlines())
+        if table_owner(figure, evaluation.figures) is figure:
+            write_lines(out / f"{figure.name}.csv", table(evaluation, figure).splitlines())
+
+
+def write_report(evaluation: Evaluation, out: Path, processes: int, progress: Progress) -> list[str]:
+    """REPORT.md and the pictures; the sentences of the conclusions that these results contradict. The conclusions are
+    left out where there are any, and where they are about other figures or another scale.
+    """
+    text, wrong = f"{TITLE}\n\n{NOT_WHOLE}", list[str]()
+    if is_whole(evaluation.figures, evaluation.scale):
+        text = CONCLUSIONS.read_text(encoding="utf-8")
+        wrong = [str(contradiction) for contradiction in contradictions(text, evaluation)]
+        text = f"{TITLE}\n\n{CONTRADICTED}" if wrong else as_published(text)
+    write_lines(out / "REPORT.md", report(evaluation, text).splitlines())
     drawings = list(_drawings(evaluation, out))
     over_processes(_draw_task, drawings, processes, lambda done: progress("figures drawn", sum(done), len(drawings)))
+    return wrong
 
 
 def chosen(only: str | None) -> tuple[Figure, ...]:
@@ -85,13 +108,18 @@ def _parser() -> argparse.ArgumentParser:
         "--full", action="store_true", help=f"{FULL.jobs} jobs a run, {len(FULL.seeds)} seeds, all points"
     )
     made.add_argument(
-        "--only", metavar="NAME,...", help="the figures whose names begin so; REPORT.md tells of these alone"
+        "--only", metavar="NAME,...", help="the figures whose names begin so; REPORT.md is about these alone"
     )
     made.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help=f"where to write, a REPORT.md there is replaced [{DEFAULT_OUT}; with --only {DEFAULT_OUT_OF_SOME}]",
+        help=f"where to write; replaces REPORT.md [all figures with --full: {DEFAULT_OUT}, else {DEFAULT_OUT_OF_LESS}]",
+    )
+    made.add_argument(
+        "--from-csv",
+        action="store_true",
+        help="simulate nothing: draw and report what the CSV files in DIR say",
     )
     made.add_argument(
         "--finished",
@@ -111,17 +139,22 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command."""
     arguments = _parser().parse_args(argv)
     figures = chosen(arguments.only)
-    out: Path = arguments.out or (DEFAULT_OUT if arguments.only is None else DEFAULT_OUT_OF_SOME)
     scale = QUICK if arguments.quick else FULL if arguments.full else MAIN
+    out: Path = arguments.out or (DEFAULT_OUT if is_whole(figures, scale) else DEFAULT_OUT_OF_LESS)
     bar = BarProgress() if sys.stderr.isatty() else None
     progress: Progress = bar or LineProgress()
     try:
         with bar or nullcontext():
             make_writable(out)
-            finished = Finished(arguments.finished, code_digest())
-            evaluation = evaluate(figures, scale, finished, arguments.processes, progress)
-            write(evaluation, out, arguments.processes, progress)
-    except (InvalidFieldError, OSError) as error:
+            if not arguments.from_csv:
+                finished = FinishedRuns(arguments.finished, code_digest())
+                write_tables(evaluate(figures, scale, finished, arguments.processes, progress), out)
+            # What is reported is what the files say, to the digit.
+            evaluation = read_evaluation(out, figures, scale)
+            wrong = write_report(evaluation, out, arguments.processes, progress)
+    except (InvalidFieldError, TableError, OSError) as error:
         raise CommandError(str(error)) from error
     print(f"written to {out}")
-    return ExitCode.OK
+    for sentence in wrong:
+        print(f"{CONCLUSIONS.name}: {sentence}", file=sys.stderr)
+    return ExitCode.FAILED if wrong else ExitCode.OK

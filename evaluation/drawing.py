@@ -15,10 +15,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 
-from evaluation.evaluation import Evaluation, Point
-from evaluation.findings import AXIS_WORDS
-from evaluation.metrics import GAPS, JCT
-from evaluation.systems import COLOURS, DASHED, FASTSERVE, LIMIT_DEFAULT_LABEL, SRPT
+from evaluation.panel_metrics import GAPS
+from evaluation.results import Evaluation, Point
+from evaluation.systems import COLOURS, DASHED, FASTSERVE, LIMIT_DEFAULT_LABEL
 from evaluation.values import Axis, Figure, Panel, PanelKind, System
 from services.experiments.figure_pages import PLAIN, STYLE, name_log_ticks, write_page
 
@@ -31,10 +30,10 @@ _WIDE = 300
 """A log axis that spans less names the 2s and 5s too."""
 _NEAR_LOAD_1 = 0.5
 """A sweep that ends below this is drawn without the line of load 1, which would squeeze it."""
-_TOLD_SHARE = 0.001
-"""Whoever is below the oracle by less is not named."""
 _LABEL_HEIGHT = 0.062
 """The least distance of two labels, as a share of the axes' height."""
+
+_LEGEND = "Dashed: SRPT, which knows all lengths. Dotted upright: load 1. Simulated."
 
 _AXIS_LABELS = {
     Axis.LOAD: "jobs/s",
@@ -170,7 +169,8 @@ def _draw_time_split(axes: Axes, evaluation: Evaluation, panel: Panel) -> None:
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
     for row, (system, length) in enumerate(zip(panel.systems, lefts, strict=True)):
         offloaded_gb = evaluation.point(panel, system, x, "offloaded_gb").mean
-        text = f"{length:.3g} s" + (f", {offloaded_gb:,.0f} GB offloaded" if offloaded_gb >= 1 else "")
+        seconds = f"{length:,.0f} s" if length >= 100 else f"{length:.3g} s"
+        text = seconds + (f", {offloaded_gb:,.0f} GB offloaded" if offloaded_gb >= 1 else "")
         axes.annotate(text, (length, row), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
     axes.invert_yaxis()
     axes.set_xlim(0, max(lefts) * 1.6)
@@ -185,44 +185,18 @@ _DRAWERS: Mapping[PanelKind, Callable[[Axes, Evaluation, Panel], None]] = {
 }
 
 
-def oracle_words(evaluation: Evaluation, figure: Figure) -> str:
-    """What the oracle is, and by how much it was beaten; "" for a figure without it."""
-    beaten: list[tuple[float, str]] = []
-    panels = [panel for panel in figure.panels if panel.kind is PanelKind.LINES and SRPT in panel.systems]
-    if not panels:
-        return ""
-    for panel in panels:
-        for system in panel.systems:
-            # How many times the oracle's mean JCT this system's is.
-            for gain in evaluation.gains(panel, system, SRPT, JCT.name):
-                share, place = 1 - gain.times, f"{AXIS_WORDS[panel.axis]} {gain.x:g}"
-                beaten.append((share, f"{system.label}'s mean JCT is up to {share:.1%} below its ({place})"))
-    most, text = max(beaten, default=(0.0, ""), key=lambda pair: pair[0])
-    here = text if most >= _TOLD_SHARE else "no mean JCT is below its"
-    return (
-        "The SRPT oracle knows lengths and aims at mean JCT only; the best order for one job at a time, no strict "
-        f"bound for batches: here {here}."
-    )
-
-
 def caption_of(evaluation: Evaluation, figure: Figure) -> str:
-    """What is below the picture: settings and scale."""
+    """What is below the picture: the figure's own caption and the scale."""
     seeds = len(evaluation.scale.seeds)
     spread = f"{seeds} seeds: lines are means, bands go from the least to the greatest" if seeds > 1 else "one seed"
-    by_rate = any(
-        panel.axis in (Axis.LOAD, Axis.RATE) and evaluation.points(panel, panel.systems[0])[-1].load >= _NEAR_LOAD_1
-        for panel in figure.panels
-    )
-    line = " Dotted upright line: load 1." if by_rate else ""
     jobs = " or ".join(
         f"{evaluation.scale.jobs * factor:,}" for factor in sorted({panel.job_factor for panel in figure.panels})
     )
-    settings = f"{figure.caption} {oracle_words(evaluation, figure)}".strip()
-    return f"{settings} {jobs} jobs a run, {spread}. Simulated.{line}"
+    return f"{figure.caption} {_LEGEND} {jobs} jobs a run, {spread}."
 
 
-def draw(evaluation: Evaluation, figure: Figure, out: Path) -> list[Path]:
-    """Write the figure's SVG and PNG; their paths."""
+def draw(evaluation: Evaluation, figure: Figure, out: Path) -> Path:
+    """Write the figure's picture; its path."""
     columns = min(figure.columns, len(figure.panels))
     rows = ceil(len(figure.panels) / columns)
     width, height = columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1] + 0.9
@@ -237,11 +211,6 @@ def draw(evaluation: Evaluation, figure: Figure, out: Path) -> list[Path]:
         title = fill(f"{figure.title} ({figure.shows})", int(width * _TITLE_CHARACTERS_AN_INCH))
         caption = fill(caption_of(evaluation, figure), int(width * _CAPTION_CHARACTERS_AN_INCH))
         return write_page(page, title, caption, out, figure.name)
-
-
-def gaps_owner(figure: Figure, figures: Sequence[Figure]) -> Figure:
-    """Whose second picture shows this figure's gaps: the first that draws the same sweeps."""
-    return next(each for each in figures if figure.sweeps <= each.sweeps)
 
 
 def gaps_of(figure: Figure) -> Figure:

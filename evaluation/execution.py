@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
-from evaluation.finished import Finished, Kept
+from evaluation.finished_runs import FinishedRuns, Kept
 from evaluation.simulating import OnProgress, capacity_jobs, capacity_per_s, simulate_run
 from evaluation.values import CapacityOf, Measured, Run
 from services.experiments.processes import over_processes
@@ -63,7 +63,7 @@ def _telling(progress: Progress, title: str, total: int, before: int = 0) -> Cal
     return lambda done: progress(title, before + sum(done), total)
 
 
-def execute(runs: Iterable[Run], finished: Finished, processes: int, progress: Progress) -> Mapping[Run, Measured]:
+def execute(runs: Iterable[Run], finished: FinishedRuns, processes: int, progress: Progress) -> Mapping[Run, Measured]:
     """Every distinct run, simulated; in an order that depends on the runs alone."""
     distinct = sorted(dict.fromkeys(runs), key=lambda run: -expected_iterations(run))
     kept = {run: finished.kept(run) for run in distinct}

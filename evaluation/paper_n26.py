@@ -5,7 +5,7 @@ output length against a limit of 0.3 s).
 from dataclasses import replace
 
 from evaluation.measures import PER_TOKEN_LIMIT_S, TTFT_LIMIT_S
-from evaluation.metrics import JCT, PEAK_KV, PER_TOKEN, PER_TOKEN_P95, QUEUE_SHARE, TIME_SPLIT, WITHIN
+from evaluation.panel_metrics import JCT, PEAK_KV, PER_TOKEN, PER_TOKEN_P95, QUEUE_SHARE, TIME_SPLIT, WITHIN
 from evaluation.paper_v1 import GPT_175B, OPT_13B
 from evaluation.ratio_lengths import SHARED_TOKENS
 from evaluation.systems import (
@@ -66,8 +66,8 @@ PEAK = Figure(
     name="n26-08-peak-kv",
     shows="N26 Fig. 8",
     title="OPT-2.7B: KV cache that waits because its jobs were preempted",
-    caption="OPT-2.7B, at most 20 output tokens, Gamma arrivals, CV 4, batch 16, pools that never bind. The papers "
-    "name the rate of 64 jobs/s; the others show how the ratio depends on it.",
+    caption="OPT-2.7B, at most 20 output tokens, Gamma arrivals, CV 4, batch 16, KV pools that never fill. The "
+    "papers name a rate of 64 jobs/s; the other rates show how much depends on it.",
     panels=(
         Panel(
             "peak KV",
@@ -111,17 +111,17 @@ GOODPUT = Figure(
     name="n26-13-goodput",
     shows="N26 Fig. 13",
     title="Jobs within a limit on the first token and one on the others",
-    caption=f"First token within {TTFT_LIMIT_S:g} s, later ones within {PER_TOKEN_LIMIT_S:g} s each on average (limits "
-    f"of ours; the CSV has them halved, doubled and fourfold too). Batch 16, {_POISSON}.",
+    caption=f"First token within {TTFT_LIMIT_S:g} s, later ones within {PER_TOKEN_LIMIT_S:g} s each on average (our "
+    f"own limits; the CSV has them at half, twice and four times that as well). Batch 16, {_POISSON}.",
     panels=_rate_panels(WITHIN, _END_TO_END, None),
 )
 
 BATCHES = Figure(
     name="n26-14-large-batches",
     shows="N26 Fig. 14",
-    title="Llama-3-8B: what larger batches leave to reorder",
-    caption=f"Llama-3-8B on one A100-40GB, which has memory for such batches, ShareGPT lengths, {_POISSON}. FCFS's "
-    f"capacity is that of each batch size. Dotted: a limit of ours, {BATCH_SLO_S:g} s.",
+    title="Llama-3-8B: larger batches leave less to reorder",
+    caption=f"Llama-3-8B on one A100-40GB, which has memory for such batches, ShareGPT lengths, {_POISSON}. Load 1 is "
+    f"what FCFS serves with each batch size. Dotted: a limit of our own, {BATCH_SLO_S:g} s.",
     panels=tuple(
         Panel(
             f"batch {batch}",
@@ -171,8 +171,8 @@ SWAPS = Figure(
     name="n26-17-swap-policies",
     shows="N26 Fig. 17",
     title="OPT-13B: policies for KV that does not fit, and where a job's time goes",
-    caption=f"OPT-13B on one A100-40GB, batch 16, ShareGPT lengths, {_POISSON}. Right: at the greatest load; a job's "
-    "KV is brought back while it waits, and no iteration waits for it.",
+    caption=f"OPT-13B on one A100-40GB, batch 16, ShareGPT lengths, {_POISSON}. Right: at the greatest load. A "
+    "job's KV is brought back while the job waits; no iteration waits for it.",
     panels=(
         Panel("per output token", Axis.LOAD, LOADS, OPT_13B, SHAREGPT, _SWAPS, PER_TOKEN, SLO_S),
         Panel("mean JCT", Axis.LOAD, LOADS, OPT_13B, SHAREGPT, _SWAPS, JCT),
@@ -186,7 +186,7 @@ CHUNKED = Figure(
     shows="N26 Fig. 18",
     title="OPT-13B: against FCFS with chunked prefill",
     caption=f"OPT-13B on one A100-40GB, batch 16, ShareGPT lengths, {_POISSON}, chunks of "
-    f"{FCFS_CHUNKED.prefill_chunk_tokens} tokens. vLLM's engine is not modelled, its order is: FCFS with KV on demand.",
+    f"{FCFS_CHUNKED.prefill_chunk_tokens} tokens. FCFS with KV on demand is vLLM's order; its engine is not modelled.",
     panels=(
         Panel("per output token", Axis.LOAD, LOADS, OPT_13B, SHAREGPT, _CHUNKED, PER_TOKEN, SLO_S),
         Panel("mean JCT", Axis.LOAD, LOADS, OPT_13B, SHAREGPT, _CHUNKED, JCT),

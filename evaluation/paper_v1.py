@@ -4,7 +4,7 @@ Zipf lengths, Gamma arrivals).
 
 from dataclasses import replace
 
-from evaluation.metrics import JCT, JCT_P95, PER_TOKEN
+from evaluation.panel_metrics import JCT, JCT_P95, PER_TOKEN
 from evaluation.systems import DEFER, FASTSERVE, FCFS, MLFQ, MLFQ_KILL, REACTIVE, RECOMPUTE, SRPT, STATIC
 from evaluation.values import Axis, Figure, Lengths, Metric, Panel, Points, Server, System, Traffic
 from services.workloads.workload import WorkloadKind
@@ -65,8 +65,8 @@ STATIC_LOADS = Figure(
     name="v1-09-static-batches",
     shows="v1 Fig. 9, at loads that static batches can serve",
     title="GPT-175B: against static batches, where they keep up",
-    caption="GPT-175B on 16 A100-40GB, the jobs of v1-09-overall at a fraction of its loads: above it static batches' "
-    "queue grows to the trace's end. Batch 16, Gamma arrivals, Zipf lengths of prompts and outputs, 1 to "
+    caption="GPT-175B on 16 A100-40GB, the jobs of v1-09-overall at loads that are low enough for static batches to "
+    "keep up. Batch 16, Gamma arrivals, Zipf lengths of prompts and outputs, 1 to "
     f"{ZIPF.max_output_tokens} tokens; unless swept: load {LOW.load} of FCFS's capacity, CV {LOW.cv:g}, theta "
     f"{ZIPF.theta}.",
     panels=(
@@ -92,7 +92,7 @@ KV_POLICIES = Figure(
     shows="v1 Fig. 11",
     title="OPT-13B, little memory: what to do when KV does not fit",
     caption=f"OPT-13B on one A100-40GB with room for {OPT_13B_TIGHT.device_tokens:,} tokens of KV. {_UNLESS_SWEPT} "
-    "FCFS defers. Deferring is told each job's true length. Only the proactive policy (FastServe) has idle slots.",
+    "FCFS defers. Deferring knows each job's true length. Only the proactive policy (FastServe) keeps slots idle.",
     panels=(
         bursty_panel("rate", Axis.LOAD, LOADS, OPT_13B_TIGHT, _BY_KV, JCT),
         bursty_panel("burstiness", Axis.CV, Points((1.0, 4.0, 8.0), (2.0,)), OPT_13B_TIGHT, _BY_KV, JCT),
@@ -103,11 +103,10 @@ KV_POLICIES = Figure(
 STAGES = Figure(
     name="v1-12-pipeline",
     shows="v1 Fig. 12, in part",
-    title="GPT-175B on 16 GPUs cut into pipeline stages: several batches in flight",
-    caption="What a model of iteration times can tell of distribution: the same 16 A100-40GB and the same time of an "
-    "iteration from first to last stage, cut into 1, 2 and 4 "
-    "pipeline stages; how tensor parallelism changes that time is the engine's and not modelled. FCFS's capacity is "
-    f"that of each layout. {_UNLESS_SWEPT}",
+    title="GPT-175B on 16 GPUs: more pipeline stages, more batches in flight",
+    caption="The same 16 A100-40GB and the same time of an iteration from the first stage to the last, cut into "
+    "pipeline stages. How tensor parallelism changes that time is not modelled. Load 1 is what FCFS serves with each "
+    f"layout. {_UNLESS_SWEPT}",
     panels=(
         bursty_panel("mean JCT", Axis.STAGES, Points((1, 2, 4), (8,)), GPT_175B, _END_TO_END, JCT),
         bursty_panel("per output token", Axis.STAGES, Points((1, 2, 4), (8,)), GPT_175B, _END_TO_END, PER_TOKEN),
@@ -118,7 +117,7 @@ QUANTA = Figure(
     name="v1-quantum-ratio",
     shows="v1, quantum ratios",
     title="OPT-13B: the ratio of one level's quantum to the next",
-    caption=f"OPT-13B on one A100-40GB. {_UNLESS_SWEPT} Only MLFQs have quanta.",
+    caption=f"OPT-13B on one A100-40GB. {_UNLESS_SWEPT} Only MLFQ policies have quanta.",
     panels=(
         bursty_panel("mean", Axis.QUANTUM_RATIO, Points((2, 4, 16), (8,)), OPT_13B, (FCFS, FASTSERVE, SRPT), JCT),
         bursty_panel("P95", Axis.QUANTUM_RATIO, Points((2, 4, 16), (8,)), OPT_13B, (FCFS, FASTSERVE, SRPT), JCT_P95),

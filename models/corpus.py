@@ -6,12 +6,12 @@ Three kinds of documents come from the standard library of the running interpret
 
 * ``prose``: the language reference as `help()` shows it, one document per topic of ``pydoc_data.topics``;
 * ``chat``: questions and answers made from docstrings ("What does json.dumps do?"), in turns, so that the
-  chat template of the model has something to say;
-* ``code``: the library's own sources, less its tests, its tables and its vendored wheels.
+  model's chat template can be used;
+* ``code``: the library's own sources, without its tests, tables and vendored wheels.
 
 Every document carries the path of the file it comes from.  Whether a document is held out is a function of that path
 alone (a hash), so that it is the same on every machine and no docstring of a held-out file is trained on.  The topics,
-which share one file, are told apart by a ``#topic`` behind the path.
+which share one file, are distinguished by a ``#topic`` after the path.
 """
 
 import ast
@@ -46,7 +46,7 @@ QUESTIONS = {
 
 
 class Kind(Enum):
-    """What a document is made of."""
+    """The kinds of documents."""
 
     PROSE = "prose"
     CHAT = "chat"
@@ -73,7 +73,7 @@ def is_held_out(path: str) -> bool:
 
 
 def every_path(path: str) -> bool:
-    """Wants every document."""
+    """Accepts every document."""
     return bool(path)
 
 

@@ -1,4 +1,4 @@
-"""Measures the bundled model anew from its folder, against the standard library of the running interpreter.
+"""Measures the bundled model from its folder, against the standard library of the running interpreter.
 
     python models/evaluate_bundled.py                       prints the figures and three samples
     python models/evaluate_bundled.py --record              also writes the figures into training.json

@@ -1,4 +1,4 @@
-"""What every model folder of ours holds besides weights: special tokens, chat template, settings for generation.
+"""What our model folders contain besides weights: special tokens, chat template, settings for generation.
 
 A folder is written through temporary files that are renamed at the end, so that a reader finds the old file or the
 new one, never half of one.

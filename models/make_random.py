@@ -1,4 +1,4 @@
-"""Writes model folders with random weights, of any shape, in seconds: to measure and to test, not to read.
+"""Writes model folders with random weights, of any shape, in seconds, for measurements and tests.
 
 Theory of operation
 -------------------
@@ -50,12 +50,12 @@ ARCHITECTURES = {
 
 
 class ShapeError(ValueError):
-    """The shape asked for cannot be built; the message names the figure."""
+    """The requested shape can't be built; the message names the figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomModel:
-    """All that decides the bytes of a folder."""
+    """Everything that determines the bytes of a folder."""
 
     hidden: int
     layers: int
@@ -75,18 +75,20 @@ class RandomModel:
         return self.head_size or self.hidden // self.heads
 
     def validate(self) -> None:
-        """Raises ShapeError where no model has this shape."""
+        """Raises ShapeError if no model can have this shape."""
         for name in ("hidden", "layers", "heads", "kv_heads", "intermediate", "context"):
             if getattr(self, name) < 1:
                 raise ShapeError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.heads % self.kv_heads:
             raise ShapeError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.head_size is None and self.hidden % self.heads:
-            raise ShapeError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads}), or give head_size")
+            raise ShapeError(
+                f"hidden ({self.hidden}) must be a multiple of heads ({self.heads}) unless head_size is given"
+            )
         if self.head_dim < 2 or self.head_dim % 2:
-            raise ShapeError(f"the size of a head must be even, got {self.head_dim}")
+            raise ShapeError(f"the head size must be even, got {self.head_dim}")
         if not VOCABULARY_MIN <= self.vocabulary <= VOCABULARY_MAX:
-            raise ShapeError(f"vocabulary must be {VOCABULARY_MIN} to {VOCABULARY_MAX}, got {self.vocabulary}")
+            raise ShapeError(f"vocabulary must be from {VOCABULARY_MIN} to {VOCABULARY_MAX}, got {self.vocabulary}")
         if self.dtype not in DTYPES or self.family not in ARCHITECTURES:
             raise ShapeError(f"unknown dtype or family: {self.dtype}, {self.family}")
 
@@ -200,17 +202,19 @@ def write_random_model(model: RandomModel, out: Path) -> None:
 
 
 def parse(arguments: list[str]) -> tuple[RandomModel, Path]:
-    """The command line: a preset, and flags that change figures of it."""
+    """The command line: a preset, and flags that override its figures."""
     parser = argparse.ArgumentParser(description="Write a model folder with random weights.")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="tiny")
-    parser.add_argument("--out", type=Path, help="default: models/random/PRESET")
+    parser.add_argument("--out", type=Path, help="folder to write [models/random/PRESET]")
     for name in ("hidden", "layers", "heads", "kv-heads", "intermediate", "context", "seed"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--vocab", dest="vocabulary", type=int)
-    parser.add_argument("--head-dim", dest="head_size", type=int, help="size of a head, default hidden / heads")
+    parser.add_argument("--head-dim", dest="head_size", type=int, help="head size [hidden / heads]")
     parser.add_argument("--dtype", choices=sorted(DTYPES))
     parser.add_argument("--family", choices=sorted(ARCHITECTURES))
-    parser.add_argument("--tie", dest="tied", action=argparse.BooleanOptionalAction, help="share embedding and head")
+    parser.add_argument(
+        "--tie", dest="tied", action=argparse.BooleanOptionalAction, help="share the weights of embedding and head"
+    )
     flags = vars(parser.parse_args(arguments))
     preset, out = flags.pop("preset"), flags.pop("out")
     model = replace(PRESETS[preset], **{name: value for name, value in flags.items() if value is not None})

@@ -1,4 +1,4 @@
-"""How good a model is: held-out loss, the gap between its two best logits, and what it writes."""
+"""How good a model is: held-out loss, the gap between its two best logits, and samples of its output."""
 
 from dataclasses import dataclass
 
@@ -59,7 +59,7 @@ def measure(model: LlamaModel, rows_by_kind: dict[Kind, Tensor]) -> Measurement:
 
 
 def gaps_of(logits: Tensor) -> Tensor:
-    """What separates the best token of each row [..., V] from the second."""
+    """The gap between the two best logits of each row of [..., V]."""
     best = logits.topk(2, dim=-1).values
     return best[..., 0] - best[..., 1]
 

@@ -57,7 +57,7 @@ REPORT_EVERY_STEPS = 50
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says."""
+    """The options of the command line."""
 
     out: Path
     steps: int
@@ -99,7 +99,7 @@ def train_tokenizer(training: list[Document], vocabulary: int) -> Tokenizer:
 
 
 class Stream:
-    """An endless stream of the tokens of one kind, its documents shuffled anew each time round."""
+    """An endless stream of the tokens of one kind, its documents shuffled again in every round."""
 
     def __init__(self, encoded: list[Tensor], random_source: random.Random) -> None:
         self._encoded = encoded
@@ -138,7 +138,7 @@ def batches(streams: dict[Kind, Stream], steps: int, random_source: random.Rando
 
 
 def rate_factor(step: int, steps: int) -> float:
-    """Warm up, stay, then fall linearly to zero."""
+    """The factor of the learning rate: warms up, stays, then falls linearly to zero."""
     left = (steps - step) / (steps * DECAY_SHARE)
     return min((step + 1) / WARM_UP_STEPS, 1.0, left)
 
@@ -228,7 +228,7 @@ def step(model: LlamaModel, optimizers: list[torch.optim.Optimizer], ids: Tensor
 
 
 def train(options: Options) -> None:
-    """The whole run."""
+    """Trains the model and writes its folder."""
     torch.manual_seed(options.seed)
     started_s = time.monotonic()
     tokenizer, streams, held_out = prepare(options)
@@ -254,7 +254,7 @@ def train(options: Options) -> None:
     result = measure(model, held_out)
     write_model(model, tokenizer, options.out, figures_of(options, model, result, options.steps, wall_s))
     epochs = {kind.value: stream.epochs for kind, stream in streams.items()}
-    print(f"finished: {wall_s:.0f} s, {result}, times round {epochs}", flush=True)
+    print(f"finished: {wall_s:.0f} s, {result}, epochs {epochs}", flush=True)
 
 
 def parse(arguments: list[str]) -> Options:
@@ -270,7 +270,7 @@ def parse(arguments: list[str]) -> Options:
     parser.add_argument("--kv-heads", dest="kv_head_count", type=int, default=2)
     parser.add_argument("--intermediate", type=int, default=704)
     parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--checkpoints", type=Path, help="a folder that always holds a recent, usable model")
+    parser.add_argument("--checkpoints", type=Path, help="folder that always contains a recent, usable model")
     parser.add_argument("--checkpoint-every-s", type=float, default=240.0)
     parser.add_argument("--muon-rate", type=float, default=MUON_RATE)
     parser.add_argument("--adam-rate", type=float, default=ADAM_RATE)

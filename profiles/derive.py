@@ -1,8 +1,8 @@
-"""Writes the derived profiles of profiles: `python -m profiles.derive`. `--check` writes nothing
-and tells which files are not what it would write.
+"""Writes the derived profiles of this folder: `python -m profiles.derive`. `--check` writes nothing and names the files
+that are out of date.
 
-Each file carries the figures, the assumptions and the formulas that made it, and how far it is from what was published
-of the same hardware.
+Each file contains the figures, the assumptions and the formulas behind it, and how far it is from published
+measurements of the same hardware.
 """
 
 import sys
@@ -43,14 +43,14 @@ def name_of(layout: Layout) -> str:
     return "-".join([layout.shape.name, layout.gpu.name, *parallel])
 
 
-def _told(figures: Mapping[str, Figure]) -> dict[str, dict[str, object]]:
+def _listed(figures: Mapping[str, Figure]) -> dict[str, dict[str, object]]:
     return {
         name: {"value": figure.value, "unit": figure.unit, "source": figure.source} for name, figure in figures.items()
     }
 
 
 def _checks(layout: Layout) -> dict[str, str]:
-    """What was published of the same model on the same hardware, and what this gives."""
+    """Published figures of the same model on the same hardware, beside the derived ones."""
     checks = {}
     slots = PUBLISHED_KV_SLOTS.get(layout.shape.name)
     if slots is not None:
@@ -99,7 +99,7 @@ def _source(layout: Layout) -> dict[str, object]:
         },
         "device": gpu.text,
         "gpus": layout.tensor_parallel * layout.stages,
-        "hardware": _told(
+        "hardware": _listed(
             {
                 "memory": gpu.memory,
                 "bandwidth": gpu.bandwidth,
@@ -109,7 +109,7 @@ def _source(layout: Layout) -> dict[str, object]:
                 "host_memory": gpu.host_memory,
             }
         ),
-        "assumptions": _told(ASSUMPTIONS),
+        "assumptions": _listed(ASSUMPTIONS),
         "formulas": FORMULAS,
         **({"checks": checks} if checks else {}),
     }
@@ -135,7 +135,7 @@ def derived(layout: Layout) -> Profile:
 
 
 def stale_files(folder: Path) -> Iterator[Path]:
-    """Files that are missing or not what `derived` gives."""
+    """Files that are missing or differ from what `derived` returns."""
     for layout in LAYOUTS:
         file = folder / f"{name_of(layout)}.json"
         if not file.exists() or file.read_text(encoding="utf-8") != profile_text(derived(layout)):
@@ -143,7 +143,7 @@ def stale_files(folder: Path) -> Iterator[Path]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes all, or checks them. Exit 1 if `--check` finds a stale one."""
+    """Writes all files, or checks them. The exit code is 1 if `--check` finds a stale one."""
     if (sys.argv[1:] if argv is None else argv) == ["--check"]:
         stale = list(stale_files(PROFILES))
         for file in stale:

@@ -9,7 +9,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number and where it comes from."""
+    """A number and its source."""
 
     value: float
     unit: str

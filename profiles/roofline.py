@@ -12,7 +12,7 @@ every layer costs something that is neither:
 - FLOP: 2 for every weight and token, and 4 x hidden x context for a token's attention in a layer, of which a prefill of
   n tokens sees n / 2 on average. The output matrix counts for the one token of each job that is sampled.
 - bytes: every weight once, and the KV of every token of context of all jobs that decode.
-- all_reduce(b) = latency + 2 x (TP - 1) / TP x b / (NVLink x efficiency), as a ring does it; none with one GPU.
+- all_reduce(b) = latency + 2 x (TP - 1) / TP x b / (NVLink x efficiency), as in a ring; 0 with one GPU.
 - Pipeline stages work one after the other, so the whole model's iteration has the sum of their times: each has its
   layers' share of FLOP and bytes, and TP GPUs.
 
@@ -69,7 +69,7 @@ def kv_bytes_per_token(shape: Shape) -> int:
 
 
 def all_reduce_s(layout: Layout, tokens: int) -> float:
-    """One all-reduce of the activations of so many tokens among the GPUs of a stage."""
+    """Seconds of one all-reduce of the activations of that many tokens among the GPUs of a stage."""
     ranks = layout.tensor_parallel
     if ranks == 1:
         return 0.0
@@ -102,7 +102,7 @@ def prefill_s(layout: Layout, tokens: int) -> float:
 
 
 def decode_s(layout: Layout, batch: int, context_tokens: int) -> float:
-    """Seconds of an iteration that decodes one token of each of so many jobs."""
+    """Seconds of an iteration that decodes one token for each of `batch` jobs."""
     shape = layout.shape
     weights = layer_weights(shape) + output_weights(shape)
     flop = batch * (2 * weights + 4 * shape.layers * shape.hidden * context_tokens)
@@ -111,7 +111,7 @@ def decode_s(layout: Layout, batch: int, context_tokens: int) -> float:
 
 
 def cost_profile(layout: Layout) -> CostProfile:
-    """The model at its points: between them it is linear, but for the bend where compute takes over from memory."""
+    """The model at its points: between them it is linear, except for the bend where compute takes over from memory."""
     context = layout.shape.context
     prefill_tokens = []
     tokens = FIRST_PREFILL_TOKENS
@@ -150,5 +150,5 @@ def link_speed(layout: Layout) -> LinkSpeed:
 
 
 def rounded(value: float) -> float:
-    """To the digits that are written: more would only tell of the machine that wrote them."""
+    """Rounded to the digits written: more would depend on the machine that writes them."""
     return float(f"{value:.{_SIGNIFICANT_DIGITS}g}")

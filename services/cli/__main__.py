@@ -15,28 +15,28 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "kvmanager": ("services.kvmanager.__main__", "run one KV manager"),
     "worker": ("services.worker.__main__", "run one worker"),
     "generate": ("services.cli.client.generate_command", "stream one completion to stdout"),
-    "bench": ("services.cli.bench.bench_command", "replay a trace or a generated workload, open loop"),
+    "bench": ("services.cli.bench.bench_command", "run a trace or a generated workload against a server, open loop"),
     "simulate": (
         "services.cli.simulate.simulate_command",
-        "run the policies on a virtual clock: which one, how many groups, how much memory",
+        "simulate the policies on a virtual clock: which one, how many groups, how much memory",
     ),
-    "figures": ("evaluation.command", "simulate the papers' evaluation anew: pictures, tables, a report"),
+    "figures": ("evaluation.command", "repeat the papers' evaluation by simulation: pictures, tables, a report"),
     "trace": (
         "services.cli.bench.trace_command",
-        "convert a public trace into one that bench and simulate take",
+        "convert a public trace into one that bench and simulate accept",
     ),
     "profile": ("services.worker.profiling.profile_command", "measure the cost model of a model on this machine"),
     "top": ("services.cli.client.top_command", "watch queues, jobs and KV residency live"),
     "replay": (
         "services.cli.simulate.replay_command",
-        "decide a recorded run again, and compare (see up --record)",
+        "decide a recorded run again and compare (see up --record)",
     ),
 }
 
 
 def usage() -> str:
     """What `fastserve --help` prints."""
-    lines = ["usage: fastserve [--version] COMMAND [FLAGS]", "", "commands (fastserve COMMAND --help tells more):"]
+    lines = ["usage: fastserve [--version] COMMAND [FLAGS]", "", "commands (see fastserve COMMAND --help):"]
     lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(lines)
 

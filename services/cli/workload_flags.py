@@ -1,4 +1,4 @@
-"""The flags that name a workload, shared by `bench` and `simulate`, and the workload that they name."""
+"""The flags that choose a workload, shared by `bench` and `simulate`."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ DEFAULTS: Mapping[WorkloadKind, Workload] = {
     WorkloadKind.SHAREGPT: replace(_DATASET, kind=WorkloadKind.SHAREGPT),
     WorkloadKind.ALPACA: replace(_DATASET, kind=WorkloadKind.ALPACA),
 }
-"""What is taken for a flag that is not given. Datasets come with Poisson arrivals, as in the papers."""
+"""Values of flags that are not given. Datasets have Poisson arrivals, as in the papers."""
 
 _GENERATED = ("jobs", "rate", "cv", "theta", "ratio", "max_prompt_tokens", "max_output_tokens")
 
@@ -42,7 +42,7 @@ def _length(text: str) -> int:
 
 
 def _figure(name: str) -> Callable[[str], float]:
-    """An argparse type: a finite number that a workload can have there."""
+    """An argparse type: a number within the limits of that field of a workload."""
 
     def read(text: str) -> float:
         value = not_negative_float(text)
@@ -55,7 +55,7 @@ def _figure(name: str) -> Callable[[str], float]:
 
 
 def add_workload(to: argparse.ArgumentParser, *, with_seed: bool = True) -> None:
-    """The flags. Without `with_seed` the command has a flag of its own for it."""
+    """Adds the flags. Without `with_seed` the command has its own flag for seeds."""
     either = "(not with --trace)"
     to.add_argument(
         "--trace", type=Path, metavar="FILE", help="a trace: JSON lines of arrival_s, prompt_tokens, output_tokens, ..."
@@ -63,9 +63,9 @@ def add_workload(to: argparse.ArgumentParser, *, with_seed: bool = True) -> None
     to.add_argument(
         "--workload",
         choices=[kind.value for kind in WorkloadKind],
-        help=f"lengths of a generated workload {either} [{_ZIPF.kind}]",
+        help=f"distribution of lengths of a generated workload {either} [{_ZIPF.kind}]",
     )
-    to.add_argument("--jobs", type=_job_count, help=f"jobs of a generated workload {either} [{_ZIPF.jobs}]")
+    to.add_argument("--jobs", type=_job_count, help=f"number of jobs of a generated workload {either} [{_ZIPF.jobs}]")
     to.add_argument("--rate", type=_figure("rate"), help=f"arrivals per second {either} [{_ZIPF.rate}]")
     to.add_argument(
         "--cv",
@@ -76,30 +76,32 @@ def add_workload(to: argparse.ArgumentParser, *, with_seed: bool = True) -> None
         "--theta", type=_figure("theta"), help=f"skew of the Zipf distribution of lengths {either} [{_ZIPF.theta}]"
     )
     to.add_argument(
-        "--ratio", type=_figure("ratio"), help=f"prompt tokens by output tokens, with --workload ratio [{_ZIPF.ratio}]"
+        "--ratio",
+        type=_figure("ratio"),
+        help=f"ratio of prompt to output tokens, with --workload ratio [{_ZIPF.ratio}]",
     )
     for name in ("prompt", "output"):
         zipf, dataset = (getattr(one, f"max_{name}_tokens") for one in (_ZIPF, _DATASET))
         to.add_argument(
-            f"--max-{name}-tokens", type=_length, help=f"longest {name} {either} [{zipf}; datasets {dataset}]"
+            f"--max-{name}-tokens", type=_length, help=f"longest {name} in tokens {either} [{zipf}; datasets {dataset}]"
         )
     if with_seed:
         to.add_argument("--seed", type=int, default=0, help="seed of lengths, arrivals and random prompts [0]")
 
 
 def chosen_workload(arguments: argparse.Namespace, seed: int) -> AnyWorkload:
-    """The workload that the flags name. Raises CommandError."""
+    """The workload that the flags choose. Raises CommandError."""
     given = {name: value for name in _GENERATED if (value := getattr(arguments, name)) is not None}
     named: str | None = arguments.workload
     if arguments.trace is not None:
         extra = next(iter(given), None) if named is None else "workload"
         if extra is not None:
-            raise CommandError(f"--trace and {_flag(extra)} exclude each other", ExitCode.REFUSED)
+            raise CommandError(f"--trace and {_flag(extra)} can't be used together", ExitCode.REFUSED)
         return _read(arguments.trace, seed)
     kind = WorkloadKind.ZIPF if named is None else WorkloadKind(named)
     for name in FIGURES_WITHOUT[kind]:
         if name in given:
-            raise CommandError(f"{_flag(name)} is not for --workload {kind}", ExitCode.REFUSED)
+            raise CommandError(f"{_flag(name)} does not apply to --workload {kind}", ExitCode.REFUSED)
     return replace(DEFAULTS[kind], seed=seed, **given)
 
 

@@ -1,7 +1,7 @@
-"""What is to be simulated: the points of a sweep, the policies compared at each, and the seeds of each of these. Pure.
+"""The cases to simulate: the points of a sweep, the policies compared at each, the seeds of each of these. Pure.
 
-Every case is a simulation of its own and knows all that it depends on, so that neither the order in which cases run nor
-the processes that run them can change a figure.
+Every case is a separate simulation and contains all it depends on, so neither the order in which cases run nor the
+processes that run them can change a figure.
 """
 
 import math
@@ -28,7 +28,7 @@ MOST_CASES = 2000
 MOST_POINTS = 200
 CAPACITY_JOBS = 300
 CAPACITY_BATCHES = 10
-"""A saturated run has so many jobs at least, and so many full batches of them."""
+"""A saturated run has at least CAPACITY_JOBS jobs and at least CAPACITY_BATCHES full batches."""
 _CAPACITY_SEED = 1_000_003
 
 _OF_WORKLOAD = ("rate", "cv", "theta", "ratio")
@@ -46,7 +46,7 @@ class PolicyPair:
 
     @property
     def name(self) -> str:
-        """As results call it."""
+        """Its name in results."""
         return f"{self.policy}+{self.kv_policy}"
 
 
@@ -67,18 +67,18 @@ class SweepPoint:
 
     @property
     def shown(self) -> str:
-        """The value in full: two that differ are never shown alike."""
+        """The value in full: different values are never shown alike."""
         return str(int(self.value)) if self.value.is_integer() and self.value < _MOST_IN_FULL else repr(self.value)
 
     @property
     def name(self) -> str:
-        """As folders are called: `rate=4`."""
+        """Its name in results and of its folder: `rate=4`."""
         return f"{self.axis}={self.shown}" if self.axis else ""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationCase:
-    """One simulation. `config` is workload_as_json in its result."""
+    """One simulation. `config` goes into its result."""
 
     point: SweepPoint
     variant: PolicyPair
@@ -90,12 +90,12 @@ class SimulationCase:
 
     @property
     def jobs(self) -> list[SimulatedJob]:
-        """What comes to the server."""
+        """The jobs that arrive at the server."""
         return simulated_jobs(trace_of(self.workload), self.time_scale)
 
     @property
     def ids(self) -> Sequence[str]:
-        """What the results call the jobs, in the same order: a trace's ids, which need not differ."""
+        """The jobs' ids in results, in the same order: those of a trace, which need not differ."""
         workload = self.workload
         if isinstance(workload, TraceFile):
             return [job.job_id for job in workload.jobs]
@@ -103,7 +103,7 @@ class SimulationCase:
 
     @property
     def rate_per_s(self) -> float | None:
-        """Arrivals per second that are asked for, None if all come at once. A bursty sample may have another rate."""
+        """Requested arrivals per second, None if all come at once. A bursty sample may have another rate."""
         workload = self.workload
         rate = realised_rate_per_s(workload.jobs) if isinstance(workload, TraceFile) else workload.rate
         if isinstance(workload, TraceFile) and workload.rate is not None:
@@ -126,9 +126,7 @@ def realised_rate_per_s(jobs: Sequence[SimulatedJob] | Sequence[TraceJob]) -> fl
 
 
 def parse_variants(text: str | None, settings: SimulatedServerSettings) -> tuple[PolicyPair, ...]:
-    """`POLICY[/KV],...`; without KV the one of the settings, without anything both of the settings. Raises
-    InvalidFieldError.
-    """
+    """Parses `POLICY[/KV],...`; what is left out comes from the settings. Raises InvalidFieldError."""
     own = PolicyPair(*default_policies(settings))
     if text is None:
         return (own,)
@@ -137,10 +135,10 @@ def parse_variants(text: str | None, settings: SimulatedServerSettings) -> tuple
         policy, _, kv_policy = part.strip().partition("/")
         kv_policy = kv_policy or own.kv_policy
         if policy not in set(PolicyName):
-            raise InvalidFieldError("--compare", f"'{policy}' is no policy; there are {', '.join(PolicyName)}")
+            raise InvalidFieldError("--compare", f"'{policy}' is not a policy; policies are {', '.join(PolicyName)}")
         if kv_policy not in KV_POLICY_NAMES:
             raise InvalidFieldError(
-                "--compare", f"'{kv_policy}' is no KV policy; there are {', '.join(KV_POLICY_NAMES)}"
+                "--compare", f"'{kv_policy}' is not a KV policy; KV policies are {', '.join(KV_POLICY_NAMES)}"
             )
         variant = PolicyPair(PolicyName(policy), kv_policy)
         if variant in variants:
@@ -153,7 +151,7 @@ def parse_sweep(text: str) -> Sweep:
     """`AXIS=a,b,c` or `AXIS=low:high:count`. Raises InvalidFieldError."""
     axis, equals, values_text = text.partition("=")
     if not equals or axis not in AXES:
-        raise InvalidFieldError("--sweep", f"must be AXIS=VALUES with an axis of {', '.join(AXES)}")
+        raise InvalidFieldError("--sweep", f"must be AXIS=VALUES, where AXIS is one of {', '.join(AXES)}")
     try:
         values = _range(values_text) if ":" in values_text else tuple(float(part) for part in values_text.split(","))
     except ValueError:
@@ -161,7 +159,7 @@ def parse_sweep(text: str) -> Sweep:
     if axis in _OF_SERVER:
         values = tuple(float(round(value)) if math.isfinite(value) else value for value in values)
     if not all(0 <= value < math.inf for value in values) or len(set(values)) != len(values):
-        raise InvalidFieldError("--sweep", "values must be finite, 0 or more, and differ")
+        raise InvalidFieldError("--sweep", "values must be finite, 0 or more, and all different")
     if axis in _OF_WORKLOAD:
         for value in values:
             if (wrong := wrong_with(axis, value)) is not None:
@@ -175,7 +173,7 @@ def _range(text: str) -> tuple[float, ...]:
     low_text, high_text, count_text = text.split(":")
     low, high, count = float(low_text), float(high_text), int(count_text)
     if not 2 <= count <= MOST_POINTS:
-        raise InvalidFieldError("--sweep", f"count must be 2 to {MOST_POINTS}, is {count}")
+        raise InvalidFieldError("--sweep", f"count must be from 2 to {MOST_POINTS}, got {count}")
     return tuple(low + (high - low) * number / (count - 1) for number in range(count))
 
 
@@ -184,9 +182,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     try:
         seeds = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InvalidFieldError("--seed", f"must be whole numbers separated by commas, is '{text}'") from None
+        raise InvalidFieldError("--seed", f"must be whole numbers separated by commas, got '{text}'") from None
     if len(set(seeds)) != len(seeds):
-        raise InvalidFieldError("--seed", "seeds must differ")
+        raise InvalidFieldError("--seed", "seeds must all be different")
     return seeds
 
 
@@ -199,11 +197,11 @@ def cases(
     seeds: Sequence[int],
     time_scale: float = 1.0,
 ) -> list[SimulationCase]:
-    """All that is asked for: points outermost, then variants, then seeds. Raises InvalidFieldError."""
+    """All cases: points outermost, then variants, then seeds. Raises InvalidFieldError."""
     points = [SweepPoint()] if sweep is None else [SweepPoint(sweep.axis, value) for value in sweep.values]
     count = len(points) * len(variants) * len(seeds)
     if count > MOST_CASES:
-        raise InvalidFieldError("--sweep", f"{count} simulations are asked for, at most {MOST_CASES} are run")
+        raise InvalidFieldError("--sweep", f"asks for {count} simulations, must be at most {MOST_CASES}")
     made = _cases(profile, settings, workload, variants, points, seeds)
     return [replace(case, time_scale=time_scale, config=case.config | {"time_scale": time_scale}) for case in made]
 
@@ -253,25 +251,25 @@ def _placed(workload: AnyWorkload, point: SweepPoint) -> AnyWorkload:
         return workload
     if isinstance(workload, TraceFile):
         if point.axis != "rate":
-            raise InvalidFieldError("--sweep", f"{point.axis} is of generated workloads, not of a trace")
+            raise InvalidFieldError("--sweep", f"{point.axis} applies to generated workloads, not to a trace")
         return replace(workload, rate=point.value)
     needed = {"theta": (WorkloadKind.ZIPF, WorkloadKind.RATIO), "ratio": (WorkloadKind.RATIO,)}.get(point.axis)
     if needed is not None and workload.kind not in needed:
-        raise InvalidFieldError("--sweep", f"{point.axis} is not for --workload {workload.kind}")
+        raise InvalidFieldError("--sweep", f"{point.axis} does not apply to --workload {workload.kind}")
     fields: dict[str, float] = {point.axis: point.value}
     return replace(workload, **fields)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityOf:
-    """What the capacity of FCFS depends on: one group of a server, whatever its policies, and the lengths that come."""
+    """What the capacity of FCFS depends on: one group of a server, without its policies, and lengths of jobs."""
 
     setup: ServerSetup
     lengths: tuple[tuple[int, int], ...]
 
     @property
     def jobs(self) -> list[SimulatedJob]:
-        """All at once."""
+        """Jobs of these lengths that all arrive at once."""
         return [SimulatedJob(str(number), 0.0, *length) for number, length in enumerate(self.lengths)]
 
 

@@ -1,8 +1,7 @@
-"""The look of pages of panels, and their files. The same page gives the same bytes: no dates are in them, and ids of
-the SVG come from a fixed salt.
+"""The look of pages of panels, and their files: SVG, which stays sharp and is smaller than PNG. The same page gives the
+same bytes: no date is in them, and ids come from a fixed salt.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,8 @@ STYLE: dict[Any, Any] = {
 }
 """For `mpl.rc_context`, around all of a page."""
 
-_METADATA: Mapping[str, Mapping[str, None]] = {"svg": {"Date": None}, "png": {"Software": None}}
+PICTURE_SUFFIX = ".svg"
+"""The one kind of picture that is written."""
 
 PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 """Writes a tick without powers of ten."""
@@ -45,12 +45,11 @@ def name_log_ticks(axis: Axis, span: float, wide: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def write_page(page: Figure, title: str, caption: str, out: Path, name: str) -> list[Path]:
-    """Put title and caption on a page, write it as SVG and PNG, and close it; the paths."""
+def write_page(page: Figure, title: str, caption: str, out: Path, name: str) -> Path:
+    """Puts title and caption on a page, writes it, closes it and returns the path."""
     page.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     page.supxlabel(caption, x=0.01, ha="left", fontsize=8, color="#555555")
-    paths = [out / f"{name}.{kind}" for kind in _METADATA]
-    for path, metadata in zip(paths, _METADATA.values(), strict=True):
-        page.savefig(path, dpi=100, metadata=dict(metadata))
+    path = out / f"{name}{PICTURE_SUFFIX}"
+    page.savefig(path, metadata={"Date": None})
     plt.close(page)
-    return paths
+    return path

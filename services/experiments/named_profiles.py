@@ -6,11 +6,11 @@ from services.domain.errors import InvalidFieldError
 from services.runtime.profile_file import Profile, read_profile
 
 PROFILES = Path(__file__).resolve().parents[2] / "profiles"
-"""Comes with the source tree, not with a wheel, as the bundled model does."""
+"""Part of the source tree, not of a wheel, like the bundled model."""
 
 
 def profile_names(folder: Path = PROFILES) -> list[str]:
-    """What `--profile` takes beside files."""
+    """The names that `--profile` accepts."""
     return sorted(file.stem for file in folder.glob("*.json"))
 
 
@@ -25,5 +25,5 @@ def find_profile(name_or_file: str, folder: Path = PROFILES) -> Profile:
     file = Path(name_or_file)
     if not file.exists():
         known = ", ".join(names) if names else f"none: {folder} is missing"
-        raise InvalidFieldError("--profile", f"{name_or_file} is neither a file nor a profile's name ({known})")
+        raise InvalidFieldError("--profile", f"{name_or_file} is neither a file nor the name of a profile ({known})")
     return read_profile(file)

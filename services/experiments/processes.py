@@ -1,8 +1,8 @@
 """Work spread over processes: each task is pure, so neither their number nor their order changes an answer.
 
-Processes are spawned, never forked, ignore Ctrl-C, which the parent alone answers by ending them, and are killed when
-the parent dies, however it dies. A task tells how far it is by a number in memory that all share; the parent looks at
-it a few times a second.
+Processes are spawned, never forked. They ignore Ctrl-C, since the parent ends them, and are killed when the parent
+dies, however it dies. A task reports its progress as a number in shared memory, which the parent reads a few times a
+second.
 """
 
 import multiprocessing
@@ -22,10 +22,10 @@ LOOK_PERIOD_S = 0.2
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 OnProgress = Callable[[Sequence[int]], None]
-"""Is told a number for each task: how much of it is done."""
+"""Called with a number for each task: how much of it is done."""
 
 _done: Any = None
-"""In a process of the pool: the numbers that all share."""
+"""In a process of the pool: the shared numbers."""
 
 
 def _begin(parent_id: int, done: Any) -> None:
@@ -36,10 +36,10 @@ def _begin(parent_id: int, done: Any) -> None:
 
 
 def _work(work: Callable[[Task, Callable[[int], None]], Answer], number: int, task: Task) -> Answer:
-    def told(done: int) -> None:
+    def report(done: int) -> None:
         _done[number] = done
 
-    return work(task, told)
+    return work(task, report)
 
 
 def over_processes(
@@ -48,8 +48,10 @@ def over_processes(
     processes: int,
     on_progress: OnProgress,
 ) -> list[Answer]:
-    """The answers of `work(task, told)` in the order of the tasks; `told(n)` says how far a task is. One process, or
-    one task, means this one. Raises what a task raised, and CommandError if a process was killed.
+    """The answers of `work(task, report)` in the order of the tasks; a task calls `report(n)` to say how far
+    it is. With one process or one task, all run in this process.
+
+    Raises what a task raised, and CommandError if a process was killed.
     """
     if processes == 1 or len(tasks) <= 1:
         return _here(work, tasks, on_progress)
@@ -62,14 +64,14 @@ def over_processes(
         _watch(futures, done, on_progress)
         answers = [future.result() for future in futures]
     except BaseException as error:
-        # Neither the rest of the queue nor what runs now is worth waiting for.
+        # Neither queued nor running tasks are worth waiting for.
         pool.shutdown(wait=False, cancel_futures=True)
         for child in multiprocessing.active_children():
             if child.pid not in before:
                 child.terminate()
                 child.join()
         if isinstance(error, BrokenProcessPool):
-            raise CommandError("a process of the simulation was killed, maybe for want of memory") from error
+            raise CommandError("a process of the simulation was killed, maybe because memory ran out") from error
         raise
     pool.shutdown()
     return answers
@@ -78,7 +80,7 @@ def over_processes(
 def _submitted(
     pool: ProcessPoolExecutor, work: Callable[[Task, Callable[[int], None]], Answer], tasks: Sequence[Task]
 ) -> list[Future[Answer]]:
-    """Hands the tasks over, which starts the processes. They inherit that Ctrl-C is held back until they ignore it."""
+    """Submits the tasks, which starts the processes. These inherit a blocked SIGINT until they ignore it."""
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return [pool.submit(_work, work, number, task) for number, task in enumerate(tasks)]
@@ -87,7 +89,7 @@ def _submitted(
 
 
 def _watch(futures: Sequence[Future[Answer]], done: Any, on_progress: OnProgress) -> None:
-    """Until all have ended, or one has failed."""
+    """Waits until all have ended; raises the error of the first that fails."""
     waiting: set[Future[Answer]] = set(futures)
     while waiting:
         ended, waiting = wait(waiting, LOOK_PERIOD_S, FIRST_EXCEPTION)
@@ -102,16 +104,16 @@ def _here(
     done = [0] * len(tasks)
     due_s = 0.0
 
-    def told_by(number: int) -> Callable[[int], None]:
-        def told(count: int) -> None:
+    def reporter_of(number: int) -> Callable[[int], None]:
+        def report(count: int) -> None:
             nonlocal due_s
             done[number] = count
             if time.monotonic() >= due_s:
                 due_s = time.monotonic() + LOOK_PERIOD_S
                 on_progress(done)
 
-        return told
+        return report
 
-    answers = [work(task, told_by(number)) for number, task in enumerate(tasks)]
+    answers = [work(task, reporter_of(number)) for number, task in enumerate(tasks)]
     on_progress(done)
     return answers

@@ -1,8 +1,8 @@
-"""One simulation of the command, from a case to its figures and files: the body of a process. The files are those of
-`bench`, and hold nothing but what follows from the case: no dates, no names of machines.
+"""One simulation, from a case to its figures and files: the body of a process. The files are those of `bench`, and
+contain only what follows from the case: no dates, no names of machines.
 
 A server may get stuck: some policies, together with some KV policies, move jobs in and out for ever (PAPER 7). That is
-a result too, told in a file of its own in place of the others.
+a result too, written to a file of its own in place of the others.
 """
 
 from collections.abc import Callable
@@ -13,24 +13,24 @@ from pathlib import Path
 from services.experiments.cases import CapacityOf, SimulationCase, realised_rate_per_s
 from services.simulator.fcfs_capacity import fcfs_capacity_per_s
 from services.simulator.simulation import JobOutcome, Simulation, StuckError, simulate
-from services.workloads.job_records import JobRecord, distribution, result, write_lines, write_report
+from services.workloads.job_records import JobRecord, distribution, result, write_lines, write_result_files
 
 Content = dict[str, object]
 _ENDED_WELL = ("length", "stop")
 _STUCK_FILE = "stuck.txt"
-_STORY_JOBS = "Jobs are called by their place in the order of arrival, from 0."
+_STORY_JOBS = "Jobs are named by their position in the order of arrival, counted from 0."
 
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A simulation that did not get on. `story`: the file that tells who waits for what."""
+    """A simulation that got stuck. `story`: the file that says which job waits for what."""
 
     reason: str
     story: Path
 
 
 def record_of(outcome: JobOutcome) -> JobRecord:
-    """An outcome as a replay's record."""
+    """An outcome as the record of a trace run."""
     times_s = outcome.token_times_s
     error = outcome.error
     if error is None and outcome.finish_reason not in _ENDED_WELL:
@@ -51,7 +51,7 @@ def record_of(outcome: JobOutcome) -> JobRecord:
 
 
 def _only_simulated(simulation: Simulation) -> Content:
-    """What a live replay does not know."""
+    """Figures that a live trace run can't measure."""
     good = [outcome for outcome in simulation.outcomes if outcome.error is None]
     return {
         "queue_s": distribution([outcome.queue_s for outcome in good]),
@@ -67,7 +67,7 @@ def _only_simulated(simulation: Simulation) -> Content:
 def run_case(
     case: SimulationCase, capacity_per_s: float | None, folder: Path, on_progress: Callable[[int], None] | None = None
 ) -> Content | Stuck:
-    """Simulate, write `result.json` and `jobs.jsonl` into `folder`, return the result's content; or why there is none.
+    """Simulates, writes `result.json` and `jobs.jsonl` into `folder`, returns the result's content or why it got stuck.
     What an earlier run left there of the other kind is removed.
     """
     jobs = case.jobs
@@ -88,7 +88,7 @@ def run_case(
     for record, job_id in zip(records, case.ids, strict=True):
         record.job_id = job_id
     content = result(config, records, simulation.counters) | {"simulated": _only_simulated(simulation)}
-    write_report(folder, content, records)
+    write_result_files(folder, content, records)
     return content
 
 

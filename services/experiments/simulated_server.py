@@ -1,5 +1,5 @@
-"""Settings of a simulated server: those of the scheduler and of the KV manager by their own names and limits, and what
-the hardware and the worker settle when a server is real.
+"""Settings of a simulated server: those of the scheduler and of the KV manager under their own names and limits, and
+those that hardware and worker decide in a real server.
 """
 
 from typing import Any
@@ -42,23 +42,23 @@ class SimulatedServerSettings(BaseModel):
 
     model_config = Settings.model_config
 
-    groups: int = Field(1, ge=1, le=1024, description="worker groups; jobs are dealt out to them in turn")
+    groups: int = Field(1, ge=1, le=1024, description="worker groups, which get the jobs in turn")
     pp: int | None = Field(None, ge=1, le=15, description="pipeline stages of a group; off: the profile's")
     plans_in_flight: int | None = Field(
-        None, ge=1, le=16, description="iterations planned ahead, the running ones among them; off: stages + 1"
+        None, ge=1, le=16, description="iterations planned ahead, including the running ones; off: stages + 1"
     )
     kv_device_tokens: int | None = Field(
-        None, ge=1, le=MOST_POOL_TOKENS, description="tokens of a group's device pool; off: the profile's"
+        None, ge=1, le=MOST_POOL_TOKENS, description="size of a group's device KV pool in tokens; off: the profile's"
     )
     kv_host_tokens: int | None = Field(
-        None, ge=0, le=MOST_POOL_TOKENS, description="tokens of a group's host pool; off: the profile's"
+        None, ge=0, le=MOST_POOL_TOKENS, description="size of a group's host KV pool in tokens; off: the profile's"
     )
     max_model_len: int | None = Field(
-        None, ge=2, description="most tokens of prompt and output together; off: the profile's"
+        None, ge=2, description="maximum tokens of prompt and output together; off: the profile's"
     )
-    hop: float = Field(0.0003, ge=0, le=10, description="seconds that a message between two services takes")
+    hop: float = Field(0.0003, ge=0, le=10, description="delay of a message between two services, in seconds")
     slowdown: float = Field(
-        1.0, gt=0, le=1000, description="how many times the profile's seconds an iteration takes in service"
+        1.0, gt=0, le=1000, description="factor by which an iteration takes longer in service than in the profile"
     )
 
 
@@ -79,7 +79,7 @@ FLAGS: tuple[str, ...] = tuple(SimulateSettings.model_fields)
 
 
 def _known(value: int | None, given: int | None, field: str, profile: Profile) -> int:
-    """What was given, or else what the profile says."""
+    """`given`, or else the profile's `value`. Raises InvalidFieldError if neither is there."""
     if given is not None:
         return given
     if value is None:
@@ -95,8 +95,8 @@ def _scheduler(settings: SimulatedServerSettings, stages: int) -> SchedulerSetti
 
 
 def server_setup(settings: SimulatedServerSettings, profile: Profile) -> ServerSetup:
-    """The server that the simulator takes. Raises InvalidFieldError for what does not fit together, and for a profile
-    that tells too little.
+    """The server that the simulator takes. Raises InvalidFieldError for settings that contradict each other, and for a
+    profile that lacks a field.
     """
     if profile.link is None:
         raise InvalidFieldError("--profile", f"{profile.name or 'the profile'} has no link")
@@ -123,7 +123,7 @@ def server_setup(settings: SimulatedServerSettings, profile: Profile) -> ServerS
 
 
 def shown(settings: SimulatedServerSettings) -> dict[str, object]:
-    """How `result.json` tells of the server."""
+    """The server's settings as `result.json` shows them."""
     values = {name: getattr(settings, name) for name in FLAGS}
     return {name: str(value) if isinstance(value, str) else value for name, value in values.items()}
 
@@ -135,5 +135,5 @@ def default_policies(settings: SimulatedServerSettings) -> tuple[PolicyName, str
 
 
 def changed(settings: SimulatedServerSettings, **values: object) -> SimulatedServerSettings:
-    """The settings with other values in some places, checked anew. Raises InvalidFieldError."""
+    """The settings with some values changed, checked again. Raises InvalidFieldError."""
     return resolve(SimulateSettings, "simulate", {**settings.model_dump(), **values}, {})

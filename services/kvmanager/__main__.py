@@ -14,11 +14,11 @@ from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
 
 CLOSE_LIMIT_S = 0.5
-"""For the last bytes of the streams."""
+"""Time for the last bytes of the streams."""
 
 
 async def serve(process: ServiceProcess[KvManagerSettings]) -> None:
-    """The KV manager's life: listen, decide, say good-bye."""
+    """The KV manager's life: listen, serve, close the streams."""
     settings = process.settings
     with recording(settings, KV_MANAGER_FORMAT, settings.knobs, strict=True) as recorder:
         await _serve(process, settings, recorder)
@@ -49,7 +49,7 @@ async def _serve(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a KV manager until a signal ends it; the exit status."""
+    """Runs a KV manager until a signal ends it. Returns the exit status."""
     return service_main("kvmanager", KvManagerSettings, argv, serve)
 
 

@@ -1,12 +1,12 @@
-"""The owner of the KV manager's state: one task that takes everything that happened since the last turn, asks the
-machine what follows, and hands its commands out, one batch a peer.
+"""The owner of the KV manager's state: one task that takes all events since the last turn, passes them to the
+machine, and sends its commands out, one batch per peer.
 
-Handlers put what they hear into the inbox and write what they find in their peer's outbox; nobody but this task
-changes the machine. A turn has no await in it. Only the newest stream of the scheduler and the newest epoch of the
-worker are listened to; what still comes of others is dropped.
+Handlers post what they receive to the inbox and write whatever is in their peer's outbox; only this task changes the
+machine. A turn contains no await. Only the newest stream of the scheduler and the newest epoch of the worker count;
+messages from older ones are dropped.
 
-A peer that breaks the protocol ends both streams and the machine: the scheduler dials again, the worker begins a new
-epoch, and all KV is made anew.
+When a peer breaks the protocol, both streams and the machine end: the scheduler dials again, the worker begins a new
+epoch, and all KV is recomputed.
 """
 
 import asyncio
@@ -48,14 +48,14 @@ from services.runtime.recording.recorder import Recorder
 _log = logging.getLogger(__name__)
 
 MOST_INBOX = 10_000
-"""Turns of peers; beyond it they wait at their streams."""
+"""Turns of peers; beyond this, they wait in their streams."""
 STATUS_PERIOD_S = 0.1
 MOST_BLOCKS = 1 << 24
 MOST_STAGES = 64
 
 
 class KvManagerDriver:
-    """Runs the machine; `recorder` sees every turn. Made on its event loop."""
+    """Runs the machine; `recorder` sees every turn. Must be created on its event loop."""
 
     def __init__(self, knobs: KvConfig, recorder: Recorder | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -63,7 +63,7 @@ class KvManagerDriver:
         self._recorder = recorder
         self._begin()
         self.inbox: Inbox[Inbound] = Inbox(MOST_INBOX)
-        """Where the streams put what they hear."""
+        """Where the streams post what they receive."""
         self._scheduler: SchedulerStream | None = None
         self._workers: dict[int, KvWorkerStream] = {}
         """The newest epoch's streams, by stage."""
@@ -72,14 +72,12 @@ class KvManagerDriver:
         self._told_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.pool_usage: PoolUsage | None = None
-        """State of the pools after the last turn, to be read by anybody; None while there is no worker or no
-        scheduler.
-        """
+        """State of the pools after the last turn, readable from any thread; None without a worker or a scheduler."""
 
     # --- for the streams ---------------------------------------------------------------------------------------------
 
     def check_worker(self, facts: KvWorkerFacts) -> None:
-        """Raises PeerMismatchError for pools that can't be used, SupersededError for an earlier life."""
+        """Raises PeerMismatchError for pools that can't be used, SupersededError for an old epoch."""
         pools = facts.pools
         for field, value, least, most in (
             ("group", facts.group, 0, 0),
@@ -90,27 +88,27 @@ class KvManagerDriver:
             ("stage", pools.stage, 0, pools.stage_count - 1),
         ):
             if not least <= value <= most:
-                raise PeerMismatchError(field, f"must be {least} to {most}, got {value}")
+                raise PeerMismatchError(field, f"is {value}, but must be between {least} and {most}")
         self._check_epoch(pools.epoch, pools.stage)
 
     def _check_epoch(self, epoch: Epoch, stage: int) -> None:
         joins = epoch == self._newest_epoch and self._workers and stage not in self._workers
         if epoch <= self._newest_epoch and not joins:
-            raise SupersededError(f"worker epoch {epoch} is not newer than {self._newest_epoch}")
+            raise SupersededError(f"worker epoch {epoch} is not newer than epoch {self._newest_epoch}")
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Takes turns for ever. What ends it is a bug."""
+        """Takes turns forever; it returns only because of a bug."""
         while True:
             self._turn(await self.inbox.take())
 
     def close(self) -> None:
-        """The service ends: tell the peers to dial again."""
+        """The service is shutting down: end all streams, so that the peers dial again."""
         self._end_streams(NotReadyError("the KV manager is shutting down"))
 
     def _begin(self) -> None:
-        """A machine that knows nothing."""
+        """Start with an empty machine."""
         self._machine = KvManager(self._knobs)
         handle = self._machine.handle
         self._handle = handle if self._recorder is None else self._recorder.watching(handle)
@@ -122,14 +120,14 @@ class KvManagerDriver:
         try:
             commands = self._handle(events, self._loop.time())
         except ProtocolError as error:
-            _log.error("starting anew: %s", error)
+            _log.error("dropping all connections and starting over after a protocol error: %s", error)
             self._begin()
             self._end_streams(error)
             commands = []
         self._execute(commands)
 
     def _heard(self, item: Inbound) -> list[Event]:
-        """What something means to the machine."""
+        """Translate an inbox item into events of the machine."""
         match item:
             case SchedulerSaid(peer, epoch, messages):
                 return [FromScheduler(epoch, message) for message in messages] if peer is self._scheduler else []
@@ -155,7 +153,7 @@ class KvManagerDriver:
         return []
 
     def _scheduler_arrived(self, peer: SchedulerStream) -> list[Event]:
-        """The newest stream is the scheduler's; an earlier one is over."""
+        """The newest stream is the scheduler's; an older one is closed."""
         events: list[Event] = []
         if self._scheduler is not None:
             self._scheduler.close(SupersededError("a newer stream of the scheduler took over"))
@@ -166,20 +164,20 @@ class KvManagerDriver:
         return [*events, SchedulerConnected()]
 
     def _worker_arrived(self, peer: KvWorkerStream, facts: KvWorkerFacts) -> list[Event]:
-        """A newer epoch ends the one before."""
+        """A newer epoch ends the previous one."""
         try:
             self._check_epoch(peer.epoch, peer.stage)
         except SupersededError as error:
-            # Between its hello and this turn another came.
+            # Another worker joined between this one's hello and this turn.
             peer.close(error)
             return []
         if peer.epoch > self._newest_epoch:
-            self._end_workers(SupersededError(f"a worker of the newer epoch {peer.epoch} took over"))
+            self._end_workers(SupersededError(f"a worker with the newer epoch {peer.epoch} took over"))
             self._newest_epoch = peer.epoch
         self._workers[peer.stage] = peer
         pools = facts.pools
         _log.info(
-            "worker of epoch %d joined: %d device and %d host blocks of %d tokens",
+            "worker of epoch %d joined with %d device blocks and %d host blocks of %d tokens",
             peer.epoch,
             pools.device_block_count,
             pools.host_block_count,
@@ -201,7 +199,7 @@ class KvManagerDriver:
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def _execute(self, commands: Sequence[Command]) -> None:
-        """Hand out a turn's commands: one batch a peer. All of a turn are of one epoch."""
+        """Send a turn's commands, one batch per peer. All commands of a turn belong to one epoch."""
         to_scheduler: list[KvLinkItem] = []
         to_worker: list[KvToWorker] = []
         for command in commands:
@@ -211,8 +209,8 @@ class KvManagerDriver:
                 case ToWorker(_, message):
                     to_worker.append(message)
                 case EndWorker(epoch):
-                    _log.warning("ending worker epoch %d: nobody can vouch for its tables", epoch)
-                    self._end_workers(NotReadyError("the scheduler was lost, and with it what these tables mean"))
+                    _log.warning("ending worker epoch %d: its block tables are void without the scheduler", epoch)
+                    self._end_workers(NotReadyError("the scheduler was lost, so this epoch's block tables are void"))
         to_scheduler += self._status()
         epoch = self._machine.epoch
         if to_worker:
@@ -222,7 +220,7 @@ class KvManagerDriver:
             self._scheduler.put((epoch, to_scheduler))
 
     def _status(self) -> list[KvLinkItem]:
-        """Figures for operators, when something changed, at most once a period."""
+        """Figures for operators: only after a change, and at most once per STATUS_PERIOD_S."""
         self.pool_usage = figures = self._machine.pool_usage()
         if figures is None or (figures == self._told and not self._machine.has_swaps):
             return []

@@ -1,4 +1,4 @@
-"""What the streams tell the driver."""
+"""The items that the streams post to the driver's inbox."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class SchedulerArrived(NamedTuple):
 
 
 class SchedulerSaid(NamedTuple):
-    """One turn of the scheduler."""
+    """The messages of one turn of the scheduler."""
 
     stream: SchedulerStream
     epoch: Epoch
@@ -38,7 +38,7 @@ class KvWorkerArrived(NamedTuple):
 
 
 class KvWorkerSaid(NamedTuple):
-    """One turn of a worker's stage."""
+    """The messages of one turn of a worker's stage."""
 
     stream: KvWorkerStream
     epoch: Epoch

@@ -1,4 +1,4 @@
-"""What a recording of the KV manager is made of (see services.runtime.recording.lines)."""
+"""The contents of a KV manager recording (see services.runtime.recording.lines)."""
 
 from services.domain.protocol import ArrivedJob, Release
 from services.kvmanager.machine.kv_manager_events import Command, Event, StageLost
@@ -18,7 +18,7 @@ KV_MANAGER_FORMAT = MachineFormat(
     rules=Rules(
         stands_for={KvPolicy: Defer | OnDemand | Proactive},
         last_words=frozenset({Release}),
-        # Two turns of the scheduler may be read in one turn here: a job is released, and tried again.
+        # One turn here may read two turns of the scheduler, in which a job is released and its id is used again.
         first_words=frozenset({ArrivedJob}),
         written_as={StageLost: "WorkerLost"},
     ),

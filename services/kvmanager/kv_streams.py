@@ -1,5 +1,5 @@
-"""The KV manager's streams: what waits to be written to the scheduler, and to a worker's stage. A turn's messages are
-one batch.
+"""The KV manager's streams: what is waiting to be written to the scheduler and to a worker's stages. The messages of a
+turn are one batch.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How full the KV manager's pools are, read at every scrape."""
+"""The usage of the KV manager's pools, read at every scrape."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,16 +12,16 @@ GROUP = 0
 
 
 class PoolCollector(Collector):
-    """`read` gives the pools, or None while there is no worker; called from the thread of the metrics server."""
+    """`read` returns the pools, or None without a worker; it is called from the metrics server's thread."""
 
     def __init__(self, model_name: str, read: Callable[[], PoolUsage | None]) -> None:
         self._model_name = model_name
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is known before the first scrape."""
+        """Empty, so that registering the collector does not read the pools."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Both pools; empty ones while there is no worker."""
+        """Both pools; empty pools without a worker."""
         yield from pool_gauges(self._model_name, [(GROUP, self._read() or NO_POOLS)])

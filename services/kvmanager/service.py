@@ -1,5 +1,5 @@
-"""The RPCs of the KV manager: thin handlers that put what they read into the driver's inbox, and write what waits in
-their peer's outbox.
+"""The RPCs of the KV manager: thin handlers that post what they read to the driver's inbox and write what is waiting
+in their peer's outbox.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -93,5 +93,4 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
 
 
 def register(server: grpc.aio.Server, driver: KvManagerDriver) -> None:
-    """Adds the service to a server."""
     kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(KvManagerService(driver), server)

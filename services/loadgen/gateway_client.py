@@ -1,7 +1,7 @@
 """The client commands' side of the public API: one channel to a gateway, over gRPC.
 
-Failures become CommandError with the exit code of arguments.py: 3 when the server can't be reached (or is lost), 2 when
-it refuses.
+Failures become CommandError with an exit code: UNREACHABLE if the server can't be reached or is lost, REFUSED if it
+refuses.
 """
 
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ CALL_LIMIT_S = 10.0
 
 
 def encode(request: GenerateRequest) -> bytes:
-    """A request as it travels. Raises CommandError (refused) for a value that its field can't carry."""
+    """A request as wire bytes. Raises CommandError (REFUSED) for a value that its field can't carry."""
     try:
         return request_to_wire(request).SerializeToString()
     except (ValueError, TypeError) as error:
@@ -37,7 +37,7 @@ def encode(request: GenerateRequest) -> bytes:
 
 
 def failure(server: str, error: grpc.aio.AioRpcError) -> CommandError:
-    """What an RPC's failure means for a person, and for the exit code."""
+    """An RPC's failure as a message for the user and an exit code."""
     from services.domain.errors import UnreachableError
     from services.runtime.error_statuses import from_grpc
 
@@ -50,7 +50,7 @@ def failure(server: str, error: grpc.aio.AioRpcError) -> CommandError:
 
 
 class GatewayClient:
-    """A channel to one gateway. Use as an async context manager."""
+    """A channel to one gateway; an async context manager."""
 
     def __init__(self, server: str) -> None:
         self.server = server
@@ -74,7 +74,7 @@ class GatewayClient:
         await self._channel.close()
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """The served models."""
+        """The served models. Raises CommandError, as all calls but `ready` do."""
         try:
             return models_from_wire(
                 await self._inference.ListModels(inference_pb2.ListModelsRequest(), timeout=CALL_LIMIT_S)
@@ -102,7 +102,7 @@ class GatewayClient:
             call.cancel()
 
     async def ready(self) -> bool:
-        """The gateway says that it takes requests."""
+        """Whether the gateway accepts requests; False also if it can't be reached."""
         try:
             response = await self._health.Check(
                 health_pb2.HealthCheckRequest(service="readiness"), timeout=CALL_LIMIT_S
@@ -112,7 +112,7 @@ class GatewayClient:
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def complete(self, request: bytes, limit_s: float | None = None) -> AsyncIterator[StreamMessage]:
-        """The stream of an encoded request."""
+        """Streams the completion of an encoded request; `limit_s` seconds after the call it is given up."""
         call = self._generate(request, timeout=limit_s)
         try:
             async for message in call:
@@ -123,7 +123,7 @@ class GatewayClient:
             call.cancel()
 
     async def progress(self, request: bytes, limit_s: float | None = None) -> AsyncIterator[StreamProgress]:
-        """The stream of an encoded request for a caller that only counts tokens."""
+        """Like `complete`, for a caller that only counts tokens."""
         call = self._generate(request, timeout=limit_s)
         try:
             async for message in call:

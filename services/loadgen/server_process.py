@@ -14,7 +14,7 @@ STOP_LIMIT_S = 60.0
 
 @asynccontextmanager
 async def running_server(flags: Sequence[str], log: Path) -> AsyncIterator[str]:
-    """Starts every service on free ports and gives the gateway's HOST:PORT; drains and stops them at the end.
+    """Starts every service on free ports and yields the gateway's HOST:PORT; drains and stops them at the end.
 
     Raises CommandError with the last line of the log if it can't come up.
     """
@@ -35,9 +35,9 @@ async def running_server(flags: Sequence[str], log: Path) -> AsyncIterator[str]:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log, without the name of the command that wrote it."""
+    """The last line of a log, without the leading name of the command."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return lines[-1].removeprefix("fastserve up: ") if lines else "the server ended without a word"
+    return lines[-1].removeprefix("fastserve up: ") if lines else "the server ended without writing a log"
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

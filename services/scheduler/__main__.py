@@ -20,13 +20,13 @@ from services.scheduler.settings import SchedulerSettings
 from services.scheduler.worker_group import STRICT, ServedSetup
 
 CLOSE_LIMIT_S = 0.5
-"""For the last bytes; what is still open then are streams without an end, such as WatchStatus."""
+"""Time for the last bytes; after that only endless streams such as WatchStatus are still open."""
 COLLECT_THRESHOLDS = (50_000, 20, 100)
-"""Jobs hold no cycles; the collector's default pace would stop the world for every few hundred of them."""
+"""Jobs contain no reference cycles; at its default thresholds the collector would pause every few hundred jobs."""
 
 
 def served_by(settings: SchedulerSettings) -> ServedSetup:
-    """What the settings and the model folder say. Raises ModelFolderError."""
+    """The setup from the settings and the model folder. Raises ModelFolderError."""
     facts = read_facts(settings.model)
     return ServedSetup(
         model_name=settings.model_name,
@@ -69,19 +69,19 @@ async def _serve(
         process.announce_ready(server.address, metrics_server.address)
         try:
             await process.until_stopped(*tasks)
-            # A worker that joins while the last jobs end makes the machine ready, and not the service.
+            # A worker that joins while the last jobs end makes the machine ready, but must not make the service ready.
             await cancelled(following)
             await server.set_ready(False)
             await driver.drain(settings.drain_limit)
         finally:
             await server.stop(CLOSE_LIMIT_S)
             await cancelled(*tasks)
-            # Its thread may be asking this loop; so it is stopped from another one.
+            # The metrics server's thread may be waiting for this loop, so the loop must not block on stopping it.
             await asyncio.to_thread(metrics_server.stop)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a scheduler until a signal ends it; the exit status."""
+    """Runs a scheduler until a signal ends it. Returns the exit status."""
     return service_main("scheduler", SchedulerSettings, argv, serve)
 
 

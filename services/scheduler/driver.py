@@ -1,9 +1,9 @@
-"""The owner of the scheduler's state: one task that takes everything that happened since the last turn, asks the
-machines of the worker groups what follows, and hands their commands out.
+"""The owner of the scheduler's state: one task that takes all events since the last turn, passes them to the machines
+of the worker groups, and carries out the commands they return.
 
-Handlers and links put what they hear into the inbox and write what they find in their peer's outbox; nobody but this
-task changes a machine or the job store. A turn has no await in it, so that a link that broke and came back is always
-seen in this order. Time is read once a turn.
+Handlers and links post what they receive to the inbox and write whatever is in their peer's outbox; only this task
+changes a machine or the job store. A turn contains no await, so a link that breaks and comes back is always seen in
+that order. The clock is read once per turn.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ GROUP_COUNT = 1
 
 
 class SchedulerDriver:
-    """Runs the machines. `on_ready` is called with every change of whether jobs can run, `recorder` sees every turn.
-    Made on its event loop.
+    """Runs the machines. `on_ready` is called whenever it changes whether jobs can run; `recorder` sees every turn.
+    Must be created on its event loop.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SchedulerDriver:
             WorkerGroup(number, served, kv, self._gateways.jobs.work, recorder) for number in range(GROUP_COUNT)
         ]
         self.inbox: Inbox[Inbound] = Inbox(MOST_INBOX)
-        """Where handlers and links put what they hear."""
+        """Where handlers and links post what they receive."""
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._timer: asyncio.TimerHandle | None = None
@@ -81,12 +81,12 @@ class SchedulerDriver:
 
     @property
     def jobs(self) -> JobStore:
-        """Where the streams of gateways find what is new."""
+        """Where gateway streams find new output."""
         return self._gateways.jobs
 
     @property
     def limits(self) -> ServingLimits:
-        """What a job may be: what every group that has had a worker takes."""
+        """Limits that a job must meet: the strictest of all groups that have had a worker."""
         known = [limits for group in self._groups if (limits := group.limits).ready]
         if not known:
             return ServingLimits(False, 0, 0)
@@ -95,17 +95,17 @@ class SchedulerDriver:
         )
 
     def check_gateway(self, model_fingerprint: str) -> None:
-        """Raises PeerMismatchError for a gateway with another model."""
+        """Raises PeerMismatchError for a gateway that serves a different model."""
         check_agrees("model_fingerprint", model_fingerprint, self._served.model_fingerprint)
 
     def check_worker(self, facts: WorkerFacts) -> None:
-        """Raises PeerMismatchError for a worker that does not fit, SupersededError for an earlier epoch of it."""
+        """Raises PeerMismatchError for an incompatible worker, SupersededError for an old epoch."""
         if not 0 <= facts.group < len(self._groups):
-            raise PeerMismatchError("group", f"is {facts.group}, the scheduler has {len(self._groups)}")
+            raise PeerMismatchError("group", f"is {facts.group}, but must be less than {len(self._groups)}")
         self._groups[facts.group].check_worker(facts)
 
     def status(self) -> ServerStatus:
-        """The state of the server. O(jobs)."""
+        """A snapshot of the server. O(jobs)."""
         return ServerStatus(
             model=self._served.model_name,
             policy=self._served.config.policy.value,
@@ -119,7 +119,7 @@ class SchedulerDriver:
         )
 
     def _counters(self) -> ServerCounters:
-        """Of all groups."""
+        """Totals over all groups."""
         machines = [group.machine.counters for group in self._groups]
         workers = [group.worker_counters.total() for group in self._groups]
         return ServerCounters(
@@ -152,12 +152,14 @@ class SchedulerDriver:
         return IterationTokens(counts=counts, sum=sum(one.sum for one in each))
 
     async def run(self) -> None:
-        """Takes turns for ever. What ends it is a bug."""
+        """Takes turns forever; it returns only because of a bug."""
         while True:
             self._turn(await self.inbox.take())
 
     async def drain(self, limit_s: float) -> None:
-        """Admits nobody any more, lets the jobs end for so long, aborts the rest and tells their gateways."""
+        """Stops admitting jobs, gives the running ones `limit_s` seconds to end, aborts the rest and notifies their
+        gateways.
+        """
         self._gateways.draining = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_idle.wait(), limit_s)
@@ -185,7 +187,7 @@ class SchedulerDriver:
             self.inbox.post(Wakeup())
 
     def _decide(self, events: Sequence[Sequence[Event]], now_s: float) -> None:
-        """Ask each group's machine, and do as it says."""
+        """Ask each group's machine, and carry out its commands."""
         for group in self._groups:
             self._execute(group, group.decide(events[group.number], now_s), now_s)
             group.end_turn()
@@ -200,7 +202,7 @@ class SchedulerDriver:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """Be woken when a machine or the job store wants to be looked at."""
+        """Wake up when a machine or the job store next has something due."""
         wanted_s = (*(group.wake_s for group in self._groups), self.jobs.due_s())
         next_s = min((time_s for time_s in wanted_s if time_s is not None), default=None)
         if next_s == self._timer_s:
@@ -215,19 +217,18 @@ class SchedulerDriver:
         self.inbox.post(Wakeup())
 
     def _knows(self, job_id: JobId) -> bool:
-        """Some group still has to release this id."""
+        """Whether some group has not released this id yet."""
         return any(group.machine.knows(job_id) for group in self._groups)
 
     def _group_of(self, job_id: JobId) -> WorkerGroup:
-        """The group that has the job; where none has, any may be told."""
+        """The group that has the job, or any group if none has."""
         return next((group for group in self._groups if group.machine.knows(job_id)), self._groups[0])
 
     def _group_for_new_job(self) -> WorkerGroup:
-        """Where a new job goes."""
         return self._groups[0]
 
     def _hear(self, item: Inbound, events: Sequence[list[Event]], now_s: float) -> None:
-        """What something means to the machines: their events."""
+        """Translate an inbox item into events of the machines."""
         event: Event | None = None
         group = self._groups[0]
         match item:
@@ -242,7 +243,7 @@ class SchedulerDriver:
                 group = self._group_of(item.job_id)
             case GatewayJoined(stream):
                 self._gateways.join(stream, now_s)
-                # They may have changed since its welcome was written.
+                # The limits may have changed since the welcome was written.
                 stream.tell_limits(self.limits)
             case GatewayLeft(stream):
                 self._gateways.leave(stream, now_s)
@@ -260,7 +261,7 @@ class SchedulerDriver:
             events[group.number].append(event)
 
     def _hear_of_all(self, item: KvOpened | KvClosed | KvSaid | Wakeup, events: Sequence[list[Event]]) -> None:
-        """What concerns every group."""
+        """Translate an inbox item that concerns every group."""
         for group, own in zip(self._groups, events, strict=True):
             match item:
                 case KvSaid(epoch, items):
@@ -274,7 +275,7 @@ class SchedulerDriver:
                     own.append(Tick())
 
     def _execute(self, group: WorkerGroup, commands: Iterable[Emit | End | Reject], now_s: float) -> None:
-        """What a turn of a group says to clients."""
+        """Pass a group's commands for clients on to the gateways."""
         for command in commands:
             match command:
                 case Emit():

@@ -1,7 +1,7 @@
-"""The scheduler's side of its gateways: which streams there are, what they asked for, what they are told.
+"""The scheduler's side of its gateways: their streams, what they asked for, and what they are sent.
 
-Translates between gateways, who speak of requests' jobs and their tokens, and the machine, which knows counts. Called
-by the driver within a turn.
+Translates between gateways, which deal in jobs and tokens, and the machine, which knows only counts. Called by the
+driver within a turn.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from services.domain.errors import (
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId
 from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Submission
-from services.scheduler.job_store import JobStore, StoredJob
+from services.scheduler.job_store import READ_LIMIT_S, JobStore, StoredJob
 from services.scheduler.machine.scheduler_events import Cancel, Emit, End, Reject, RejectKind, Submit
 from services.scheduler.outgoing_streams import GatewayStream
 from services.scheduler.scheduler_inbox import Cancelled, Submitted
 
 MOST_DEFERRED = 1000
 NO_TIME = JobTimings(0.0, 0.0, 0.0, 0)
-"""Of a job that ends for a gateway before it ran for it."""
+"""Timings of a job that ends for a gateway before it has run."""
 
 _FINISHES = {
     EndReason.STOP: EndReason.STOP,
@@ -41,7 +41,7 @@ _CANCELS = {
 
 
 def error_of_rejection(reject: Reject) -> FastServeError:
-    """The typed error of a refusal by the machine."""
+    """The typed error for a rejection by the machine."""
     match reject.kind:
         case RejectKind.INVALID:
             return InvalidFieldError(reject.field, reject.message)
@@ -62,7 +62,7 @@ class Gateways:
         self._deferred: list[Submitted] = []
 
     def join(self, peer: GatewayStream, now_s: float) -> None:
-        """A stream opened. One of the same gateway that is still there ends."""
+        """A stream opened. An older stream of the same gateway is closed."""
         older = self._peers.get(peer.gateway_id)
         if older is not None:
             older.close(SupersededError("a newer stream of this gateway took over"))
@@ -70,7 +70,7 @@ class Gateways:
         self._peers[peer.gateway_id] = peer
 
     def leave(self, peer: GatewayStream, now_s: float) -> None:
-        """A stream ended: the jobs that nobody else follows go on for a while."""
+        """A stream ended: jobs without other followers continue for a while."""
         if self._peers.get(peer.gateway_id) is not peer:
             return
         del self._peers[peer.gateway_id]
@@ -80,30 +80,29 @@ class Gateways:
                 self.jobs.orphan(entry, now_s)
 
     def tell_limits(self, limits: ServingLimits) -> None:
-        """To all gateways."""
+        """Send the limits to all gateways."""
         for peer in self._peers.values():
             peer.tell_limits(limits)
 
     def close_all(self, error: FastServeError) -> None:
-        """End all streams."""
         for peer in self._peers.values():
             peer.close(error)
 
     async def flushed(self) -> None:
-        """Until all gateways were told everything."""
+        """Wait until everything has been sent to all gateways."""
         await asyncio.gather(*(peer.flushed() for peer in self._peers.values()))
 
     def take_deferred(self) -> list[Submitted]:
-        """Submissions that waited for an earlier job of the same id to be released: to be tried again."""
+        """Submissions that were waiting for an earlier job with the same id to be released, to be tried again."""
         deferred, self._deferred = self._deferred, []
         return deferred
 
     def can_retry(self, is_leaving: Callable[[JobId], bool]) -> bool:
-        """An id that a submission waits for has been released."""
+        """Whether an id that a submission is waiting for has been released."""
         return any(not is_leaving(item.submission.job_id) for item in self._deferred)
 
     def submit(self, item: Submitted, is_leaving: bool, now_s: float) -> Submit | None:
-        """A submission: a new job, one to join, or a refusal. `is_leaving`: the machine still has to release the id."""
+        """Take a submission: open a job, join one, or refuse. `is_leaving`: the machine has not released the id yet."""
         peer, submission = item
         if self._peers.get(peer.gateway_id) is not peer:
             return None
@@ -124,7 +123,7 @@ class Gateways:
         return Submit(submission.job_id, len(submission.prompt), submission.sampling.max_tokens, deadline_s)
 
     def cancel(self, item: Cancelled) -> Cancel | None:
-        """A gateway's end of interest. A stop string ends the job for all: they asked with the same body."""
+        """A gateway no longer wants a job. A stop string ends the job for all followers, as they sent the same body."""
         peer, job_id, reason = item
         if self._withdraw(peer, job_id):
             peer.tell_last_word(JobUpdate(job_id, 0, (), (), EndReason.ABORT, timings=NO_TIME))
@@ -142,34 +141,32 @@ class Gateways:
         return Cancel(job_id, _CANCELS[reason])
 
     def emit(self, emit: Emit, logprob: TokenLogprob | None) -> None:
-        """A token came."""
+        """A job made a token."""
         entry = self.jobs.get(emit.job_id)
-        assert entry is not None, f"job {emit.job_id} lives and is not in the book"
+        assert entry is not None, f"job {emit.job_id} is alive but not in the book"
         self.jobs.append(entry, emit.token_number, emit.token_id, logprob)
         self._tell(entry)
 
     def end(self, end: End, now_s: float) -> None:
-        """A job ended."""
         entry = self.jobs.get(end.job_id)
-        assert entry is not None, f"job {end.job_id} lives and is not in the book"
+        assert entry is not None, f"job {end.job_id} is alive but not in the book"
         timings = JobTimings(end.queue_s, end.prefill_s, end.decode_s, end.preemptions)
         if end.reason in (EndReason.STOP, EndReason.LENGTH):
             entry.is_cancelled = False
             self.jobs.end(entry, _FINISHES[end.reason], timings, now_s)
             self._tell(entry)
         elif end.reason is EndReason.DEADLINE:
-            self._last_words(entry, error=DeadlineError("the deadline passed before the end"))
+            self._last_words(entry, error=DeadlineError("the deadline passed before the job ended"))
         else:
             self._last_words(entry, finish=EndReason.ABORT, timings=timings)
 
     def reject(self, reject: Reject) -> None:
-        """A job was not admitted."""
         entry = self.jobs.get(reject.job_id)
-        assert entry is not None, f"job {reject.job_id} was submitted and is not in the book"
+        assert entry is not None, f"job {reject.job_id} was submitted but is not in the book"
         self._last_words(entry, error=error_of_rejection(reject))
 
     def expire(self, now_s: float) -> list[Cancel]:
-        """Jobs whose gateways have been gone for too long. Ended ones that are not read lose their gateways."""
+        """Cancel jobs that have been without followers for too long, and drop gateways that do not read ended jobs."""
         for entry in self.jobs.forget_ended(now_s):
             self._lose(entry)
         cancels: list[Cancel] = []
@@ -179,7 +176,7 @@ class Gateways:
         return cancels
 
     def _fault(self, submission: Submission) -> FastServeError | None:
-        """What is wrong with a new job, before the machine looks at its counts."""
+        """What is wrong with a new job, before the machine checks its counts."""
         if self.draining:
             return NotReadyError("the scheduler is shutting down")
         if submission.prompt and max(submission.prompt) >= self._vocabulary_size:
@@ -188,22 +185,24 @@ class Gateways:
 
     def _defer(self, item: Submitted) -> None:
         if len(self._deferred) >= MOST_DEFERRED:
-            error = NotReadyError("a job of this id is still being released")
+            error = NotReadyError("an earlier job with this id is still being released")
             item.stream.tell_last_word(JobUpdate(item.submission.job_id, 0, (), (), error=error))
             return
         self._deferred.append(item)
 
     def _withdraw(self, peer: GatewayStream, job_id: JobId) -> bool:
-        """Take back what a gateway submitted and what still waits for an earlier job of that id. Whether there was."""
+        """Remove a gateway's submission that still waits for an earlier job with that id. Returns whether there was
+        one.
+        """
         left = [item for item in self._deferred if item.stream is not peer or item.submission.job_id != job_id]
         was_there = len(left) < len(self._deferred)
         self._deferred = left
         return was_there
 
     def _follow(self, entry: StoredJob, peer: GatewayStream, submission: Submission, now_s: float) -> None:
-        """Join a job that is known, from the token asked for; of one that has ended, all of it at once."""
+        """Join a known job at the requested token. If the job has ended, its output is available at once."""
         if entry.body_digest != submission.body_digest:
-            error = DuplicateRequestError(f"the id of job {entry.job_id} is known with another body")
+            error = DuplicateRequestError(f"job id {entry.job_id} is already in use with a different body")
             peer.tell_last_word(JobUpdate(entry.job_id, 0, (), (), error=error))
             return
         entry.joined |= {peer.gateway_id}
@@ -225,7 +224,7 @@ class Gateways:
         error: FastServeError | None = None,
         timings: JobTimings | None = None,
     ) -> None:
-        """Forget a job, telling its followers what they have not got yet and why it ended."""
+        """Forget a job after sending its followers what they have not received and why it ended."""
         for peer in self._followers(entry):
             while (update := self.jobs.update(entry, peer.gateway_id)[0]) is not None:
                 peer.tell_last_word(update)
@@ -235,6 +234,7 @@ class Gateways:
         self.jobs.drop(entry)
 
     def _lose(self, entry: StoredJob) -> None:
-        """An ended job is forgotten. Whoever has not even got its end yet is too slow to be served."""
+        """An ended job is forgotten. A gateway that has not received its end yet is too slow to be served."""
         for peer in self._followers(entry):
-            peer.close(NotReadyError("this gateway does not read: the end of a job has waited too long for it"))
+            message = f"this gateway is not reading its stream: the end of a job waited more than {READ_LIMIT_S:g} s"
+            peer.close(NotReadyError(message))

@@ -1,15 +1,15 @@
-"""A job as the scheduler knows it: counts of tokens, never their values.
+"""A job as the scheduler knows it: token counts, never token values.
 
 Token counts of a job, each at most the next:
-- `finished_tokens`: positions whose KV cache exists, as far as results have come back;
+- `finished_tokens`: positions whose KV cache exists, according to the results received;
 - `planned_tokens`: the same once every plan under way has run; the next plan entry starts here;
 - `expected_tokens`: tokens that will be known then. An entry that reaches it samples the next token and raises it by
-  one. `known_tokens` (prompt and output that came back) is `expected_tokens` less the samples under way. So the next
-  entry of a job is always planned_tokens -> expected_tokens: all of a prompt, a rest of it, or one position of a
-  decode, speculative or not (PROTOCOL rule 2).
+one. `known_tokens` (prompt plus received output) is `expected_tokens` less the samples under way. So the next entry
+of a job is always planned_tokens -> expected_tokens: a whole prompt, the rest of one, or one position of a decode,
+speculative or not (PROTOCOL rule 2).
 
-What the states mean: docs/protocol.md, States. The table of legal moves below is the whole of what may happen to a job;
-any other move raises ProtocolError with the job's story, because a peer (or this code) broke the protocol.
+The states are described in docs/protocol.md. The table of legal moves below is complete; any other move raises
+ProtocolError with the job's history, because a peer (or this code) broke the protocol.
 """
 
 from collections.abc import Mapping
@@ -26,22 +26,22 @@ class JobState(Enum):
     """Where a job stands between scheduler and KV manager."""
 
     OUT = "out"
-    """Not to be planned: its KV is not on the device, or the KV manager has not said so."""
+    """Can't be planned: its KV is not on the device, or the KV manager has not announced it."""
     RESIDENT = "resident"
     """May be planned up to its capacity."""
     DRAINING = "draining"
-    """Its blocks were asked for: no new plan names it, consent follows when the plans under way are done."""
+    """Its blocks were asked for: no new plan names it, and consent follows when the plans under way are done."""
     CLOSING = "closing"
     """Ended; a plan under way may still write into its blocks."""
     ENDED = "ended"
-    """Released; forgotten."""
+    """Released and forgotten."""
 
-    # Members are singletons. Enum's own hash is a call of Python code, and states are looked up in sets all the time.
+    # Members are singletons. Enum's own hash runs Python code, and states are looked up in sets all the time.
     __hash__ = object.__hash__
 
 
-# The members under names of their own. To look one up on its Enum is a call of Python code, and takes longer than all
-# else of most questions about a state.
+# The members as module-level names. Looking one up on its Enum runs Python code, which takes longer than the rest of
+# most checks of a state.
 OUT, RESIDENT, DRAINING, CLOSING, ENDED = JobState
 
 LEGAL_MOVES: Mapping[JobState, frozenset[JobState]] = {
@@ -56,7 +56,7 @@ HISTORY_MOVES = 12
 
 
 class Move(NamedTuple):
-    """One line of a job's story."""
+    """One line of a job's history."""
 
     time_s: float
     state: JobState
@@ -65,8 +65,8 @@ class Move(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One job. `place` is where the policy wants it, `rank` where it stands (they differ while PROTOCOL rule 6 holds it
-    on top).
+    """`place` is where the policy wants the job, `rank` where it is (they differ while PROTOCOL rule 6 holds it on
+    top).
     """
 
     job_id: JobId
@@ -86,13 +86,14 @@ class Job:
     state: JobState = JobState.OUT
     is_ready: bool = False
     cut_plan: int | None = None
-    """The plan under way that may cut its prefill: what comes after can't be planned before its result."""
+    """The plan under way that may cut its prefill; the job can't be planned again before its result."""
     service_s: float = 0.0
-    """Service received at the present level; the policy's."""
+    """Service received at the present level, in seconds; owned by the policy."""
     waiting_since_s: float = 0.0
     starvation_timer: bool = False
     promoted: bool = False
-    """It was, and has made no token since: its next iteration is guaranteed, all chunks of it (PAPER 2, step 3)."""
+    """It was promoted and has made no token since: its next iteration is guaranteed, with all chunks (PAPER 2, step 3).
+    """
     last_plan: int = -1
     preemptions: int = 0
     first_planned_s: float | None = None
@@ -101,28 +102,28 @@ class Job:
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens that came back."""
+        """Output tokens received."""
         return self.known_tokens - self.prompt_tokens
 
     @property
     def most_tokens(self) -> int:
-        """Most tokens its KV may come to hold: the last output token's is never written."""
+        """The most tokens that its KV may hold: that of the last output token is never written."""
         return self.prompt_tokens + self.max_tokens - 1
 
     def move(self, state: JobState, now_s: float, reason: str) -> None:
-        """Change state by the table. Raises ProtocolError for a move that is not in it."""
+        """Change the state. Raises ProtocolError for a move that is not in LEGAL_MOVES."""
         if state not in LEGAL_MOVES[self.state]:
-            raise self.broken(f"{self.state.value} -> {state.value} ({reason})")
+            raise self.broken(f"illegal move {self.state.value} -> {state.value} ({reason})")
         self.state = state
         if len(self.history) == HISTORY_MOVES:
             del self.history[0]
         self.history.append(Move(now_s, state, reason))
 
     def broken(self, what: str) -> ProtocolError:
-        """The error to raise when something happened to this job that must not."""
+        """The error to raise when the protocol was broken for this job, with its history."""
         story = "; ".join(f"{move.time_s:.6f} {move.state.value} ({move.reason})" for move in self.history)
         return ProtocolError(
-            f"job {self.job_id}: {what}. Tokens finished {self.finished_tokens}, planned {self.planned_tokens}, "
-            f"expected {self.expected_tokens}, capacity {self.capacity_tokens}; plans under way {self.in_flight}. "
-            f"Story: {story}"
+            f"job {self.job_id}: {what}. Tokens: finished {self.finished_tokens}, planned {self.planned_tokens}, "
+            f"expected {self.expected_tokens}, capacity {self.capacity_tokens}. Plans under way: {self.in_flight}. "
+            f"History: {story}"
         )

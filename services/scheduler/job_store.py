@@ -1,14 +1,14 @@
-"""The job book: what the machine does not know of a job. Tokens, sampling, digests, and who follows it.
+"""The job book: what the machine does not know about a job, namely tokens, sampling, digests, and followers.
 
-A job is followed by the gateways that submitted it; each has a number of the next token it wants, so that a slow
-gateway costs no queue: what it has not got yet is still in the book. A job that ended well is remembered for a while,
-so that a client that lost its stream can come back for the rest; one that was cancelled, refused or ran out of time is
-forgotten at once, so that the same id can be tried again. A job whose followers are all lost goes on for a while, then
-it is cancelled.
+A job is followed by the gateways that submitted it. For each follower the book holds the number of the next token to
+send, so that a slow gateway needs no queue: what it has not received is still in the book. A job that ended
+successfully is kept for a while, so that a client that lost its stream can come back for the rest. A job that was
+cancelled, refused or ran out of time is forgotten at once, so that its id can be used again. A job that has lost all
+its followers runs for a while and is then cancelled.
 
-What is remembered is bounded, once a turn, and so by those that ended in earlier turns. Those that nobody follows any
-more go first; one whose end somebody has not got yet stays for as long as reading it may take, however large it is:
-only who takes longer than that is slow.
+The memory of ended jobs is bounded once per turn, at the expense of jobs that ended in earlier turns. Jobs without
+followers go first. A job whose end has not reached all followers is kept for the time that reading it may take, however
+large it is; a follower that takes longer is too slow.
 
 Pure: no clock, no I/O. Token ids are kept as array('I'): 10,000 prompts of 512 tokens take 22 MB, as lists 195 MB.
 """
@@ -28,19 +28,19 @@ from services.domain.submission import JobTimings, JobUpdate, Submission
 ENDED_KEPT_S = 60.0
 MOST_ENDED = 4096
 MOST_ENDED_BYTES = 64 * 1024 * 1024
-"""Of remembered output, roughly."""
+"""Approximate limit for the output of ended jobs."""
 READ_LIMIT_S = 10.0
-"""A gateway that has not got a job's end so long after it does not read."""
+"""A gateway that has not received the end of a job after this time is not reading."""
 LOGPROB_BYTES = 128
-"""Roughly, of each token's log probability and of each alternative."""
+"""Approximate memory for the log probability of a token or of one alternative."""
 ORPHAN_KEPT_S = 30.0
 MOST_TOKENS_IN_UPDATE = 4096
-"""Of one job, in one update; the rest follows in the next."""
+"""Limit per job and update; the rest follows in the next update."""
 
 
 @dataclass(slots=True, eq=False)
 class StoredJob:
-    """One job."""
+    """A job in the book."""
 
     job_id: JobId
     body_digest: bytes
@@ -49,29 +49,29 @@ class StoredJob:
     output: "array[int]" = field(default_factory=lambda: array("I"))
     logprobs: list[TokenLogprob] | None = None
     prefill_end: int = 0
-    """Positions before this one are computed by prefill in the worker's present life of the job."""
+    """Positions below this one are computed by prefill since the worker last started the job from position 0."""
     followers: dict[str, int] = field(default_factory=dict)
     """Gateway id -> number of the next token to send."""
     joined: frozenset[str] = frozenset()
-    """Gateways that came to it after it was opened."""
+    """Gateways that joined the job after it was opened."""
     finish: EndReason | None = None
     timings: JobTimings | None = None
     is_cancelled: bool = False
-    """Its end is under way: nobody can join it any more."""
+    """The cancellation is under way: no gateway can join the job any more."""
     due_s: float = 0.0
-    """When it is forgotten (ended), or cancelled (without followers)."""
+    """When the job is forgotten (ended) or cancelled (without followers)."""
     read_by_s: float = 0.0
-    """When its followers must have got its end."""
+    """When its followers must have received its end."""
 
     @property
     def output_bytes(self) -> int:
-        """Memory of its output, roughly."""
+        """Approximate memory of the output."""
         alternatives = 0 if self.logprobs is None else 1 + (self.sampling.logprobs or 0)
         return len(self.output) * (4 + LOGPROB_BYTES * alternatives)
 
 
 class JobStore:
-    """All jobs that live, and those that ended of late."""
+    """All living jobs, and those that ended recently."""
 
     def __init__(self) -> None:
         self._entries: dict[JobId, StoredJob] = {}
@@ -83,15 +83,14 @@ class JobStore:
         return len(self._entries)
 
     def get(self, job_id: JobId) -> StoredJob | None:
-        """The job, if it is known."""
         return self._entries.get(job_id)
 
     def followed_by(self, gateway_id: str) -> list[StoredJob]:
-        """The jobs of a gateway. O(jobs): for the loss of one."""
+        """The jobs that a gateway follows. O(jobs): called only when a gateway is lost."""
         return [entry for entry in self._entries.values() if gateway_id in entry.followers]
 
     def open(self, submission: Submission) -> StoredJob:
-        """A new job."""
+        """Add a new job."""
         entry = StoredJob(submission.job_id, submission.body_digest, submission.prompt, submission.sampling)
         if submission.sampling.logprobs is not None:
             entry.logprobs = []
@@ -106,14 +105,14 @@ class JobStore:
                 self._ended_bytes -= entry.output_bytes
 
     def append(self, entry: StoredJob, token_number: int, token_id: int, logprob: TokenLogprob | None) -> None:
-        """A new output token."""
+        """Add an output token."""
         assert token_number == len(entry.output), f"job {entry.job_id}: token {token_number} after {len(entry.output)}"
         entry.output.append(token_id)
         if entry.logprobs is not None and logprob is not None:
             entry.logprobs.append(logprob)
 
     def end(self, entry: StoredJob, finish: EndReason, timings: JobTimings, now_s: float) -> None:
-        """The job ended and is remembered."""
+        """Mark the job as ended; it is kept for a while."""
         entry.finish, entry.timings = finish, timings
         entry.prompt = array("I")
         self._ended[entry.job_id] = entry
@@ -121,14 +120,14 @@ class JobStore:
         self.renew(entry, now_s)
 
     def renew(self, entry: StoredJob, now_s: float) -> None:
-        """The job ended, or has ended and is asked for again: its time to be read begins."""
+        """Restart the time in which an ended job may be read; called when it ends or is asked for again."""
         if entry.finish is not None:
             self._ended.move_to_end(entry.job_id)
             entry.due_s, entry.read_by_s = now_s + ENDED_KEPT_S, now_s + READ_LIMIT_S
 
     def forget_ended(self, now_s: float) -> list[StoredJob]:
-        """Forget what ended long ago, and what is too much. Returns those whose end somebody should have got by now
-        and has not.
+        """Forget jobs that ended long ago or exceed the limits. Returns those that a follower should have read by now
+        but has not.
         """
         count, size_bytes = len(self._ended), self._ended_bytes
         forgotten: list[StoredJob] = []
@@ -146,12 +145,12 @@ class JobStore:
         return [entry for entry in forgotten if entry.followers]
 
     def unfollow(self, entry: StoredJob, gateway_id: str) -> bool:
-        """The gateway wants no more of it. Whether it was the last one that did, of a job that goes on."""
+        """Remove a follower. Returns whether it was the last one and the job has not ended."""
         was_follower = entry.followers.pop(gateway_id, None) is not None
         return was_follower and not entry.followers and entry.finish is None
 
     def orphan(self, entry: StoredJob, now_s: float) -> None:
-        """Its last follower was lost: keep it for a while."""
+        """The last follower was lost: keep the job for a while."""
         entry.due_s = now_s + ORPHAN_KEPT_S
         self._orphans.append((entry.due_s, entry))
 
@@ -163,7 +162,7 @@ class JobStore:
         return min(times, default=None)
 
     def orphans_due(self, now_s: float) -> list[StoredJob]:
-        """Those that nobody has followed for too long: to be cancelled."""
+        """Jobs that have been without followers for too long and must be cancelled."""
         due: list[StoredJob] = []
         while self._orphans and self._orphans[0][0] <= now_s:
             due_s, entry = self._orphans.popleft()
@@ -173,7 +172,7 @@ class JobStore:
         return due
 
     def work(self, plan_entry: PlanEntry, cut_after_s: float | None) -> PlanWork:
-        """A plan entry with what the worker must know: tokens for a prefill, and the job itself at position 0."""
+        """A plan entry with the data that the worker needs: tokens for a prefill, and the job's spec at position 0."""
         job_id, from_token, to_token = plan_entry
         entry = self._entries[job_id]
         prompt_tokens = len(entry.prompt)
@@ -188,9 +187,9 @@ class JobStore:
         return PlanWork(job_id, from_token, to_token, token_ids, spec, cut_after_s)
 
     def update(self, entry: StoredJob, gateway_id: str) -> tuple[JobUpdate | None, bool]:
-        """What the gateway has not got yet, None for nothing; and whether there is more after it.
+        """What the gateway has not received yet, or None if there is nothing; and whether more follows.
 
-        With the job's end it ceases to be a follower.
+        An update with the job's end removes the gateway from the followers.
         """
         first = entry.followers.get(gateway_id)
         if first is None:

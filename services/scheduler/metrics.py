@@ -1,5 +1,5 @@
-"""What the scheduler knows, for Prometheus: read from one status per scrape. What a client feels (times to tokens,
-finish reasons) is the gateway's, and how a worker spends its time the worker's.
+"""The scheduler's Prometheus metrics, read from one status per scrape. The gateway exports what clients experience
+(times to tokens, finish reasons), the worker how it spends its time.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,31 +12,30 @@ from services.domain.server_status import ServerStatus
 from services.runtime.status_metrics import LABELS, PREFIX, group_gauges, iteration_token_histogram
 
 SERVER_GROUP = 0
-"""The `group` label of figures that are the whole server's."""
+"""The `group` label of metrics that cover the whole server."""
 
 _COUNTERS = (
-    ("num_preemptions", "Times a job left the running batch before its end.", "preemptions"),
-    ("num_promotions", "Jobs lifted to the highest level.", "promotions"),
-    ("num_demotions", "Jobs lowered a level.", "demotions"),
-    ("num_iterations", "Iterations finished.", "iterations"),
-    ("recomputed_tokens", "Tokens whose KV cache was made again.", "recomputed_tokens"),
-    ("kv_offloaded_bytes", "Bytes copied from device to host.", "offloaded_bytes"),
-    ("kv_uploaded_bytes", "Bytes copied from host to device.", "uploaded_bytes"),
+    ("num_preemptions", "Number of times a job left the running batch before it ended.", "preemptions"),
+    ("num_promotions", "Number of promotions of a job to the highest level.", "promotions"),
+    ("num_demotions", "Number of demotions of a job to a lower level.", "demotions"),
+    ("num_iterations", "Number of finished iterations.", "iterations"),
+    ("recomputed_tokens", "Tokens whose KV cache was computed again.", "recomputed_tokens"),
+    ("kv_offloaded_bytes", "KV cache bytes copied from the device to the host.", "offloaded_bytes"),
+    ("kv_uploaded_bytes", "KV cache bytes copied from the host to the device.", "uploaded_bytes"),
 )
 
 
 class SchedulerCollector(Collector):
-    """`read` gives the status, or None where the scheduler is too busy to answer."""
+    """`read` returns the status, or None if the scheduler is too busy to answer."""
 
     def __init__(self, read: Callable[[], ServerStatus | None]) -> None:
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is known before the first scrape."""
+        """Empty, so that registering the collector does not read the status."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """All of it."""
         status = self._read()
         if status is None:
             return
@@ -47,7 +46,7 @@ class SchedulerCollector(Collector):
             family.add_metric(labels, getattr(status.counters, field))
             yield family
         rejections = CounterMetricFamily(
-            PREFIX + "admission_rejections", "Jobs that were not admitted.", labels=(*LABELS, "reason")
+            PREFIX + "admission_rejections", "Number of jobs that were not admitted.", labels=(*LABELS, "reason")
         )
         for reason, count in sorted(status.rejections.items()):
             rejections.add_metric((*labels, reason), count)

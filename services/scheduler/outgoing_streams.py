@@ -1,8 +1,8 @@
-"""What waits to be written to a gateway or a worker. The driver fills, the stream's handler empties.
+"""What is waiting to be written to a gateway or a worker. The driver fills it, the stream's handler empties it.
 
-Nothing here grows with a peer's slowness: of a gateway's jobs only the names are kept (what is new of them is in the
-book), last words and plans are bounded, and a peer that lets them come to the bound loses its stream, also where the
-stream's handler is stuck in writing to it. What is told after that is dropped.
+Nothing here grows because a peer is slow: only the ids of a gateway's jobs are kept (their new output is in the book),
+and last words and plans are bounded. A peer that lets them reach the bound loses its stream, even if the stream's
+handler is stuck writing to it. Whatever is added after that is dropped.
 """
 
 from collections import deque
@@ -18,9 +18,9 @@ from services.scheduler.job_store import JobStore
 MOST_LAST_WORDS = 50_000
 MOST_PLANS = 1000
 MOST_TOKENS_IN_MESSAGE = 20_000
-"""With 20 alternatives for each they come to 5 MB, a third of the largest message."""
+"""With 20 alternatives each, this many take 5 MB, a third of the largest message."""
 TOKEN_OF_UPDATE = 8
-"""An update without tokens counts as so many."""
+"""The overhead of an update, in tokens."""
 
 
 class GatewayStream(OutgoingSide):
@@ -34,14 +34,14 @@ class GatewayStream(OutgoingSide):
         self._limits: ServingLimits | None = None
 
     def tell_limits(self, limits: ServingLimits) -> None:
-        """What a job may be has changed."""
+        """The serving limits have changed."""
         if self.is_closed:
             return
         self._limits = limits
         self._wake()
 
     def tell_news(self, job_id: JobId) -> None:
-        """There is something new of this job in the book."""
+        """The book has new output of this job."""
         if self.is_closed:
             return
         self._news[job_id] = None
@@ -49,22 +49,23 @@ class GatewayStream(OutgoingSide):
             self._wake()
 
     def tell_last_word(self, update: JobUpdate) -> None:
-        """The end of a job that the book has forgotten, or never knew."""
+        """Add the end of a job that the book has forgotten or never knew."""
         if self.is_closed:
             return
         self._news.pop(update.job_id, None)
         self._last_words.append(update)
         self._wake()
         if len(self._last_words) > MOST_LAST_WORDS:
-            self.close(NotReadyError("this gateway does not read: too many ended jobs wait for it"))
+            message = f"this gateway is not reading its stream: over {MOST_LAST_WORDS} ended jobs are waiting for it"
+            self.close(NotReadyError(message))
 
     def take_limits(self) -> ServingLimits | None:
-        """The limits, if they changed since this was last asked."""
+        """The limits, if they have changed since the last call."""
         limits, self._limits = self._limits, None
         return limits
 
     def take_updates(self, jobs: JobStore) -> list[JobUpdate]:
-        """News of all jobs, as much as fits one message; the rest when this is asked again."""
+        """New output of all jobs, as much as fits in one message; the next call returns the rest."""
         updates: list[JobUpdate] = []
         room = MOST_TOKENS_IN_MESSAGE
         while self._last_words and room > 0:
@@ -89,7 +90,7 @@ class GatewayStream(OutgoingSide):
 
 
 class WorkerStream(Outbox[tuple[PlanNumber, Sequence[PlanWork]]]):
-    """One stream of the worker of a group: its plans. They are bounded by the number that may be under way."""
+    """One stream of a group's worker: its plans. They are bounded by the number of plans that may be under way."""
 
     def __init__(self, epoch: Epoch, group: int = 0) -> None:
         super().__init__(MOST_PLANS, "the worker")

@@ -1,11 +1,11 @@
-"""The knobs of the scheduler's policy, as one value."""
+"""The configuration of the scheduler's machine and policy."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class PolicyName(StrEnum):
-    """Who runs next. Each is described in its file under services/scheduler/policies."""
+    """Which jobs run next. Each policy is described in its module in services.scheduler.policies."""
 
     STATIC = "static"
     FCFS = "fcfs"
@@ -17,7 +17,7 @@ class PolicyName(StrEnum):
 
 
 class Charge(StrEnum):
-    """What an iteration costs a job in it: all of its time (the papers), or the job's own part of it."""
+    """What an iteration costs each of its jobs: the whole time (as in the papers), or the job's own share."""
 
     WALL = "wall"
     MARGINAL = "marginal"
@@ -25,10 +25,10 @@ class Charge(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """All of it. `prefill_chunk_tokens` None: a prefill is one entry. `starvation_limit_s` None: nobody is promoted.
+    """`prefill_chunk_tokens` None: a prefill is one entry. `starvation_limit_s` None: no job is promoted.
 
-    `demotion_levels` is the paper's eta. A queued token is one of prompt + max_tokens of a job that was admitted and
-    has not ended.
+    `demotion_levels` is the paper's eta. Queued tokens are the prompt tokens plus max_tokens of all admitted jobs that
+    have not ended.
     """
 
     policy: PolicyName = PolicyName.SKIP_JOIN_MLFQ

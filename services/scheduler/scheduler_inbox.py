@@ -1,4 +1,4 @@
-"""What the handlers put into the driver's inbox."""
+"""The items that handlers and links post to the driver's inbox."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,14 +26,14 @@ class GatewayLeft(NamedTuple):
 
 
 class Submitted(NamedTuple):
-    """A gateway wants a job's output."""
+    """A gateway asks for a job's output."""
 
     stream: GatewayStream
     submission: Submission
 
 
 class Cancelled(NamedTuple):
-    """A gateway wants no more of it."""
+    """A gateway no longer wants a job's output."""
 
     stream: GatewayStream
     job_id: JobId
@@ -41,7 +41,7 @@ class Cancelled(NamedTuple):
 
 
 class WorkerArrived(NamedTuple):
-    """A worker said hello, and fits."""
+    """A compatible worker said hello."""
 
     stream: WorkerStream
     facts: WorkerFacts
@@ -54,7 +54,7 @@ class WorkerLeft(NamedTuple):
 
 
 class WorkerSaid(NamedTuple):
-    """An iteration ended."""
+    """A worker sent the result of an iteration."""
 
     stream: WorkerStream
     result: WorkerResult
@@ -65,11 +65,11 @@ class KvOpened(NamedTuple):
 
 
 class KvClosed(NamedTuple):
-    """It ended."""
+    """The stream to the KV manager ended."""
 
 
 class KvSaid(NamedTuple):
-    """One turn of the KV manager."""
+    """The messages of one turn of the KV manager."""
 
     epoch: Epoch
     items: Sequence[KvLinkItem]

@@ -1,7 +1,7 @@
-"""The scheduler's stream to the KV manager (SchedulerLink), dialled again whenever it ends.
+"""The scheduler's stream to the KV manager (SchedulerLink), redialled whenever it ends.
 
-A turn's messages are one batch, written in order. What is sent while the stream is down is dropped: the machine opens
-the next one with all it knows.
+The messages of a turn are one batch, written in order. Messages sent while the stream is down are dropped: the machine
+opens the next stream with all its jobs.
 """
 
 import logging
@@ -22,7 +22,7 @@ from services.wire.scheduler_kvmanager import kv_batch_from_wire, scheduler_batc
 _log = logging.getLogger(__name__)
 
 MOST_BATCHES = 10_000
-"""A KV manager that lets so many turns wait has stopped reading."""
+"""A KV manager that lets this many turns wait has stopped reading."""
 
 _Batch = tuple[Epoch, Sequence[SchedulerToKv]]
 
@@ -32,7 +32,7 @@ def _to_wire(batches: Sequence[_Batch]) -> Iterable[wire.SchedulerLinkRequest]:
 
 
 class SchedulerLink:
-    """The stream. `run` keeps it up."""
+    """The stream to the KV manager; `run` keeps it open."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
         self._stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
@@ -40,12 +40,12 @@ class SchedulerLink:
         self._outbox: Outbox[_Batch] | None = None
 
     def send(self, epoch: Epoch, messages: Sequence[SchedulerToKv]) -> None:
-        """One turn's messages."""
+        """Send the messages of one turn. Does not wait; drops them while the stream is down."""
         if self._outbox is not None:
             self._outbox.put((epoch, messages))
 
     async def run(self, post: Callable[[Inbound], None]) -> None:
-        """Dials for ever. Raises SupersededError where another scheduler took the KV manager over."""
+        """Dials forever. Raises SupersededError if another scheduler took over the KV manager."""
         await keep_dialling(lambda is_up: self._attempt(post, is_up), self._peer, final=(SupersededError,))
 
     async def _attempt(self, post: Callable[[Inbound], None], is_up: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What a recording of the scheduler is made of (see services.runtime.recording.lines)."""
+"""The contents of a scheduler recording (see services.runtime.recording.lines)."""
 
 from services.domain.protocol import Release, SampledToken
 from services.runtime.recording.codec import Rules
@@ -11,7 +11,7 @@ SCHEDULER_FORMAT = MachineFormat(
     settings=SchedulerConfig,
     event=Event,
     command=Command,
-    # The machine passes tokens on without looking; the reason for dropping a worker may tell a job's story by its id.
+    # The machine passes tokens on without reading them. The reason for dropping a worker may contain job ids.
     rules=Rules(
         left_out={(SampledToken, "token_id"): 0, (Emit, "token_id"): 0, (DropWorker, "reason"): ""},
         last_words=frozenset({Release, Reject}),

@@ -1,4 +1,4 @@
-"""The RPCs of the scheduler: thin handlers that put what they read into the driver's inbox, and write what waits in
+"""The RPCs of the scheduler: thin handlers that post what they read to the driver's inbox and write what is waiting in
 their peer's outbox.
 """
 
@@ -63,7 +63,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 case "cancel":
                     await self._driver.inbox.put(Cancelled(peer, *cancel_from_wire(request.cancel)))
                 case _:
-                    raise ProtocolError("a gateway's message is neither submit nor cancel")
+                    raise ProtocolError("a gateway's message must be a submit or a cancel")
 
     async def _write_gateway(
         self, peer: GatewayStream, write: Callable[[wire.GatewayLinkResponse], Awaitable[None]]
@@ -96,7 +96,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def _read_worker(self, peer: WorkerStream, requests: AsyncIterator[wire.WorkerLinkRequest]) -> None:
         async for request in requests:
             if request.WhichOneof("message") != "result":
-                raise ProtocolError("a worker's message is no result")
+                raise ProtocolError("a worker's message must be a result")
             self._driver.inbox.post(WorkerSaid(peer, result_from_wire(request.result)))
 
     async def _write_worker(
@@ -117,7 +117,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.GetStatusResponse(status=status_to_wire(self._driver.status()))
 
     async def WatchStatus(self, request: admin_pb2.WatchStatusRequest, context: Any) -> None:  # type: ignore[override]
-        # Writes to the context instead of yielding: without a generator the call is cancelled where it waits.
+        # Writes to the context instead of yielding: a call that is not a generator is cancelled at its await.
         interval_s = interval_from_wire(request)
         while True:
             await context.write(admin_pb2.WatchStatusResponse(status=status_to_wire(self._driver.status())))
@@ -125,6 +125,5 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
 
 def register(server: grpc.aio.Server, driver: SchedulerDriver) -> None:
-    """Adds both services to a server."""
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(driver), server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(driver), server)

@@ -1,4 +1,4 @@
-"""Settings of the scheduler."""
+"""The scheduler's settings."""
 
 from pathlib import Path
 
@@ -10,73 +10,94 @@ from services.runtime.settings import Address
 from services.scheduler.scheduler_config import Charge, PolicyName, SchedulerConfig
 
 MOST_QUEUED_JOBS = 50_000
-"""The KV manager is told of all jobs in one message when it comes back, which takes 15 MB where all ids are as long as
-they may be: a little less than a message may have (services.runtime.channel).
+"""When the KV manager reconnects, it is sent all jobs in one message. With ids of the greatest length this takes 15 MB,
+a little less than the limit of a message (services.runtime.channel).
 """
 
 
 class SchedulerSettings(RecordingSettings):
-    """The scheduler: decides who runs in the next iteration."""
+    """The scheduler: decides which jobs run in the next iteration."""
 
-    listen: Address = Field("127.0.0.1:0", description="HOST:PORT to listen on; port 0: a free one")
+    listen: Address = Field("127.0.0.1:0", description="HOST:PORT to listen on; port 0 picks a free port")
     kv_manager: Address = Field(description="HOST:PORT of the KV manager")
-    model: Path = Field(description="model folder, by which workers and gateways are checked")
+    model: Path = Field(description="model folder; workers and gateways must serve the same model")
     served_model_name: str | None = Field(
         None,
         min_length=1,
         max_length=MOST_NAME_CHARACTERS,
-        description="name of the model for clients; off: the folder's name",
+        description="model name that clients see; off: the folder's name",
     )
-    block_size: int = Field(16, ge=1, le=1024, description="tokens in a KV block; a worker with another is refused")
-    policy: PolicyName = Field(PolicyName.SKIP_JOIN_MLFQ, description="who runs next")
-    max_batch: int = Field(16, ge=1, le=4096, description="most jobs of an iteration")
+    block_size: int = Field(
+        16,
+        ge=1,
+        le=1024,
+        description="tokens per KV block; a worker with a different block size is refused",
+    )
+    policy: PolicyName = Field(PolicyName.SKIP_JOIN_MLFQ, description="scheduling policy: which jobs run next")
+    max_batch: int = Field(16, ge=1, le=4096, description="maximum number of jobs in an iteration")
     max_batch_tokens: int = Field(
         2048,
         ge=1,
         le=1_000_000,
-        description="most tokens of an iteration, prefill and decode; one prefill may exceed it",
+        description="maximum number of prefill and decode tokens in an iteration; a single prefill may exceed it",
     )
     prefill_chunk: int | None = Field(
-        None, ge=1, le=1_000_000, description="most prompt tokens of a job in an iteration; off: whole prompts"
+        None,
+        ge=1,
+        le=1_000_000,
+        description="maximum number of prompt tokens per job in an iteration; off: whole prompts",
     )
     plans_in_flight: int = Field(
         2,
         ge=1,
         le=16,
-        description="iterations planned ahead, the running one among them; the KV manager's --kv-lookahead-tokens "
-        "should be at least two more, or jobs wait for blocks",
+        description="iterations planned ahead, including the running one; set the KV manager's --kv-lookahead-tokens "
+        "to at least two more than this, or jobs wait for blocks",
     )
-    quantum_ratio: float = Field(2.0, ge=1.1, le=100, description="quantum of a level by that of the level above")
+    quantum_ratio: float = Field(
+        2.0,
+        ge=1.1,
+        le=100,
+        description="ratio of a level's quantum to that of the level above",
+    )
     starvation_limit: float | None = Field(
-        10.0, gt=0, le=86_400, description="seconds of waiting after which a job is promoted; off: never"
+        10.0, gt=0, le=86_400, description="seconds a job may wait before it is promoted; off: never promote"
     )
-    promotions_per_step: int = Field(1, ge=1, le=1000, description="most promotions per iteration")
-    charge: Charge = Field(Charge.WALL, description="what an iteration costs each of its jobs: all its time, or a part")
-    max_queued_jobs: int = Field(20_000, ge=1, le=MOST_QUEUED_JOBS, description="most jobs admitted at a time")
+    promotions_per_step: int = Field(1, ge=1, le=1000, description="maximum number of promotions per iteration")
+    charge: Charge = Field(
+        Charge.WALL,
+        description="what an iteration costs each of its jobs: the whole time (wall) or its share (marginal)",
+    )
+    max_queued_jobs: int = Field(
+        20_000,
+        ge=1,
+        le=MOST_QUEUED_JOBS,
+        description="maximum number of admitted jobs that have not ended",
+    )
     max_queued_tokens: int = Field(
         16_000_000,
         ge=1,
         le=1_000_000_000,
-        description="most tokens, prompts and max_tokens, of jobs admitted at a time",
+        description="maximum number of tokens, prompt plus max_tokens, of all admitted jobs that have not ended",
     )
     drain_limit: float = Field(
-        5.0, ge=0, le=3600, description="seconds that jobs have to end after SIGTERM before they are aborted"
+        5.0, ge=0, le=3600, description="seconds after SIGTERM in which jobs may end before they are aborted"
     )
 
     @model_validator(mode="after")
     def _check(self) -> "SchedulerSettings":
         if self.max_batch_tokens < self.max_batch:
-            raise ValueError("--max-batch-tokens must be at least --max-batch, a token for each job")
+            raise ValueError("--max-batch-tokens must be at least --max-batch: each job needs one token")
         return self
 
     @property
     def model_name(self) -> str:
-        """The model's name for clients."""
+        """The model name that clients see."""
         return served_name(self.model, self.served_model_name)
 
     @property
     def config(self) -> SchedulerConfig:
-        """The policy's part."""
+        """The settings of the policy and the machine."""
         return SchedulerConfig(
             policy=self.policy,
             max_batch=self.max_batch,

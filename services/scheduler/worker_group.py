@@ -1,8 +1,8 @@
-"""One worker group as the scheduler's service sees it: its machine, its worker's stream, what is known of its pools.
+"""One worker group in the scheduler's service: its machine, its worker's stream, and the usage of its pools.
 
-A group decides for itself and shares nothing with other groups but the gateways and their jobs: so the driver hands
-events to the group they belong to and does what its commands say for clients; what is for the group's worker and for
-the KV manager never passes through the driver. Called within the driver's turn.
+A group decides for itself and shares nothing with other groups except the gateways and their jobs. So the driver passes
+events to the group they belong to and carries out its commands for clients; commands for the group's worker and for
+the KV manager never pass through the driver. Called within the driver's turn.
 """
 
 import logging
@@ -39,19 +39,19 @@ from services.scheduler.scheduler_config import SchedulerConfig
 _log = logging.getLogger(__name__)
 
 STRICT = False
-"""A worker that breaks the protocol is dropped, and the machine goes on."""
+"""A worker that breaks the protocol is dropped, and the machine continues."""
 
 
 class KvLine(Protocol):
-    """The way to the KV manager. What is said while it is down is dropped."""
+    """The link to the KV manager. Messages sent while it is down are dropped."""
 
     def send(self, epoch: Epoch, messages: Sequence[SchedulerToKv]) -> None:
-        """One turn's messages. Does not wait."""
+        """Send the messages of one turn. Does not wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedSetup:
-    """What the scheduler serves, and what its peers must agree to."""
+    """What the scheduler serves; its peers must agree with it."""
 
     model_name: str
     model_fingerprint: str
@@ -62,34 +62,34 @@ class ServedSetup:
 
 
 def check_agrees(field: str, theirs: object, ours: object) -> None:
-    """Raises PeerMismatchError for a peer that was set up differently."""
+    """Raises PeerMismatchError if a peer is configured differently."""
     if theirs != ours:
-        raise PeerMismatchError(field, f"is {theirs!r}, the scheduler's is {ours!r}")
+        raise PeerMismatchError(field, f"is {theirs!r}, but the scheduler has {ours!r}")
 
 
 class CountersOverEpochs:
-    """A worker counts since its epoch began; this adds up its epochs."""
+    """Adds up a worker's counters over its epochs; the worker counts from the start of each."""
 
     def __init__(self) -> None:
         self._before = WorkerCounters()
         self._present = WorkerCounters()
 
     def begin_epoch(self) -> None:
-        """A new epoch counts from zero."""
+        """A new epoch begins, which counts from zero."""
         self._before, self._present = self.total(), WorkerCounters()
 
     def set_present(self, counters: WorkerCounters) -> None:
-        """What the present epoch has counted so far."""
+        """Set the counters of the present epoch."""
         self._present = counters
 
     def total(self) -> WorkerCounters:
-        """All epochs together."""
+        """The counters of all epochs together."""
         pairs = ((getattr(self._before, one.name), getattr(self._present, one.name)) for one in fields(WorkerCounters))
         return WorkerCounters(*(before + present for before, present in pairs))
 
 
 class WorkerGroup:
-    """Group `number`. `work` gives a plan entry what the worker must know of the job, `recorder` sees every turn."""
+    """`work` adds to a plan entry the data that the worker needs; `recorder` sees every turn."""
 
     def __init__(
         self,
@@ -103,9 +103,9 @@ class WorkerGroup:
         self.machine = Scheduler(served.config, strict=STRICT)
         self.worker_counters = CountersOverEpochs()
         self.kv_policy = ""
-        """As the KV manager last said; empty before."""
+        """As last reported by the KV manager; empty before."""
         self.wake_s: float | None = None
-        """When the machine wants to be looked at."""
+        """When the machine needs a Tick; None: never."""
         self._served = served
         self._kv = kv
         self._work = work
@@ -119,13 +119,13 @@ class WorkerGroup:
 
     @property
     def limits(self) -> ServingLimits:
-        """What a job of this group may be."""
+        """Limits that a job of this group must meet."""
         if self._facts is None:
             return ServingLimits(False, 0, 0)
         return ServingLimits(True, self._facts.max_model_len, self._facts.device_blocks * self._facts.block_size)
 
     def status(self) -> GroupStatus:
-        """Jobs and pools. Pools are free where the KV manager has not said otherwise; without a worker there are none.
+        """Jobs and pools. Pools count as free until the KV manager reports otherwise, and as absent without a worker.
         O(jobs).
         """
         facts = None if self._stream is None else self._facts
@@ -146,7 +146,7 @@ class WorkerGroup:
     # --- the worker --------------------------------------------------------------------------------------------------
 
     def check_worker(self, facts: WorkerFacts) -> None:
-        """Raises PeerMismatchError for a worker that does not fit, SupersededError for an earlier epoch of it."""
+        """Raises PeerMismatchError for an incompatible worker, SupersededError for an old epoch."""
         served = self._served
         check_agrees("model_fingerprint", facts.model_fingerprint, served.model_fingerprint)
         check_agrees("block_size", facts.block_size, served.block_size)
@@ -154,23 +154,23 @@ class WorkerGroup:
         if not 0 < facts.max_model_len <= served.max_model_len:
             check_agrees("max_model_len", facts.max_model_len, served.max_model_len)
         if facts.device_blocks < 1:
-            raise PeerMismatchError("device_blocks", "a worker needs at least one")
+            raise PeerMismatchError("device_blocks", f"is {facts.device_blocks}, but must be at least 1")
         self._check_epoch(facts.epoch)
 
     def _check_epoch(self, epoch: Epoch) -> None:
         if epoch <= self._newest_epoch:
-            raise SupersededError(f"worker epoch {epoch} is not newer than {self._newest_epoch}")
+            raise SupersededError(f"worker epoch {epoch} is not newer than epoch {self._newest_epoch}")
 
     def worker_arrived(self, stream: WorkerStream, facts: WorkerFacts) -> Event | None:
-        """A worker that fits said hello; the newest epoch is the group's."""
+        """A compatible worker said hello; the newest epoch wins."""
         try:
             self._check_epoch(facts.epoch)
         except SupersededError as error:
-            # Between its hello and this turn another came.
+            # Another worker joined between this one's hello and this turn.
             stream.close(error)
             return None
         if self._stream is not None:
-            self._stream.close(SupersededError(f"a worker of the newer epoch {facts.epoch} took over"))
+            self._stream.close(SupersededError(f"a worker with the newer epoch {facts.epoch} took over"))
         self._stream, self._facts, self._newest_epoch = stream, facts, facts.epoch
         self.worker_counters.begin_epoch()
         self.forget_pools()
@@ -178,7 +178,6 @@ class WorkerGroup:
         return WorkerJoined(facts.epoch, facts.device_blocks * facts.block_size, facts.max_model_len, facts.profile)
 
     def worker_left(self, stream: WorkerStream) -> Event | None:
-        """A stream ended."""
         if stream is not self._stream:
             return None
         self._stream = None
@@ -187,7 +186,6 @@ class WorkerGroup:
         return WorkerLost(stream.epoch)
 
     def worker_said(self, stream: WorkerStream, result: WorkerResult) -> Event | None:
-        """An iteration ended."""
         if stream is not self._stream:
             return None
         self.worker_counters.set_present(result.counters)
@@ -195,18 +193,17 @@ class WorkerGroup:
         return result.result
 
     def logprob(self, plan_number: PlanNumber, job_id: JobId) -> TokenLogprob | None:
-        """Of the token that the job got in this plan; known until the end of the turn."""
+        """The log probability of the job's token from this plan; available until the end of the turn."""
         return self._logprobs.get(plan_number, {}).get(job_id)
 
     def close(self, error: FastServeError) -> None:
-        """End the worker's stream."""
         if self._stream is not None:
             self._stream.close(error)
 
     # --- the KV manager ----------------------------------------------------------------------------------------------
 
     def kv_said(self, epoch: Epoch, items: Sequence[KvLinkItem]) -> list[Event]:
-        """Residency is the machine's, pools are for operators."""
+        """Turn messages about residency into events; keep the pool status for operators."""
         events: list[Event] = []
         for item in items:
             if not isinstance(item, PoolStatus):
@@ -218,15 +215,15 @@ class WorkerGroup:
         return events
 
     def forget_pools(self) -> None:
-        """The tables that were counted are gone; the policy's name stays what it was."""
+        """The block tables are gone, so forget the pool usage; the KV policy's name is kept."""
         self._swapped_out.clear()
         self._free = None
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
     def decide(self, events: Sequence[Event], now_s: float) -> list[Emit | End | Reject]:
-        """A turn of the machine. Plans, messages to the KV manager and timers are dealt with here; the commands that
-        are left are for clients. `end_turn` follows.
+        """A turn of the machine. Plans, messages to the KV manager and timers are handled here; the remaining commands,
+        which are for clients, are returned. `end_turn` must follow.
         """
         if self.wake_s is not None and self.wake_s <= now_s:
             self.wake_s = None
@@ -254,11 +251,11 @@ class WorkerGroup:
         return left
 
     def end_turn(self) -> None:
-        """What was kept for the commands of this turn is of no use any more."""
+        """Drop what was kept for the commands of this turn."""
         self._logprobs.clear()
 
     def _send_plan(self, command: SendPlan) -> None:
-        assert self._stream is not None, "plans are for the worker that joined"
+        assert self._stream is not None, "a plan needs a connected worker"
         assert self._stream.epoch == command.epoch
         limits_s = dict(command.cut_after_s)
         work = [self._work(entry, limits_s.get(entry.job_id)) for entry in command.entries]

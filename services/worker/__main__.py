@@ -1,4 +1,4 @@
-"""Runs one worker. torch is imported only once the settings are known to be right and the environment is set."""
+"""Runs one worker. torch is imported only after the settings have been checked and the environment is set."""
 
 import asyncio
 import gc
@@ -26,7 +26,7 @@ CLOSE_LIMIT_S = 0.5
 
 
 def _build(settings: WorkerSettings) -> "Built":
-    # A folder that can't be served is told before torch is imported, which takes seconds.
+    # A folder that can't be served is refused before torch is imported, which takes seconds.
     read_config(settings.model)
     fingerprint(settings.model)
     set_compute_environment()
@@ -42,7 +42,7 @@ def _build(settings: WorkerSettings) -> "Built":
 async def _follow(
     readiness: Readiness, process: ServiceProcess[WorkerSettings], server: RpcServer, metrics_address: str
 ) -> None:
-    """Passes "joined" and "lost" on to the health service, and announces the first join."""
+    """Passes changes of readiness on to the health service, and announces the first join."""
     announced = False
     while True:
         joined = await readiness.changed()
@@ -73,7 +73,7 @@ async def _work(settings: WorkerSettings, registry: CollectorRegistry, readiness
 
 
 async def serve(process: ServiceProcess[WorkerSettings]) -> None:
-    """The worker: health at once, then the model, then join and work until a signal or a refusal."""
+    """Serves health at once, loads the model, then joins and works until a signal or a refusal."""
     settings = process.settings
     server = RpcServer(settings.health_listen, (), lambda _: None)
     registry = new_registry()
@@ -91,7 +91,7 @@ async def serve(process: ServiceProcess[WorkerSettings]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a worker until a signal ends it; the exit status."""
+    """Runs a worker until a signal ends it; returns the exit status."""
     return service_main("worker", WorkerSettings, argv, serve)
 
 

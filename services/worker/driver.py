@@ -48,7 +48,7 @@ STEADY_EPOCH_S = 5.0
 """An epoch that lasted this long was a good one: the next pause is the shortest again."""
 
 _FINAL = (PeerMismatchError, SupersededError, InvalidFieldError)
-"""A peer's answers after which dialling again can't help."""
+"""Answers of a peer after which dialling again can't help."""
 
 
 class RunsPlans(Protocol):
@@ -228,8 +228,8 @@ class WorkerDriver:
             self._on_joined(False)
 
     async def _join_kv_manager(self, epoch: WorkerEpoch, facts: KvWorkerFacts) -> None:
-        # The scheduler is the one that can tell a worker that does not fit. One that it refuses must not have taken
-        # the place of a good one at the KV manager by then.
+        # The scheduler decides whether a worker fits. One that it refuses must not have taken the place of a good
+        # one at the KV manager by then.
         await epoch.welcomed.wait()
         await run_kv_manager_stream(
             self._addresses.kv_manager,

@@ -1,4 +1,4 @@
-"""What /metrics of a worker shows beside its process: the counters of its engine, read at the moment of the scrape."""
+"""What a worker's /metrics shows besides its process: the counters of its engine, read at each scrape."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,8 +9,8 @@ from services.domain.iteration import WorkerCounters
 
 _LABELS = ("model_name", "group")
 _COUNTERS = (
-    ("stall_seconds", "Time in which a plan was at hand and a copy of one of its jobs was awaited.", "stall_s"),
-    ("busy_seconds", "Time in iterations.", "busy_s"),
+    ("stall_seconds", "Time with a plan at hand, waiting for a copy of one of its jobs.", "stall_s"),
+    ("busy_seconds", "Time spent in iterations.", "busy_s"),
     ("plan_wait_seconds", "Time with unfinished jobs and no plan at hand.", "plan_wait_s"),
     ("offloaded_bytes", "KV copied from the device pool to the host pool.", "offloaded_bytes"),
     ("uploaded_bytes", "KV copied from the host pool to the device pool.", "uploaded_bytes"),

@@ -12,34 +12,36 @@ MOST_BATCH = 4096
 
 
 class EngineSettings(BaseModel):
-    """The engine: model, device, pools. Nothing of a service: no logs, no metrics, no file that says it is ready."""
+    """The engine: model, device, pools; without the settings of a service such as logs and metrics."""
 
     model_config = Settings.model_config
 
     model: Path = Field(description="model folder in Hugging Face layout (safetensors)")
     device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="type of weights and KV; off: bfloat16, or float16 for a folder of that type on cuda"
+        None, description="type of weights and KV; off: bfloat16, or float16 for a float16 checkpoint on cuda"
     )
     threads: int | None = Field(None, ge=1, le=1024, description="compute threads on the CPU; off: one per core")
     block_size: int = Field(16, ge=1, le=1024, description="tokens in a KV block")
     kv_device_tokens: int | None = Field(
-        None, ge=1, description="tokens of the device pool; off: 32768, or what memory allows"
+        None, ge=1, description="size of the device KV pool in tokens; off: 32768, or less if memory is short"
     )
     kv_host_tokens: int | None = Field(
-        None, ge=1, description="tokens of the host pool; off: 4 times the device pool's, or what memory allows"
+        None,
+        ge=1,
+        description="size of the host KV pool in tokens; off: 4 times the device pool, or less if memory is short",
     )
     max_model_len: int | None = Field(
-        None, ge=1, description="most tokens of prompt and output together; off: the model's context"
+        None, ge=1, description="maximum tokens of prompt and output together; off: the model's context length"
     )
-    max_batch: int = Field(16, ge=1, le=MOST_BATCH, description="largest batch that the cost model is measured for")
+    max_batch: int = Field(16, ge=1, le=MOST_BATCH, description="largest batch for which the cost model is measured")
 
 
 class KeptEngineSettings(EngineSettings):
     """An engine whose measured cost model is kept for the next start."""
 
     state_dir: Path | None = Field(
-        None, description="folder where the measured cost model is kept; off: fastserve in the user's cache"
+        None, description="folder that keeps the measured cost model; off: ~/.cache/fastserve"
     )
 
     @property
@@ -49,7 +51,7 @@ class KeptEngineSettings(EngineSettings):
 
 
 class WorkerSettings(KeptEngineSettings, Settings):
-    """The worker: runs the model, and the copies of KV between device and host, as it is told."""
+    """The worker: runs the model and copies KV between device and host, as the scheduler and the KV manager command."""
 
     scheduler: Address = Field(description="HOST:PORT of the scheduler")
     kv_manager: Address = Field(description="HOST:PORT of the KV manager")
@@ -59,7 +61,9 @@ class WorkerSettings(KeptEngineSettings, Settings):
         max_length=MOST_NAME_CHARACTERS,
         description="name of the model in the metrics; off: the folder's name",
     )
-    health_listen: Address = Field("127.0.0.1:0", description="HOST:PORT of health and reflection; port 0: a free one")
+    health_listen: Address = Field(
+        "127.0.0.1:0", description="HOST:PORT of the health and reflection services; port 0: any free port"
+    )
 
     @property
     def model_name(self) -> str:
@@ -70,4 +74,4 @@ class WorkerSettings(KeptEngineSettings, Settings):
 class ProfileSettings(EngineSettings):
     """Measures the cost model of a model on this machine."""
 
-    out: Path = Field(description="JSON file to write: the profile, and where its numbers come from")
+    out: Path = Field(description="JSON file to write: the profile and the source of its numbers")

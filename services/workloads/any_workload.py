@@ -20,7 +20,7 @@ FIGURES_WITHOUT = {
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """A workload that was read. `rate`: its arrivals are stretched to so many per second; None: as they are."""
+    """A workload read from a file. `rate`: arrivals per second that it is stretched to; None: left as it is."""
 
     path: str
     jobs: tuple[TraceJob, ...]
@@ -32,14 +32,14 @@ AnyWorkload = Workload | TraceFile
 
 
 def trace_of(workload: AnyWorkload) -> list[TraceJob]:
-    """Its jobs."""
+    """The jobs of a workload, in order of arrival."""
     if isinstance(workload, Workload):
         return make_trace(workload)
     return list(workload.jobs) if workload.rate is None else scale_arrivals(workload.jobs, workload.rate)
 
 
 def workload_as_json(workload: AnyWorkload) -> dict[str, object]:
-    """How `result.json` tells of it."""
+    """The workload as `result.json` shows it."""
     if isinstance(workload, TraceFile):
         rate = {} if workload.rate is None else {"rate": workload.rate}
         return {"trace": workload.path, **rate, "seed": workload.seed}

@@ -21,8 +21,8 @@ MOST_SEEDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a demo's trace must be: load relative to what FCFS sustains, least jobs and seconds, pool against peak
-    need.
+    """Requirements on a demo's trace: load relative to what FCFS sustains, minimum jobs and seconds, and the peak need
+    as a multiple of the pool.
     """
 
     load: float
@@ -35,9 +35,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTrace:
-    """A trace and what it is: its rate in jobs per second, its peak need in tokens of KV, the CV its arrivals came to
-    have.
-    """
+    """A trace, its rate in jobs per second, its peak need in tokens of KV, and the actual CV of its arrivals."""
 
     jobs: list[TraceJob]
     workload: Workload
@@ -47,7 +45,7 @@ class LoadedTrace:
 
 
 def sustained_rate(records: Sequence[JobRecord]) -> float:
-    """Jobs per second that a saturated server ends; `records` are those of a replay of everything at once.
+    """Jobs per second that a saturated server completes; `records` are those of a trace run of everything at once.
 
     Work is counted in output tokens: jobs per second = (share of all output tokens made until the last job started) x
     jobs / (seconds until then).
@@ -86,10 +84,10 @@ def peak_need_tokens(stays: Iterable[tuple[float, float, int]]) -> int:
 
 
 def fluid_stays(trace: Sequence[TraceJob], rate: float) -> list[tuple[float, float, int]]:
-    """When jobs end if the server works them off in order of arrival, at its measured speed, one after the other.
+    """When jobs end if the server runs them one after the other in order of arrival, at its measured speed.
 
-    `rate` is sustained_rate of the same lengths. A fluid stands in for batches: backlog, which is what the peak need is
-    made of, is the same.
+    `rate` is sustained_rate of the same lengths. A fluid stands in for batches: the backlog, which makes the peak need,
+    is the same.
     """
     second_per_token = len(trace) / rate / sum(job.output_tokens for job in trace)
     free_s = 0.0
@@ -107,10 +105,10 @@ def variation(trace: Sequence[TraceJob]) -> float:
 
 
 def loaded_trace(workload: Workload, sustained: float, need: Need) -> LoadedTrace:
-    """The trace of the first seed, from the workload's on, whose sample is what was asked for.
+    """The trace of the first seed, from the workload's on, whose sample meets the need.
 
     Heavy tails make samples differ: a trace of a thousand gaps drawn with CV 4 may come out with CV 3, and its peak
-    need with it. If no seed fits, the one with the greatest peak need is taken; its `peak_need_tokens` tells.
+    need with it. If no seed fits, the one with the greatest peak need is taken, as its `peak_need_tokens` shows.
     """
     rate = need.load * sustained
     jobs = min(max(need.least_jobs, math.ceil(rate * need.least_s)), MOST_JOBS)
@@ -125,5 +123,5 @@ def loaded_trace(workload: Workload, sustained: float, need: Need) -> LoadedTrac
             return made
         if best is None or made.peak_need_tokens > best.peak_need_tokens:
             best = made
-    assert best is not None, "no seed gives arrivals of the asked variation"
+    assert best is not None, "no seed gives arrivals of the requested variation"
     return best

@@ -1,8 +1,8 @@
-"""What a replay measured: `result.json` and `jobs.jsonl`. The live bench and simulations write the same files.
+"""What a trace run measured: `result.json` and `jobs.jsonl`. The live bench and simulations write the same files.
 
-All times of a job count from the replay's start. JCT and TTFT count from the scheduled arrival, so that a late client
-cannot flatter the server. Failed jobs are counted and left out of the rest. A distribution of nothing is null in
-every place.
+All times of a job count from the start of the run. JCT and TTFT count from the scheduled arrival, so that a late client
+cannot flatter the server. Failed jobs are counted and left out of the rest. A distribution over no values
+has null for each of its figures.
 """
 
 import json
@@ -19,7 +19,7 @@ Distribution = dict[str, float | None]
 
 @dataclass(slots=True)
 class JobRecord:
-    """One job of a replay. `gaps_s` are the times between its output tokens; `error` is None for a job that ended
+    """One job of a trace run. `gaps_s` are the times between its output tokens; `error` is None for a job that ended
     well.
     """
 
@@ -35,7 +35,7 @@ class JobRecord:
     gaps_s: "array[float]" = field(default_factory=lambda: array("d"))
 
     def add_tokens(self, count: int, now_s: float) -> None:
-        """`count` tokens came at `now_s`."""
+        """Counts `count` tokens that arrived at `now_s`."""
         if count <= 0:
             return
         if self.last_token_s is None:
@@ -104,7 +104,7 @@ def distribution(values: Sequence[float]) -> Distribution:
 
 
 def result(config: Mapping[str, object], records: Sequence[JobRecord], counters: ServerCounters) -> dict[str, object]:
-    """The content of `result.json`; `counters` are those of the replay alone."""
+    """The content of `result.json`; `counters` are those of this run alone."""
     good = [record for record in records if record.error is None]
     start_s = min((record.arrival_s for record in records), default=0.0)
     duration_s = max((record.last_token_s or 0.0 for record in good), default=start_s) - start_s
@@ -139,14 +139,14 @@ def result(config: Mapping[str, object], records: Sequence[JobRecord], counters:
 
 
 def write_lines(path: Path, lines: Sequence[str]) -> None:
-    """Write a file of lines, whole or not at all."""
+    """Writes a file of lines, whole or not at all. Raises OSError."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     partial.replace(path)
 
 
-def write_report(folder: Path, content: Mapping[str, object], records: Sequence[JobRecord]) -> None:
-    """Write `result.json` and `jobs.jsonl` into `folder`, which is made."""
+def write_result_files(folder: Path, content: Mapping[str, object], records: Sequence[JobRecord]) -> None:
+    """Writes `result.json` and `jobs.jsonl` into `folder`, which is made if needed. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     write_lines(folder / "jobs.jsonl", [record.line() for record in records])
     write_lines(folder / "result.json", json.dumps(content, indent=2).splitlines())

@@ -33,7 +33,7 @@ class Lengths(Protocol):
         """The mean length."""
 
     def quantile(self, u: float) -> int:
-        """The length below or at which a share `u` (0 to 1) of all lengths lie."""
+        """The length that a share `u` (0 to 1) of all lengths do not exceed."""
 
 
 class TableLengths:
@@ -82,7 +82,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFit:
-    """What a dataset's lengths are modelled by."""
+    """The models of a dataset's prompt and output lengths."""
 
     prompt: Fit
     output: Fit
@@ -95,7 +95,7 @@ ALPACA = DatasetFit(prompt=Fit(19.31, 0.6), output=Fit(58.45, 0.9))
 @lru_cache(maxsize=64)
 def fitted_mu(fit: Fit, largest: int) -> float:
     """The mu with which lengths cut to 1 .. largest have the fit's mean."""
-    assert 1 < fit.mean < (1 + largest) / 2, "the mean of a cut distribution that falls in the end"
+    assert 1 < fit.mean < (1 + largest) / 2, "the mean of a cut distribution whose tail falls"
     low, high = math.log(0.01), math.log(fit.mean) + fit.sigma**2 + 10.0
     for _ in range(_BISECTIONS):
         mu = (low + high) / 2
@@ -113,7 +113,7 @@ def fitted_lengths(fit: Fit, largest: int) -> LognormalLengths:
 
 
 def independent_lengths(lengths: Lengths, count: int, random: Random) -> list[int]:
-    """Draws that know nothing of each other."""
+    """`count` independent draws."""
     return [lengths.quantile(random.random()) for _ in range(count)]
 
 

@@ -1,11 +1,11 @@
-"""Reads the CSV files of public traces. Pure: lines in, jobs out. Columns are known by their names in the first line,
-in any order, and others may stand among them.
+"""Reads the CSV files of public traces. Pure: lines in, jobs out. Columns are recognised by their names in the first
+line; they may be in any order and among others.
 
 - Azure LLM inference (2023, 2024): TIMESTAMP, a date and time; ContextTokens; GeneratedTokens.
 - BurstGPT (all releases): Timestamp, seconds; Request tokens; Response tokens. Requests that failed have 0 response
   tokens.
 
-A row without output, or without prompt, asks a server for nothing and is skipped and counted. All other rows become
+A row without prompt or without output gives a server no work; it is skipped and counted. All other rows become
 jobs in the order of their times, the first at 0.
 """
 
@@ -21,7 +21,7 @@ from services.workloads.workload import MOST_JOBS, MOST_TOKENS, TraceJob
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of a trace's format that a job is made of, and how its time is read, in seconds."""
+    """The columns of a trace format that make a job; `seconds` parses a time."""
 
     name: str
     time: str
@@ -64,7 +64,9 @@ def convert(lines: Iterable[str], most_rows: int | None = None) -> Converted:
             if job is None:
                 skipped += 1
             elif len(jobs) >= MOST_JOBS:
-                raise InvalidFieldError(f"line {reader.line_num}", f"is beyond {MOST_JOBS} jobs: take fewer rows")
+                raise InvalidFieldError(
+                    f"line {reader.line_num}", f"exceeds the limit of {MOST_JOBS} jobs; convert fewer rows"
+                )
             else:
                 jobs.append(job)
     except csv.Error as error:
@@ -84,7 +86,9 @@ def _recognised(header: Sequence[str]) -> tuple[Columns, dict[str, int]]:
         if columns.time in names:
             missing = [name for name in (columns.prompt, columns.output) if name not in names]
             if missing:
-                raise InvalidFieldError("line 1", f"has {columns.time}, as {columns.name}, but no column {missing[0]}")
+                raise InvalidFieldError(
+                    "line 1", f"has the column {columns.time} of {columns.name}, but no column {missing[0]}"
+                )
             return columns, {name: names.index(name) for name in (columns.time, columns.prompt, columns.output)}
     known = " or ".join(f"{one.time}, {one.prompt}, {one.output} ({one.name})" for one in FORMATS)
     raise InvalidFieldError("line 1", f"must name the columns {known}")
@@ -107,7 +111,7 @@ def _job(row: Sequence[str], columns: Columns, places: dict[str, int], line: int
         count = value(column, float)
         if not 0 <= count <= MOST_TOKENS or count != int(count):
             raise InvalidFieldError(
-                f"line {line}, column {column}", f"must be a whole number of 0 to {MOST_TOKENS}, is {count:g}"
+                f"line {line}, column {column}", f"must be a whole number from 0 to {MOST_TOKENS}, got {count:g}"
             )
         return int(count)
 
@@ -120,7 +124,7 @@ def _from_zero(jobs: list[TraceJob]) -> tuple[TraceJob, ...]:
     jobs.sort(key=lambda job: job.arrival_s)
     start_s, end_s = jobs[0].arrival_s, jobs[-1].arrival_s
     if not math.isfinite(end_s - start_s):
-        raise InvalidFieldError("trace", f"has times too far apart: {start_s:g} s and {end_s:g} s")
+        raise InvalidFieldError("trace", f"has times that are too far apart: {start_s:g} s and {end_s:g} s")
     return tuple(
         replace(job, job_id=str(number), arrival_s=round(job.arrival_s - start_s, 6)) for number, job in enumerate(jobs)
     )

@@ -6,7 +6,7 @@ Gamma distribution of a given mean (1 / rate) and coefficient of variation, so t
 of 4 comes in bursts.
 
 Kinds of workloads: `zipf`, prompts and outputs drawn independently from the same bounded Zipf distribution; `sharegpt`
-and `alpaca`, from what is modelled of these datasets; `ratio`, all jobs with the same ratio of prompt to output: a
+and `alpaca`, from models of these datasets; `ratio`, all jobs with the same ratio of prompt to output: a
 length for both together is drawn from the bounded Zipf distribution, and the job gets as many whole output tokens as
 fit, one at least, and the prompt that belongs to them.
 """
@@ -32,14 +32,14 @@ from services.workloads.lengths import (
 
 MOST_JOBS = 1_000_000
 MOST_TOKENS = 10_000_000
-"""Of a prompt or an output in a trace. What a server takes is less."""
+"""Limit of a prompt or an output in a trace. A server accepts less."""
 _LIMITS: Mapping[str, tuple[float, float]] = {
     "rate": (1e-9, 1e9),
     "cv": (1e-3, 1e3),
     "theta": (0.0, 1e3),
     "ratio": (1e-6, 1e6),
 }
-"""Far beyond them the distributions' parameters, or the arrival times, are no finite numbers."""
+"""Far beyond these limits parameters of the distributions, or arrival times, stop being finite numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,11 @@ class Workload:
 
 
 def wrong_with(name: str, value: float) -> str | None:
-    """Why a generated workload can't have this `rate`, `cv`, `theta` or `ratio`; None if it can."""
+    """What is wrong with this `rate`, `cv`, `theta` or `ratio` of a generated workload; None if nothing is."""
     least, most = _LIMITS[name]
     if least <= value <= most or (name == "cv" and value == 0):
         return None
-    return f"must be {'0 or ' if name == 'cv' else ''}{least:g} to {most:g}, is {value:g}"
+    return f"must be {'0 or ' if name == 'cv' else ''}from {least:g} to {most:g}, got {value:g}"
 
 
 def gamma_arrivals(count: int, rate: float, cv: float, random: Random) -> list[float]:
@@ -115,7 +115,7 @@ def _lengths(workload: Workload) -> tuple[Lengths, Lengths]:
 
 
 def split_by_ratio(total_tokens: int, ratio: float) -> tuple[int, int]:
-    """Prompt and output tokens of a job of about so many: their ratio counts more than their sum."""
+    """Prompt and output tokens of a job of about `total_tokens`: the ratio matters more than the sum."""
     output_tokens = max(1, int(total_tokens / (1 + ratio)))
     return max(1, int(output_tokens * ratio)), output_tokens
 
@@ -185,9 +185,9 @@ def _trace_job(line: str, number: int) -> TraceJob:
         prompt_token_ids=None if ids is None else tuple(int(token) for token in ids),
     )
     if not 0 <= job.arrival_s < math.inf or job.prompt_tokens < 1 or job.output_tokens < 1:
-        raise ValueError("needs arrival_s of 0 or more, prompt_tokens and output_tokens of 1 or more")
+        raise ValueError("arrival_s must be 0 or more, prompt_tokens and output_tokens 1 or more")
     if max(job.prompt_tokens, job.output_tokens) > MOST_TOKENS:
-        raise ValueError(f"needs prompt_tokens and output_tokens of at most {MOST_TOKENS}")
+        raise ValueError(f"prompt_tokens and output_tokens must be at most {MOST_TOKENS}")
     return job
 
 

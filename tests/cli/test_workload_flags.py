@@ -54,7 +54,7 @@ def test_a_ratio_is_of_ratio_workloads() -> None:
     workload = chosen("--workload", "ratio", "--ratio", "16", "--jobs", "3")
     assert workload_as_json(workload)["ratio"] == 16.0
     assert len(trace_of(workload)) == 3
-    with pytest.raises(CommandError, match="--ratio is not for --workload zipf"):
+    with pytest.raises(CommandError, match="--ratio does not apply to --workload zipf"):
         chosen("--ratio", "16")
 
 

@@ -101,12 +101,12 @@ class TestSweeps:
 
     @pytest.mark.parametrize("axis", ["cv", "theta", "ratio"])
     def test_a_trace_has_no_distributions_to_sweep(self, axis: str) -> None:
-        with pytest.raises(InvalidFieldError, match="not of a trace"):
+        with pytest.raises(InvalidFieldError, match="not to a trace"):
             cases_of(TRACE, f"{axis}=1,2")
 
     @pytest.mark.parametrize(("kind", "axis"), [(WorkloadKind.SHAREGPT, "theta"), (WorkloadKind.ZIPF, "ratio")])
     def test_an_axis_that_the_workload_lacks_is_refused(self, kind: WorkloadKind, axis: str) -> None:
-        with pytest.raises(InvalidFieldError, match=f"{axis} is not for --workload {kind}"):
+        with pytest.raises(InvalidFieldError, match=f"{axis} does not apply to --workload {kind}"):
             cases_of(DEFAULTS[kind], f"{axis}=1,2")
 
     @pytest.mark.parametrize(

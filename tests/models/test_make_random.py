@@ -90,7 +90,7 @@ def test_a_random_model_has_a_chat_template(tmp_path: Path) -> None:
     [
         ({"heads": 3}, "kv_heads"),
         ({"hidden": 66, "heads": 4}, "hidden"),
-        ({"hidden": 60, "heads": 4, "head_size": 15}, "size of a head"),
+        ({"hidden": 60, "heads": 4, "head_size": 15}, "head size"),
         ({"vocabulary": 261}, "vocabulary"),
         ({"layers": 0}, "layers"),
     ],

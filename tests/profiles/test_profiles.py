@@ -148,6 +148,6 @@ def test_a_profile_is_found_by_name_and_by_path(tmp_path: Path) -> None:
     name = name_of(LAYOUTS[0])
     assert find_profile(name) == find_profile(str(PROFILES / f"{name}.json")) == derived(LAYOUTS[0])
     with pytest.raises(
-        InvalidFieldError, match=r"--profile: nothing is neither a file nor a profile's name \(.*opt-13b"
+        InvalidFieldError, match=r"--profile: nothing is neither a file nor the name of a profile \(.*opt-13b"
     ):
         find_profile("nothing")

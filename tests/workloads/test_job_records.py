@@ -1,4 +1,4 @@
-"""What a replay's records become."""
+"""What becomes of a trace run's records."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.domain.server_status import ServerCounters, ServerStatus
-from services.workloads.job_records import JobRecord, distribution, percentile, result, write_report
+from services.workloads.job_records import JobRecord, distribution, percentile, result, write_result_files
 
 DISTRIBUTIONS = ("jct_s", "ttft_s", "inter_token_s", "per_output_token_s", "worst_gap_s")
 
@@ -78,7 +78,7 @@ def test_counters_of_a_restarted_scheduler_count_from_zero() -> None:
 
 def test_both_files_have_the_names_of_the_contract(tmp_path: Path) -> None:
     records = [ended("a", 0.5, [1.0, 1.25]), JobRecord("b", 0.75, 9, error="UNAVAILABLE: gone")]
-    write_report(tmp_path / "run", result({}, records, ServerCounters()), records)
+    write_result_files(tmp_path / "run", result({}, records, ServerCounters()), records)
     lines = [json.loads(line) for line in (tmp_path / "run" / "jobs.jsonl").read_text().splitlines()]
     assert lines[0] == {
         "id": "a",

@@ -61,7 +61,10 @@ def test_rows_out_of_order_are_put_in_order() -> None:
     [
         ("", "line 1: must name the columns"),
         ("a,b\n1,2\n", "line 1: must name the columns TIMESTAMP"),
-        ("Timestamp,Request tokens\n1,2\n", "line 1: has Timestamp, as burstgpt, but no column Response tokens"),
+        (
+            "Timestamp,Request tokens\n1,2\n",
+            "line 1: has the column Timestamp of burstgpt, but no column Response tokens",
+        ),
         (BURSTGPT + "x,GPT-4,1,2,3,API log\n", "line 5, column Timestamp: can't be read: 'x'"),
         (BURSTGPT + "inf,GPT-4,1,2,3,API log\n", "line 5, column Timestamp: can't be read"),
         (BURSTGPT + "7,GPT-4,1\n", "line 5, column Response tokens: is missing"),
@@ -69,7 +72,10 @@ def test_rows_out_of_order_are_put_in_order() -> None:
         (BURSTGPT + "7,GPT-4,1.5,2,3,API log\n", "line 5, column Request tokens: must be a whole number"),
         (BURSTGPT + "7,GPT-4,1,many,3,API log\n", "line 5, column Response tokens: can't be read: 'many'"),
         (AZURE + "yesterday,1,2\n", "line 5, column TIMESTAMP: can't be read: 'yesterday'"),
-        ("Timestamp,Request tokens,Response tokens\n1e308,1,1\n-1e308,1,1\n", "trace: has times too far apart"),
+        (
+            "Timestamp,Request tokens,Response tokens\n1e308,1,1\n-1e308,1,1\n",
+            "trace: has times that are too far apart",
+        ),
         ("Timestamp,Request tokens,Response tokens\n1,0,0\n", "trace: has no rows with prompt and output tokens"),
     ],
 )

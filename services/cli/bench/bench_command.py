@@ -1,4 +1,4 @@
-"""`fastserve bench`: replay a trace or a generated workload against a server, and write what it measured."""
+"""`fastserve bench`: run a trace or a generated workload against a server, and write what was measured."""
 
 import argparse
 import asyncio
@@ -25,17 +25,17 @@ from services.runtime.command_line import (
 )
 from services.runtime.output_folder import make_writable
 from services.workloads.any_workload import trace_of, workload_as_json
-from services.workloads.job_records import result, write_lines, write_report
+from services.workloads.job_records import result, write_lines, write_result_files
 from services.workloads.workload import TraceJob
 
 
 def config_of(
-    replay: TraceRun, options: TraceRunOptions, workload: dict[str, object], server: str
+    trace_run: TraceRun, options: TraceRunOptions, workload: dict[str, object], server: str
 ) -> dict[str, object]:
-    """The `config` of `result.json`: what was replayed, how, against what."""
-    assert replay.before is not None, "the replay has not ended"
-    served = replay.before
-    lost = {} if replay.lost is None else {"status_lost": replay.lost}
+    """The `config` of `result.json`: what was run, how, against what."""
+    assert trace_run.before is not None, "the trace run has not begun"
+    served = trace_run.before
+    lost = {} if trace_run.lost is None else {"status_lost": trace_run.lost}
     groups = [
         {
             "device": group.device,
@@ -66,23 +66,23 @@ async def measure(
     options: TraceRunOptions,
     workload: dict[str, object],
     out: Path,
-    title: str = "replay",
+    title: str = "trace run",
 ) -> dict[str, object]:
-    """Run a trace; write result.json, jobs.jsonl and status.jsonl under `out`; return the result.
+    """Runs a trace, writes result.json, jobs.jsonl and status.jsonl into `out`, and returns the result.
 
-    Raises CommandError if they can't be written; before the replay, where that can be workload_as_json.
+    Raises CommandError if they can't be written, if possible before the run.
     """
     with _writing(out):
         make_writable(out)
     async with GatewayClient(server) as client:
-        replayer = TraceRunner(client, trace, options)
-        replay = await with_progress(title, replayer.replay, replayer.run())
-    if replay.lost is not None:
-        tell("bench", f"the server's counters are those of its last word in the replay: {replay.lost}")
-    content = result(config_of(replay, options, workload, server), replay.records, replay.counters)
+        runner = TraceRunner(client, trace, options)
+        trace_run = await with_progress(title, runner.trace_run, runner.run())
+    if trace_run.lost is not None:
+        tell("bench", f"the server's counters are those of its last status in the run: {trace_run.lost}")
+    content = result(config_of(trace_run, options, workload, server), trace_run.records, trace_run.counters)
     with _writing(out):
-        write_report(out, content, replay.records)
-        write_lines(out / "status.jsonl", [json.dumps(status.as_json(time_s)) for time_s, status in replay.samples])
+        write_result_files(out, content, trace_run.records)
+        write_lines(out / "status.jsonl", [json.dumps(status.as_json(time_s)) for time_s, status in trace_run.samples])
     return content
 
 
@@ -111,7 +111,9 @@ def _summary(content: dict[str, object], out: Path) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     made = parser(
-        "bench", "Replay a trace or a generated workload, open loop; writes result.json, jobs.jsonl and status.jsonl."
+        "bench",
+        "Run a trace or a generated workload against a server, open loop; writes result.json, jobs.jsonl and "
+        "status.jsonl.",
     )
     add_server(made)
     add_workload(made)
@@ -120,19 +122,21 @@ def _parser() -> argparse.ArgumentParser:
         type=not_negative_float,
         default=1.0,
         metavar="X",
-        help="arrival times are multiplied by this; 0: all at once",
+        help="factor for arrival times; 0: all at once [1]",
     )
-    made.add_argument("--temperature", type=not_negative_float, default=0.0, help="of every request [0]")
-    made.add_argument("--model", default="", help="name of the model (default: the one that is served)")
+    made.add_argument("--temperature", type=not_negative_float, default=0.0, help="temperature of every request [0]")
+    made.add_argument("--model", default="", help="name of the model [the one that is served]")
     made.add_argument(
-        "--timeout", type=positive_float, default=3600.0, metavar="SECONDS", help="give a job up after this long [3600]"
+        "--timeout", type=positive_float, default=3600.0, metavar="SECONDS", help="give up a job after this time [3600]"
     )
-    made.add_argument("--out", type=Path, default=Path("out/bench"), metavar="DIR", help="where to write [out/bench]")
+    made.add_argument(
+        "--out", type=Path, default=Path("out/bench"), metavar="DIR", help="folder for the results [out/bench]"
+    )
     return made
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command. Exit 0 also when jobs failed: result.json tells how many; 1 if all did."""
+    """Runs the command. The exit code is 0 even if some jobs failed (result.json says how many), 1 if all did."""
     arguments = _parser().parse_args(argv)
     workload = chosen_workload(arguments, arguments.seed)
     options = TraceRunOptions(

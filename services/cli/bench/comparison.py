@@ -1,4 +1,4 @@
-"""Two replays of one trace side by side, in words and tables."""
+"""Two runs of one trace side by side, in words and tables."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from rich.text import Text
 Result = Mapping[str, Any]
 
 CLEAR_WIN = 1.1
-"""A mean that is this much shorter is a win that no one explains away by noise."""
+"""A mean that is shorter by this factor is a win beyond noise."""
 
 _DISTRIBUTIONS = {
     "jct_s": "job completion",
@@ -26,7 +26,7 @@ _HEADLINES = {
 
 
 def gain(before: float | None, after: float | None) -> float | None:
-    """How many times shorter `after` is."""
+    """By which factor `after` is shorter; None without two positive figures."""
     return before / after if before is not None and after else None
 
 
@@ -38,7 +38,7 @@ def _gain_text(ratio: float | None) -> Text:
 
 
 def latency_table(names: tuple[str, str], results: tuple[Result, Result]) -> Table:
-    """Every distribution of both results, and how many times shorter the second is."""
+    """Every distribution of both results, and by which factor the second is shorter."""
     table = Table(title="seconds, from the scheduled arrival")
     table.add_column("")
     for statistic in ("mean", "p50", "p95", "p99", "max"):
@@ -53,7 +53,7 @@ def latency_table(names: tuple[str, str], results: tuple[Result, Result]) -> Tab
 
 
 def counter_table(names: tuple[str, str], results: tuple[Result, Result]) -> Table:
-    """What it took."""
+    """Counters of both results: preemptions, bytes moved, tokens recomputed, stalls."""
     table = Table(title="what it took")
     table.add_column("")
     for name in names:

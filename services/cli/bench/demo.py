@@ -1,10 +1,10 @@
 """`make demo`: FastServe against FCFS on this machine, in a few minutes.
 
-One server of four processes with the bundled model: a completion, then a short saturated run under FCFS that tells
-what FCFS sustains here; from that a bursty trace at 0.9 of it, replayed under `fcfs` + `defer` (Orca's way: run to
+One server of four processes with the bundled model: a completion, then a short saturated run under FCFS that measures
+what FCFS sustains here; from that a bursty trace at 0.9 of it, run under `fcfs` + `defer` (Orca's way: run to
 completion, KV reserved) and, after a restart, under `skip-join-mlfq` + `proactive`. Same engine, same pools. The device
 pool is at most a third of the trace's peak need, which is estimated beforehand (calibration.fluid_stays) and measured
-from the FCFS replay afterwards.
+from the FCFS run afterwards.
 """
 
 import argparse
@@ -34,7 +34,9 @@ from services.workloads.job_records import write_lines
 from services.workloads.workload import TraceJob, Workload, make_trace, trace_line
 
 StartServer = Callable[[Sequence[str], Path], AbstractAsyncContextManager[str]]
-"""Flags of `fastserve up` and a file for its log -> the gateway's address, for the length of a block."""
+"""Takes flags of `fastserve up` and a file for its log; serves for the length of a block and yields the gateway's
+address.
+"""
 
 POLICIES = {"fcfs": ("fcfs", "defer"), "fastserve": ("skip-join-mlfq", "proactive")}
 LABELS = {"fcfs": "FCFS", "fastserve": "FastServe"}
@@ -44,7 +46,7 @@ DEVICE_TOKENS = 3072
 HOST_TOKENS = 131_072
 SHAPE = Workload(jobs=300, rate=1.0, cv=4.0, theta=1.35, max_prompt_tokens=512, max_output_tokens=768, seed=1)
 NEED = Need(load=0.9, least_jobs=400, least_s=34.0, pool_tokens=DEVICE_TOKENS, pools_in_peak=4.0)
-"""The peak need is reckoned before the replay, and comes out lower now and then: it shall be three pools at least."""
+"""The peak need is estimated before the run and sometimes comes out lower; four pools make sure of three."""
 WARM_UP_JOBS = 40
 
 PROMPT = 'def copy_file(source, target):\n    """Copy a file'
@@ -54,7 +56,7 @@ SAMPLING = SamplingRequest(max_tokens=110, temperature=0.7, repetition_penalty=1
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where the demo speaks and writes."""
+    """The demo's terminal and its output folder."""
 
     console: Console
     out: Path
@@ -71,8 +73,7 @@ class Stage:
 
 
 def server_flags(name: str, state_dir: Path) -> list[str]:
-    """`fastserve up` flags of one of the two servers: they differ in their policies alone, the measured profile too is
-    the same.
+    """Flags of `fastserve up` for one of the servers; they differ only in their policies and share the cost model.
 
     One core is left to the three other services and to the client, which all work while the model does.
     """
@@ -94,15 +95,15 @@ async def show_completion(server: str, stage: Stage) -> None:
 
 
 async def saturate(server: str, jobs: int, title: str) -> float:
-    """Jobs per second that the server ends when many wait, from `jobs` jobs sent at once."""
+    """Jobs per second that the server completes while many wait: sends `jobs` jobs at once."""
     trace = make_trace(replace(SHAPE, jobs=jobs), stratified=True)
     async with GatewayClient(server) as client:
-        replayer = TraceRunner(client, trace, TraceRunOptions(time_scale=0.0))
-        replay = await with_progress(title, replayer.replay, replayer.run())
-    if replay.failed:
-        errors = {record.error for record in replay.records if record.error}
-        raise CommandError(f"{replay.failed} of {jobs} jobs failed: {sorted(errors)[0]}")
-    return sustained_rate(replay.records)
+        runner = TraceRunner(client, trace, TraceRunOptions(time_scale=0.0))
+        trace_run = await with_progress(title, runner.trace_run, runner.run())
+    if trace_run.failed:
+        errors = {record.error for record in trace_run.records if record.error}
+        raise CommandError(f"{trace_run.failed} of {jobs} jobs failed: {sorted(errors)[0]}")
+    return sustained_rate(trace_run.records)
 
 
 def describe(loaded: LoadedTrace, sustained: float) -> str:
@@ -118,14 +119,14 @@ def describe(loaded: LoadedTrace, sustained: float) -> str:
     )
 
 
-async def replay(name: str, server: str, trace: Sequence[TraceJob], stage: Stage) -> Result:
-    """Replay the trace against one of the two servers."""
+async def run_trace(name: str, server: str, trace: Sequence[TraceJob], stage: Stage) -> Result:
+    """Runs the trace against one of the two servers."""
     workload: dict[str, object] = {"trace": str(stage.out / "trace.jsonl"), "theta": SHAPE.theta, "cv": SHAPE.cv}
     return await measure(server, trace, TraceRunOptions(), workload, stage.folder(name), LABELS[name])
 
 
 def measured_peak_need(folder: Path) -> int:
-    """The peak need of a replay, from the stays that it measured."""
+    """The peak need of a trace run, in tokens, from the times measured."""
     jobs = [json.loads(line) for line in (folder / "jobs.jsonl").read_text(encoding="utf-8").splitlines()]
     ended = [job for job in jobs if job["error"] is None]
     return peak_need_tokens(
@@ -134,7 +135,7 @@ def measured_peak_need(folder: Path) -> int:
 
 
 async def run(stage: Stage, need: Need, start: StartServer = running_server) -> bool:
-    """The whole demo; whether FastServe won clearly."""
+    """Runs the whole demo; returns whether FastServe won clearly."""
     state_dir = stage.folder("state")
     stage.say("1. Starting gateway, scheduler, KV manager and worker with the bundled model (FCFS)")
     async with start(server_flags("fcfs", state_dir), stage.folder("fcfs") / "server.log") as server:
@@ -147,16 +148,16 @@ async def run(stage: Stage, need: Need, start: StartServer = running_server) -> 
         write_lines(stage.out / "trace.jsonl", [trace_line(job) for job in loaded.jobs])
         stage.console.print(describe(loaded, sustained))
         stage.say("4. The trace under FCFS (policy fcfs, KV policy defer)")
-        before = await replay("fcfs", server, loaded.jobs, stage)
+        before = await run_trace("fcfs", server, loaded.jobs, stage)
     stage.say("5. The same trace under FastServe (policy skip-join-mlfq, KV policy proactive), after a restart")
     async with start(server_flags("fastserve", state_dir), stage.folder("fastserve") / "server.log") as server:
         await saturate(server, WARM_UP_JOBS, "warm-up")
-        after = await replay("fastserve", server, loaded.jobs, stage)
+        after = await run_trace("fastserve", server, loaded.jobs, stage)
     return show_results(stage, before, after)
 
 
 def show_results(stage: Stage, before: Result, after: Result) -> bool:
-    """Tables, pictures and the last line."""
+    """Prints tables and the verdict, draws pictures; returns whether FastServe won clearly."""
     from services.cli.bench.pictures import draw
 
     stage.say("6. Side by side")
@@ -178,16 +179,21 @@ def show_results(stage: Stage, before: Result, after: Result) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the demo; exit 0 when it ran, whatever it showed."""
+    """Runs the demo. The exit code is 0 if it ran, whatever it showed."""
     made: argparse.ArgumentParser = parser("demo", "FastServe against FCFS on this machine.")
-    made.add_argument("--out", type=Path, default=Path("out/demo"), metavar="DIR", help="where to write [out/demo]")
     made.add_argument(
-        "--seconds", type=positive_float, default=NEED.least_s, help=f"least length of a replay [{NEED.least_s:.0f}]"
+        "--out", type=Path, default=Path("out/demo"), metavar="DIR", help="folder for the results [out/demo]"
+    )
+    made.add_argument(
+        "--seconds",
+        type=positive_float,
+        default=NEED.least_s,
+        help=f"minimum seconds of a trace run [{NEED.least_s:.0f}]",
     )
     began_s = time.monotonic()
     try:
         arguments = made.parse_args(argv)
-        # The cost model is measured anew: the machine may have had other things to do the last time.
+        # The cost model is measured again: the machine may have been busy the last time.
         shutil.rmtree(arguments.out / "state", ignore_errors=True)
         arguments.out.mkdir(parents=True, exist_ok=True)
         need = Need(NEED.load, NEED.least_jobs, arguments.seconds, NEED.pool_tokens, NEED.pools_in_peak)

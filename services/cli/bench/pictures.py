@@ -1,4 +1,4 @@
-"""Pictures of replays, side by side: `python -m services.cli.bench.pictures OUT LABEL=FOLDER LABEL=FOLDER`.
+"""Pictures of trace runs, side by side: `python -m services.cli.bench.pictures OUT LABEL=FOLDER LABEL=FOLDER`.
 
 A folder is what `fastserve bench` writes: result.json, jobs.jsonl, status.jsonl.
 """
@@ -19,6 +19,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
+from services.experiments.figure_pages import PICTURE_SUFFIX
 from services.runtime.command_line import ExitCode
 
 _COLOURS = ("#6c757d", "#d1495b", "#30638e", "#3d9970")
@@ -40,7 +41,7 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class PicturedRun:
-    """A replay as its files tell it; `status` holds one entry a sample."""
+    """A trace run as its files hold it; `status` has one entry per sample."""
 
     label: str
     result: dict[str, Any]
@@ -53,12 +54,12 @@ class PicturedRun:
         return [sample["time_s"] for sample in self.status]
 
     def group_series(self, name: str) -> list[float]:
-        """A field of the groups, summed, one value a sample."""
+        """A field summed over the groups, one value per sample."""
         return [sum(group[name] for group in sample["groups"]) for sample in self.status]
 
 
 def read_run(label: str, folder: Path) -> PicturedRun:
-    """The files of one replay; failed jobs are left out."""
+    """Reads the files of one trace run; failed jobs are left out."""
     jobs = [json.loads(line) for line in (folder / "jobs.jsonl").read_text(encoding="utf-8").splitlines()]
     status = [json.loads(line) for line in (folder / "status.jsonl").read_text(encoding="utf-8").splitlines()]
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -96,16 +97,16 @@ def draw_latency(runs: Sequence[PicturedRun], path: Path) -> None:
     _cdf(jct, runs, "Job completion time", "jct_s", of_jobs("last_token_s", per_token=False))
     _cdf(ttft, runs, "Time to first token", "ttft_s", of_jobs("first_token_s", per_token=False))
     _cdf(per_token, runs, "Latency per output token", "per_output_token_s", of_jobs("last_token_s", per_token=True))
-    figure.savefig(path, dpi=130)
+    figure.savefig(path)
     plt.close(figure)
 
 
 def _panels(runs: Sequence[PicturedRun]) -> tuple[Any, list[Axes]]:
-    """One panel a run, on the same scales."""
+    """One panel per run, on the same scales."""
     figure, panels = plt.subplots(
         len(runs), 1, figsize=(12, 3.4 * len(runs)), sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
-    panels[-1][0].set_xlabel("seconds since the replay's start")
+    panels[-1][0].set_xlabel("seconds since the start of the run")
     return figure, [row[0] for row in panels]
 
 
@@ -126,7 +127,7 @@ def draw_levels(runs: Sequence[PicturedRun], path: Path) -> None:
         axes.set_ylabel("jobs")
         axes.set_title(f"{run.label}: jobs per level" if count > 1 else f"{run.label}: jobs")
         axes.legend(loc="upper right", ncols=2, fontsize=8)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path)
     plt.close(figure)
 
 
@@ -140,7 +141,7 @@ def _shade(depth: float) -> tuple[float, float, float]:
 
 
 def draw_kv(runs: Sequence[PicturedRun], path: Path) -> None:
-    """Tokens' worth of KV in the device pool and, above it, in the host pool."""
+    """KV in the device pool and, stacked above it, in the host pool, in tokens."""
     figure, panels = _panels(runs)
     for run, axes in zip(runs, panels, strict=True):
         size = np.array([sample["groups"][0]["block_size"] if sample["groups"] else 0 for sample in run.status])
@@ -153,14 +154,14 @@ def draw_kv(runs: Sequence[PicturedRun], path: Path) -> None:
         axes.set_ylabel("tokens of KV cache")
         axes.set_title(f"{run.label}: where the KV cache is")
         axes.legend(loc="upper right", fontsize=8)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path)
     plt.close(figure)
 
 
 def draw(folders: Mapping[str, Path], out: Path) -> list[Path]:
-    """Draw all pictures of these replays (label -> folder) into `out`; their paths."""
+    """Draws all pictures of these trace runs (label -> folder) into `out` and returns their paths."""
     runs = [read_run(label, folder) for label, folder in folders.items()]
-    paths = [out / name for name in ("latency.png", "levels.png", "kv.png")]
+    paths = [out / f"{name}{PICTURE_SUFFIX}" for name in ("latency", "levels", "kv")]
     with mpl.rc_context(_STYLE):
         for picture, path in zip((draw_latency, draw_levels, draw_kv), paths, strict=True):
             picture(runs, path)
@@ -168,7 +169,7 @@ def draw(folders: Mapping[str, Path], out: Path) -> list[Path]:
 
 
 def main(argv: list[str]) -> int:
-    """Draw; prints the paths."""
+    """Draws the pictures and prints their paths."""
     if len(argv) < 2 or not all("=" in given for given in argv[1:]):
         print(
             "usage: python -m services.cli.bench.pictures OUT LABEL=FOLDER [LABEL=FOLDER ...]",

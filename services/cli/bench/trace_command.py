@@ -30,9 +30,9 @@ def main(argv: list[str] | None = None) -> int:
     made = parser("trace", "Convert the CSV file of a public trace (Azure LLM inference, BurstGPT) to JSON lines.")
     commands = made.add_subparsers(dest="action", required=True, metavar="convert")
     to_lines = commands.add_parser("convert", help="convert a file", allow_abbrev=False)
-    to_lines.add_argument("file", type=Path, metavar="CSV", help="the trace; its first line names the columns")
+    to_lines.add_argument("file", type=Path, metavar="CSV", help="the trace; its first line must name the columns")
     to_lines.add_argument("--out", type=Path, required=True, metavar="FILE", help="the trace file to write")
-    to_lines.add_argument("--rows", type=positive_int, metavar="N", help="only the first rows [all]")
+    to_lines.add_argument("--rows", type=positive_int, metavar="N", help="convert only the first N rows [all]")
     arguments = made.parse_args(argv)
     converted = _convert(arguments.file, arguments.out, arguments.rows)
     jobs = converted.jobs

@@ -12,15 +12,23 @@ from services.runtime.command_line import CommandError, ExitCode, add_server, pa
 
 # flag -> (field of SamplingParams, type, help)
 _SAMPLING: dict[str, tuple[str, type[int] | type[float], str]] = {
-    "--max-tokens": ("max_tokens", int, "most output tokens (server's default: 16)"),
-    "--min-tokens": ("min_tokens", int, "no end before this many output tokens"),
+    "--max-tokens": ("max_tokens", int, "maximum number of output tokens (server's default: 16)"),
+    "--min-tokens": ("min_tokens", int, "minimum number of output tokens"),
     "--temperature": ("temperature", float, "0 is greedy (server's default: 1)"),
     "--top-p": ("top_p", float, "keep the smallest set of tokens that reaches this probability"),
     "--top-k": ("top_k", int, "keep this many most probable tokens"),
     "--min-p": ("min_p", float, "drop tokens below this share of the most probable one's probability"),
-    "--presence-penalty": ("presence_penalty", float, "subtracted from tokens that the output holds"),
-    "--frequency-penalty": ("frequency_penalty", float, "subtracted once for each time the output holds a token"),
-    "--repetition-penalty": ("repetition_penalty", float, "divides the logits of tokens seen before"),
+    "--presence-penalty": ("presence_penalty", float, "subtracted from the logits of tokens that the output contains"),
+    "--frequency-penalty": (
+        "frequency_penalty",
+        float,
+        "subtracted from a token's logit for each time the output contains it",
+    ),
+    "--repetition-penalty": (
+        "repetition_penalty",
+        float,
+        "divides the logits of tokens that occurred before (multiplies negative ones)",
+    ),
     "--seed": ("seed", int, "seed of the draws (default: the server picks one)"),
     "--logprobs": ("logprobs", int, "report log probabilities of this many tokens (with --json)"),
 }
@@ -32,19 +40,27 @@ def _parser() -> argparse.ArgumentParser:
         "prompt", nargs="?", metavar="PROMPT|-", help="the prompt; '-' (or nothing, with a pipe) reads stdin"
     )
     add_server(made)
-    made.add_argument("--model", default="", help="name of the model (default: the one that is served)")
-    made.add_argument("--request-id", default="", help="joins the running request of the same id and body")
+    made.add_argument("--model", default="", help="name of the model [the one that is served]")
     made.add_argument(
-        "--timeout", type=positive_float, metavar="SECONDS", help="give up, and cancel the request, after this long"
+        "--request-id", default="", help="id of the request; joins a running request with the same id and body"
+    )
+    made.add_argument(
+        "--timeout", type=positive_float, metavar="SECONDS", help="cancel the request after this time [never]"
     )
     for flag, (field, kind, text) in _SAMPLING.items():
         made.add_argument(flag, dest=field, type=kind, help=text)
-    made.add_argument("--stop", action="append", metavar="TEXT", help="end before this string; may be repeated")
     made.add_argument(
-        "--stop-token-ids", action="append", type=int, metavar="ID", help="end at this token; may be repeated"
+        "--stop", action="append", metavar="TEXT", help="end before this string; can be given several times"
+    )
+    made.add_argument(
+        "--stop-token-ids",
+        action="append",
+        type=int,
+        metavar="ID",
+        help="end at this token; can be given several times",
     )
     made.add_argument("--ignore-eos", action="store_true", help="do not end at the model's end-of-sequence token")
-    made.add_argument("--json", action="store_true", help="print one JSON object a message instead of text")
+    made.add_argument("--json", action="store_true", help="print one JSON object per message instead of text")
     return made
 
 
@@ -60,7 +76,7 @@ def _prompt(given: str | None) -> str:
 
 
 def request_of(arguments: argparse.Namespace) -> GenerateRequest:
-    """The request that the flags ask for: only what was given, so that the server's defaults hold."""
+    """The request of the given flags; flags not given are left to the server's defaults."""
     sampling = SamplingRequest(
         **{field: getattr(arguments, field) for field, _, _ in _SAMPLING.values()},
         stop=tuple(arguments.stop or ()),
@@ -102,7 +118,7 @@ def as_json(message: StreamMessage) -> dict[str, object]:
 
 
 async def _stream(arguments: argparse.Namespace, request: bytes) -> bool:
-    """Prints what comes. Whether the server let every choice end."""
+    """Prints the stream; returns whether no choice was aborted."""
     from services.loadgen.gateway_client import GatewayClient
 
     out = sys.stdout
@@ -132,8 +148,8 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     try:
         if not asyncio.run(_stream(arguments, encode(request))):
-            raise CommandError("the server aborted it: the output is not whole")
+            raise CommandError("the server aborted the request: the output is incomplete")
     except BrokenPipeError:
-        # The reader of the pipe went away; what is left in the buffer has nowhere to go.
+        # The reader of the pipe is gone, so the rest of the buffer is dropped.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitCode.OK

@@ -21,7 +21,7 @@ _RUNNING, _WAITING, _SWAPPED = "green", "yellow", "magenta"
 
 
 def _bytes(count: float) -> str:
-    """A size in words."""
+    """A size with its unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -30,7 +30,7 @@ def _bytes(count: float) -> str:
 
 
 def _jobs_bar(running: int, waiting: int, swapped_out: int, most: int) -> Text:
-    """One bar of three colours, `most` jobs long at full width; every kind that has a job shows."""
+    """A bar of three colours, full at `most` jobs; every kind with at least one job is visible."""
     bar = Text()
     for count, colour in ((running, _RUNNING), (waiting, _WAITING), (swapped_out, _SWAPPED)):
         bar.append("█" * (max(1, round(count / most * _BAR_WIDTH)) if count else 0), colour)
@@ -97,7 +97,7 @@ def _totals(counters: ServerCounters) -> str:
 
 
 def frame(status: ServerStatus, before: ServerStatus | None = None, elapsed_s: float = 0.0) -> RenderableType:
-    """One picture of the server; rates are those since `before`, `elapsed_s` ago."""
+    """One frame; rates are over the `elapsed_s` seconds since `before`."""
     counters = status.counters
     parts: list[RenderableType] = []
     for group in status.groups:
@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     made = parser("top", "Watch queues, jobs and KV residency live; Ctrl-C ends it.")
     add_server(made)
     made.add_argument(
-        "--interval", type=positive_float, default=1.0, metavar="SECONDS", help="between frames, 0.05 to 60 [1]"
+        "--interval", type=positive_float, default=1.0, metavar="SECONDS", help="time between frames, 0.05 to 60 [1]"
     )
     made.add_argument("--once", action="store_true", help="print one frame (rates over one interval) and exit")
     return made
@@ -150,6 +150,6 @@ def main(argv: list[str] | None = None) -> int:
     try:
         asyncio.run(show(arguments.server, arguments.interval))
     except KeyboardInterrupt:
-        # This is how one leaves it.
+        # The usual way to leave.
         return ExitCode.OK
     return ExitCode.OK

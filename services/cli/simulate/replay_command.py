@@ -1,5 +1,5 @@
-"""`fastserve replay`: go through a recording of a scheduler or a KV manager again, with the machine of this version,
-and say whether it decides the same.
+"""`fastserve replay`: run a recording of a scheduler or a KV manager through the machine of this version, and say
+whether it decides the same.
 """
 
 import sys
@@ -28,9 +28,9 @@ MACHINES: dict[str, Callable[[Head], Machine]] = {
 
 ENDINGS = {
     Ending.CLOSED: "",
-    Ending.LIMIT: "the recording ends at its limit of size",
-    Ending.TOO_SLOW: "the recording ends where its disk was too slow",
-    Ending.CUT_OFF: "the recording is cut off: the service was killed, or still runs",
+    Ending.LIMIT: "the recording ends at its size limit",
+    Ending.TOO_SLOW: "the recording ends early because its disk was too slow",
+    Ending.CUT_OFF: "the recording is cut off: the service was killed or is still running",
 }
 
 
@@ -51,13 +51,13 @@ def _listed(title: str, items: tuple[Any, ...]) -> list[str]:
 
 
 def _place(error: Exception) -> str:
-    """What an error says, and where it was raised."""
+    """An error's message and the place where it was raised."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {error}"
 
 
 def difference_lines(difference: Difference) -> list[str]:
-    """The turn, what was recorded of it, and what the machine says now."""
+    """The turn, its recorded commands, and those that the machine decides now."""
     turn = difference.turn
     lines = [f"turn {difference.turn_number} at {turn.now_s!r} s differs"]
     lines += _listed("events", turn.events)
@@ -75,7 +75,7 @@ def difference_lines(difference: Difference) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit code: 0 identical, 1 different, 2 a file that can't be replayed."""
-    arguments = parser("replay", "replay what a scheduler or KV manager recorded with --record, and compare")
+    arguments = parser("replay", "Replay a recording that a scheduler or KV manager made with --record, and compare.")
     arguments.add_argument("file", type=Path, metavar="FILE", help="a recording (.jsonl.gz, or unpacked)")
     path = arguments.parse_args(argv).file
     try:
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     if outcome.last_fault is not None:
         print(f"raised as recorded: {_place(outcome.last_fault)}")
     if outcome.difference is not None:
-        print(f"{outcome.turns} turns, {outcome.commands} commands: identical, but then")
+        print(f"{outcome.turns} turns, {outcome.commands} commands: identical, then different:")
         print("\n".join(difference_lines(outcome.difference)))
         return ExitCode.FAILED
     print(f"{outcome.turns} turns, {outcome.commands} commands: identical")

@@ -1,9 +1,9 @@
 """`fastserve simulate`: the same policies on a virtual clock. Which policy, how many groups, how much host memory for
 this trace?
 
-Load is told relative to what FCFS sustains, which is simulated first. A single simulation writes `result.json` and
-`jobs.jsonl` into --out, as `bench` does; several write theirs into a folder each, and `summary.csv` above them. One
-that gets stuck writes `stuck.txt` instead and fails the command, but only when all others have ended.
+Load is relative to what FCFS sustains, which is simulated first. A single simulation writes `result.json` and
+`jobs.jsonl` into --out, as `bench` does; several write theirs into one folder each, and `summary.csv` above them. One
+that gets stuck writes `stuck.txt` instead and fails the command once all others have ended.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from services.workloads.job_records import write_lines
 DEFAULT_PROFILE = "opt-13b-a100-40gb"
 MOST_SEEDS = 1000
 _WIDTH = 160
-"""Of tables that no terminal shows."""
+"""Of tables that are not shown on a terminal."""
 
 RunTask = tuple[SimulationCase, float | None, Path]
 
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         "--profile",
         default=DEFAULT_PROFILE,
         metavar="FILE|NAME",
-        help=f"cost model and hardware; names: {', '.join(profile_names())} [{DEFAULT_PROFILE}]",
+        help=f"cost model and hardware: a file or one of {', '.join(profile_names())} [{DEFAULT_PROFILE}]",
     )
     add_workload(made, with_seed=False)
     made.add_argument(
@@ -67,22 +67,28 @@ def _parser() -> argparse.ArgumentParser:
         type=not_negative_float,
         default=1.0,
         metavar="X",
-        help="arrival times are multiplied by this; 0: all at once [1]",
+        help="factor for arrival times; 0: all at once [1]",
     )
     seeds = made.add_mutually_exclusive_group()
     seeds.add_argument("--seed", default="0", metavar="A,B,C", help="seeds of lengths and arrivals [0]")
     seeds.add_argument("--seeds", type=positive_int, metavar="N", help="the seeds 0 to N - 1")
+    made.add_argument("--compare", metavar="POLICY[/KV],...", help="policies to compare; KV defaults to --kv-policy")
     made.add_argument(
-        "--compare", metavar="POLICY[/KV],...", help="policies side by side; without KV that of --kv-policy"
+        "--sweep",
+        metavar="AXIS=A,B,C|AXIS=LOW:HIGH:COUNT",
+        help=f"repeat for each of these values; axes: {', '.join(AXES)}",
+    )
+    made.add_argument("--no-load", action="store_true", help="do not measure what FCFS sustains, and show no load")
+    made.add_argument(
+        "--processes",
+        type=positive_int,
+        default=_usable_cores(),
+        metavar="N",
+        help="simulations run at a time [all cores]",
     )
     made.add_argument(
-        "--sweep", metavar="AXIS=A,B,C|AXIS=LOW:HIGH:COUNT", help=f"repeat for these values; axes: {', '.join(AXES)}"
+        "--out", type=Path, default=Path("out/simulate"), metavar="DIR", help="folder for the results [out/simulate]"
     )
-    made.add_argument("--no-load", action="store_true", help="do not measure what FCFS sustains, which load is told by")
-    made.add_argument(
-        "--processes", type=positive_int, default=_usable_cores(), metavar="N", help="simulations at a time [all cores]"
-    )
-    made.add_argument("--out", type=Path, default=Path("out/simulate"), metavar="DIR", help="where [out/simulate]")
     add_flags(made, SimulateSettings)
     return made
 
@@ -96,7 +102,7 @@ def _seeds(arguments: argparse.Namespace) -> tuple[int, ...]:
     if arguments.seeds is None:
         return parse_seeds(arguments.seed)
     if arguments.seeds > MOST_SEEDS:
-        raise InvalidFieldError("--seeds", f"must be at most {MOST_SEEDS}, is {arguments.seeds}")
+        raise InvalidFieldError("--seeds", f"must be at most {MOST_SEEDS}, got {arguments.seeds}")
     return tuple(range(arguments.seeds))
 
 
@@ -106,7 +112,7 @@ def asked(arguments: argparse.Namespace) -> list[SimulationCase]:
     profile = find_profile(arguments.profile)
     workload = chosen_workload(arguments, seeds[0])
     if isinstance(workload, TraceFile) and len(seeds) > 1:
-        raise InvalidFieldError("--seeds", "a trace is the same for every seed")
+        raise InvalidFieldError("--seeds", "must be one seed with --trace: a trace is the same for every seed")
     variants = parse_variants(arguments.compare, settings)
     sweep = None if arguments.sweep is None else parse_sweep(arguments.sweep)
     return cases(profile, settings, workload, variants, sweep, seeds, arguments.time_scale)
@@ -120,16 +126,16 @@ def folder_of(case: SimulationCase, of: Sequence[SimulationCase], out: Path) -> 
     return out.joinpath(*(part for part in parts if part))
 
 
-def _capacity_task(of: CapacityOf, told: Callable[[int], None]) -> float:
-    return measure_capacity(of, told)
+def _capacity_task(of: CapacityOf, report: Callable[[int], None]) -> float:
+    return measure_capacity(of, report)
 
 
-def _run_task(task: RunTask, told: Callable[[int], None]) -> Content | Stuck:
-    return run_case(*task, told)
+def _run_task(task: RunTask, report: Callable[[int], None]) -> Content | Stuck:
+    return run_case(*task, report)
 
 
 def _capacities(of: Sequence[SimulationCase], processes: int) -> list[float | None]:
-    """What FCFS sustains of each case, groups and all; equal ones are simulated once."""
+    """What FCFS sustains in each case, all groups together; equal ones are simulated once."""
     wanted = [capacity_of(case) for case in of]
     distinct = list(dict.fromkeys(wanted))
     with _progress("what FCFS sustains", [len(one.lengths) for one in distinct]) as on_progress:
@@ -140,7 +146,7 @@ def _capacities(of: Sequence[SimulationCase], processes: int) -> list[float | No
 
 @contextmanager
 def _progress(title: str, totals: Sequence[int]) -> Iterator[OnProgress]:
-    """A bar over the jobs of all simulations, on stderr; nothing where that is no terminal."""
+    """A bar over the jobs of all simulations, on stderr if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -162,15 +168,17 @@ def _progress(title: str, totals: Sequence[int]) -> Iterator[OnProgress]:
 
 
 def simulate_all(of: Sequence[SimulationCase], out: Path, processes: int, with_load: bool) -> list[SimulatedRun]:
-    """Run all, write their files, and give the results in the order of the cases. Raises OSError, and CommandError if
-    FCFS, which load is told by, gets stuck.
+    """Runs all cases, writes their files, and returns the results in the order of the cases. Raises OSError, and
+    CommandError if FCFS gets stuck while its capacity is measured.
     """
     make_writable(out)
     try:
         capacities = _capacities(of, processes) if with_load else [None] * len(of)
     except StuckError as error:
         stuck = write_stuck(error, out)
-        raise CommandError(f"FCFS, which load is told by, got stuck: {stuck.reason}; see {stuck.story}") from error
+        raise CommandError(
+            f"FCFS got stuck while its capacity was measured: {stuck.reason}; see {stuck.story}"
+        ) from error
     tasks = [(case, capacity, folder_of(case, of, out)) for case, capacity in zip(of, capacities, strict=True)]
     with _progress("simulating", [_job_count(case) for case in of]) as on_progress:
         contents = over_processes(_run_task, tasks, processes, on_progress)
@@ -185,8 +193,8 @@ def _job_count(case: SimulationCase) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command. Exit 0 also when jobs were refused: result.json tells how many; 1 if all were, in all runs, or
-    if a simulation got stuck.
+    """Runs the command. The exit code is 0 even if some jobs were refused (result.json says how many), 1 if all were,
+    in all runs, or if a simulation got stuck.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -203,7 +211,7 @@ def main(argv: list[str] | None = None) -> int:
     stuck = [run.stuck for run in runs if run.stuck is not None]
     if stuck:
         raise CommandError(
-            f"{len(stuck)} of {len(runs)} simulations got stuck; {stuck[0].story} tells who waits for what: "
+            f"{len(stuck)} of {len(runs)} simulations got stuck; {stuck[0].story} says which job waits for what: "
             f"{stuck[0].reason}"
         )
     return ExitCode.FAILED if all(run.content["failed"] == run.content["jobs"] for run in runs) else ExitCode.OK

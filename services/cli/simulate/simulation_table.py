@@ -1,6 +1,6 @@
 """The results of simulations side by side: a table for people, a CSV for other programs. No I/O.
 
-Of a simulation that got stuck there are no figures: it is counted in a column of its own, and means are of the others.
+A simulation that got stuck has no figures: it is counted in a separate column, and means are over the others.
 """
 
 import csv
@@ -38,21 +38,21 @@ _DISTRIBUTIONS = ("jct_s", "ttft_s", "per_output_token_s", "inter_token_s", "wor
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """A case and what came of it: the content of its result, or none if it got stuck."""
+    """A case and its outcome: the content of its result, or why it got stuck."""
 
     case: SimulationCase
-    came: Content | Stuck
+    outcome: Content | Stuck
 
     @property
     def stuck(self) -> Stuck | None:
-        """If it got stuck: why."""
-        return self.came if isinstance(self.came, Stuck) else None
+        """Why it got stuck; None if it did not."""
+        return self.outcome if isinstance(self.outcome, Stuck) else None
 
     @property
     def content(self) -> dict[str, Any]:
-        """The result of one that did not get stuck."""
-        assert not isinstance(self.came, Stuck), self.came
-        return self.came
+        """The result of a run that did not get stuck."""
+        assert not isinstance(self.outcome, Stuck), self.outcome
+        return self.outcome
 
     @property
     def load(self) -> float | None:
@@ -73,7 +73,7 @@ def _mean(values: Sequence[float | None], form: str) -> str:
 
 
 def _spread(values: Sequence[float | None], form: str = ".3f") -> str:
-    """The mean over seeds, and below it the least and greatest of them where there are several."""
+    """The mean over seeds, and below it the least and the greatest if there are several."""
     known = [value for value in values if value is not None]
     extremes = [f"{min(known):{form}}", f"{max(known):{form}}"] if len(known) > 1 else []
     return "\n".join([_mean(values, form), *extremes])
@@ -88,14 +88,14 @@ def _groups(runs: Sequence[SimulatedRun]) -> dict[tuple[SweepPoint, PolicyPair],
 
 
 def _gain(before: Sequence[SimulatedRun], after: Sequence[SimulatedRun]) -> str:
-    """How many times shorter the mean JCT is than the first variant's, for every seed that both have."""
+    """By which factor the mean JCT is shorter than the first variant's, over the seeds that both have."""
     was_s = {run.case.seed: run.mean_jct_s for run in before}
     pairs = [(was_s.get(run.case.seed), run.mean_jct_s) for run in after]
     return _spread([was / now if was and now else None for was, now in pairs], ".2f")
 
 
 def table(runs: Sequence[SimulatedRun], wide: bool = True) -> Table:
-    """One row per point and variant, seconds but where it says otherwise."""
+    """One row per point and variant; in seconds unless a column says otherwise."""
     groups = _groups(runs)
     first = runs[0].case
     swept = any(point.axis for point, _ in groups)
@@ -132,7 +132,7 @@ def table(runs: Sequence[SimulatedRun], wide: bool = True) -> Table:
 
 
 def _counts(group: Sequence[SimulatedRun]) -> list[str]:
-    """Means over seeds of what it took."""
+    """Means over seeds of preemptions, GB moved and failed jobs."""
     return [
         _mean([run.content["scheduler"]["preemptions"] for run in group], ".0f"),
         _mean([_moved_gb(run) for run in group], ".2f"),
@@ -146,7 +146,7 @@ def _moved_gb(run: SimulatedRun) -> float:
 
 
 def summary_csv(runs: Sequence[SimulatedRun]) -> list[str]:
-    """A line for every run under a line of names. Of one that got stuck it says why, and no figures."""
+    """A line of names, then one line per run; a run that got stuck has its reason and no figures."""
     rows = [_row(run) for run in runs]
     text = io.StringIO()
     writer = csv.DictWriter(text, max(rows, key=len), restval="", lineterminator="\n")

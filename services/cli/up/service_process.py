@@ -1,7 +1,7 @@
-"""One process of a service: how it is run, when it is ready, what it says, how it ends.
+"""One process of a service: how it is started, when it is ready, its output and its end.
 
-A service is ready when it has written its ready file, which also tells the ports it took. Its output goes to stderr
-under its name; its last line is kept, because that says why it ended.
+A service is ready when it has written its ready file, which also names its ports. Its output goes to stderr under its
+name; its last line is kept, because that says why it ended.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _LOG_HEAD = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z? [A-Z]+ \w+: ")
 
 @dataclass(frozen=True, slots=True)
 class ServiceAddresses:
-    """Where a service serves: HOST:PORT each."""
+    """The addresses of a service, HOST:PORT each."""
 
     grpc: str
     metrics: str | None
@@ -36,7 +36,7 @@ class ServiceCommand:
     """How to run a service. `build` makes its command line from the addresses known so far: those of `after`, and
     from its second process on also its own.
 
-    It must take `--ready-file PATH` and `--die-with-parent PID` besides.
+    It must accept `--ready-file PATH` and `--die-with-parent PID` as well.
     """
 
     name: str
@@ -57,7 +57,7 @@ def cause_of_death(status: int) -> str:
 
 
 def reason_of(name: str, last_line: str, status: int) -> str:
-    """The last line that a service wrote, without its heads; its exit status if it wrote none."""
+    """The last line that a service wrote, without log prefix and name; its exit status if it wrote none."""
     text = _LOG_HEAD.sub("", last_line).removeprefix(f"fastserve {name}: ").strip()
     return text or cause_of_death(status)
 
@@ -88,17 +88,17 @@ class SupervisedProcess:
     def _write(self, lines: Sequence[bytes]) -> None:
         texts = [line.decode("utf-8", "replace").rstrip() for line in lines]
         self.last_line = next((text for text in reversed(texts) if text.strip()), self.last_line)
-        # Whoever read our stderr may be gone: the services go on without.
+        # The reader of our stderr may be gone; the services go on without it.
         with suppress(OSError, ValueError):
             sys.stderr.write("".join(f"[{self.name}] {text}\n" for text in texts))
             sys.stderr.flush()
 
     async def addresses(self) -> ServiceAddresses | None:
-        """Waits until the service is ready; None if it ended before."""
+        """Waits until the service is ready; None if it ended first."""
         while self._process.returncode is None:
             if self._ready_file.exists():
-                told = json.loads(self._ready_file.read_text(encoding="utf-8"))
-                return ServiceAddresses(told["grpc"], told["metrics"])
+                ready = json.loads(self._ready_file.read_text(encoding="utf-8"))
+                return ServiceAddresses(ready["grpc"], ready["metrics"])
             await asyncio.sleep(READY_POLL_S)
         return None
 
@@ -108,10 +108,10 @@ class SupervisedProcess:
         return self._process.returncode
 
     async def ended(self) -> str:
-        """Waits for the end; says why."""
+        """Waits for the end and returns its reason."""
         status = await self._process.wait()
         with suppress(TimeoutError):
-            # A process of the service's own may hold the pipe open.
+            # A child process of the service may hold the pipe open.
             await asyncio.wait_for(asyncio.shield(self._pump), PIPE_END_LIMIT_S)
         return reason_of(self.name, self.last_line, status)
 
@@ -141,7 +141,7 @@ async def begin(command: ServiceCommand, argv: Sequence[str], ready_file: Path) 
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        # The core of gRPC has words of its own for what the services log anyway.
+        # gRPC's core logs in its own format what the services log anyway.
         env={"GRPC_VERBOSITY": "NONE", **os.environ, **command.environ},
         start_new_session=True,
     )

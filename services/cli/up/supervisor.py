@@ -1,9 +1,9 @@
 """The processes of `fastserve up`: start them in order, keep them alive, end them all.
 
-Until all are ready, one that ends is a failure: it can't come up, and its last line says why. Afterwards it is
-restarted with back-off, at the addresses of its first process, because its peers dial those. Services are sessions of
-their own, so that Ctrl-C reaches only this process, which then ends them in an order that lets them drain; the kernel
-ends them when this process is killed (`--die-with-parent`).
+Until all are ready, an ended process is a failure to start, and its last line says why. Afterwards it is restarted with
+back-off, at the addresses of its first process, because its peers dial those. Each service has its own session, so that
+Ctrl-C reaches only this process, which then ends them in an order that lets them drain; the kernel ends them when this
+process is killed (`--die-with-parent`).
 """
 
 import asyncio
@@ -45,10 +45,10 @@ class Supervisor:
         self._keepers: list[asyncio.Task[None]] = []
         self._all_ready = False
         self.failed: asyncio.Future[CommandError] = asyncio.get_running_loop().create_future()
-        """Done when a service can't come up."""
+        """Done when a service fails to start."""
 
     async def start(self) -> Mapping[str, ServiceAddresses]:
-        """Starts all and waits until each serves. Raises CommandError naming the first that can't come up, and why."""
+        """Starts all and waits until each serves. Raises CommandError naming the first that fails to start, and why."""
         first = {command.name: asyncio.get_running_loop().create_future() for command in self._commands}
         self._keepers = [asyncio.create_task(self._keep(command, first)) for command in self._commands]
         for keeper in self._keepers:
@@ -62,7 +62,7 @@ class Supervisor:
         return self._addresses
 
     def ready(self) -> None:
-        """All serve: from now on a service that ends is restarted."""
+        """Notes that all serve: from now on a service that ends is restarted."""
         self._all_ready = True
 
     async def _spawn(self, command: ServiceCommand) -> SupervisedProcess:
@@ -90,7 +90,7 @@ class Supervisor:
                 backoff.reset()
             pause_s = backoff.next_s()
             cause = cause_of_death(process.status or 0)
-            log(f"{command.name} ended ({cause}) after saying: {reason}; restarting in {pause_s:.1f} s")
+            log(f"{command.name} ended ({cause}): {reason}; restarting in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
@@ -125,7 +125,7 @@ class _Signals:
         self.stopping = asyncio.Event()
         self._supervisor = supervisor
         for number in _STOP_SIGNALS:
-            # Under nohup a closed terminal shall end nothing.
+            # Under nohup a closed terminal should end nothing.
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, self._on, number)
 
@@ -145,7 +145,7 @@ async def supervise(
 ) -> None:
     """Runs the services until a signal: start, wait until `serves` returns, `announce`, keep alive, drain.
 
-    Raises CommandError if one can't come up; none is left behind.
+    Raises CommandError if one fails to start; no process is left behind.
     """
     supervisor = Supervisor(commands, state_dir)
     signals = _Signals(supervisor)

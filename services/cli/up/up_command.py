@@ -25,14 +25,14 @@ from services.scheduler.settings import SchedulerSettings
 
 READY_POLL_S = 0.05
 STOP_MARGIN_S = 15.0
-"""What a service may take to end beyond its drain."""
+"""Time a service may take to end after its drain."""
 WORKER_STOP_LIMIT_S = 20.0
 
 _LINK_HOST = "127.0.0.1"
 
 
 def _listen(known: Mapping[str, ServiceAddresses], name: str) -> list[str]:
-    """The address of a service that only its peers dial: a free port at first, the same one ever after."""
+    """The address of a service that only its peers dial: a free port at first, the same one after a restart."""
     own = known.get(name)
     return ["--listen", own.grpc if own else f"{_LINK_HOST}:0"]
 
@@ -44,7 +44,7 @@ def _port(address: str | None) -> str:
 def service_commands(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> list[ServiceCommand]:
     """The four services with their own flags, in the order in which they start; the one that ends first comes last.
 
-    Raises InvalidFieldError for what is wrong in a service's own table or environment.
+    Raises InvalidFieldError for an invalid setting in a service's own table or environment.
     """
     scheduler_drain_s = resolved(SchedulerSettings, "scheduler", flags["scheduler"], environ).drain_limit
     gateway_drain_s = resolved(GatewaySettings, "gateway", flags["gateway"], environ).drain_limit
@@ -77,7 +77,7 @@ def service_commands(flags: Mapping[str, Sequence[str]], environ: Mapping[str, s
 
 
 async def gateway_serves(addresses: Mapping[str, ServiceAddresses]) -> None:
-    """Waits until the gateway takes requests: a worker has joined."""
+    """Waits until the gateway accepts requests, that is, until a worker has joined."""
     async with GatewayClient(addresses["gateway"].grpc) as client:
         while not await client.ready():  # noqa: ASYNC110 (the event is in another process)
             await asyncio.sleep(READY_POLL_S)
@@ -86,8 +86,8 @@ async def gateway_serves(addresses: Mapping[str, ServiceAddresses]) -> None:
 def flags_of_services(
     settings: UpOnlySettings, environ: Mapping[str, str], config: Path | None
 ) -> dict[str, list[str]]:
-    """The command line of each service, without its links. The bundled model fills in where no place names a model, and
-    the model's name for the KV manager, which reads no model.
+    """The command line of each service, without its links. The bundled model is the default where nothing names
+    a model; the KV manager, which reads no model, gets the model's name.
     """
     flags: dict[str, list[str]] = {}
     for service, its_settings in SERVICES.items():
@@ -127,7 +127,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> None:
         try:
             state_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CommandError(f"--state-dir: can't make {state_dir}: {error.strerror}") from error
+            raise CommandError(f"--state-dir: can't create {state_dir}: {error.strerror}") from error
         asyncio.run(supervise(commands, state_dir, gateway_serves, _announcer(settings.ready_file)))
 
 

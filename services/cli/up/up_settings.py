@@ -1,8 +1,8 @@
 """Settings of `fastserve up`: its own, and those of the services it starts.
 
-A setting of a service is a setting of `up`, of the same name and limits, checked here so that a bad one is told at
-once. It is passed on to every service that has it, but only if some place gave it (flag, FASTSERVE_*, the file's [up]
-table): else the service's own table and default hold. What links the services to each other is left to `up`.
+A setting of a service is also one of `up`, with the same name and limits, checked here so that an invalid one is
+refused at once. It is passed on to every service that has it, but only if it was given (flag, FASTSERVE_*, the file's
+[up] table); otherwise the service's own table and default apply. `up` itself decides the addresses between services.
 """
 
 import tomllib
@@ -30,12 +30,12 @@ SERVICES: dict[str, type[Settings]] = {
 }
 
 _LINKS = frozenset({"listen", "scheduler", "kv_manager", "health_listen", "ready_file", "die_with_parent"})
-"""Settings of services that `up` decides."""
+"""Settings of services that `up` decides itself."""
 _SOME_ADDRESS = "127.0.0.1:0"
 
 
 class UpOnlySettings(Settings):
-    """Every service on this machine, each as its own process. Flags of the single services are flags of this too."""
+    """Runs every service on this machine, each as its own process. Accepts the flags of all services."""
 
     model: Path | None = Field(None, description="model folder in Hugging Face layout; off: the bundled model")
     served_model_name: str | None = Field(
@@ -44,10 +44,10 @@ class UpOnlySettings(Settings):
         max_length=MOST_NAME_CHARACTERS,
         description="name of the model for clients; off: the folder's name",
     )
-    metrics_port: int = Field(0, ge=0, le=65535, description="port of the gateway's /metrics; 0: a free one")
+    metrics_port: int = Field(0, ge=0, le=65535, description="port of the gateway's /metrics; 0: any free port")
     state_dir: Path | None = Field(
         None,
-        description="folder of ready files and of the measured cost model; off: a temporary one, and the user's cache",
+        description="folder for ready files and the measured cost model; off: a temporary one, and ~/.cache/fastserve",
     )
 
 
@@ -85,7 +85,7 @@ def _passes(name: str, service: str) -> bool:
 
 
 def passed_on(settings: BaseModel, service: str) -> list[str]:
-    """The flags of a service that `up` was given."""
+    """The flags given to `up` that belong to a service."""
     argv: list[str] = []
     for name in type(settings).model_fields:
         if name in settings.model_fields_set and _passes(name, service):
@@ -100,7 +100,9 @@ def passed_on(settings: BaseModel, service: str) -> list[str]:
 def resolved(
     settings_class: type[SettingsT], service: str, flags: Sequence[str], environ: Mapping[str, str]
 ) -> SettingsT:
-    """What a service will make of these flags, its own table and environment. Its links are not known yet."""
+    """The settings that a service will read from these flags, its own table and environment; with placeholders for the
+    addresses of its peers.
+    """
     links: list[str] = []
     for name, field in settings_class.model_fields.items():
         if name in _LINKS and field.is_required():

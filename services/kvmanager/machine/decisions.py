@@ -1,24 +1,23 @@
-"""Who gets blocks, who is asked for them, and what is moved ahead of need. Runs once at the end of every turn.
+"""Which jobs get blocks, which give them up, and what is moved ahead of need. Runs once at the end of every turn.
 
-The jobs that would run now are the `max_batch` best ones: the window. A turn goes through three questions.
+The jobs that would run now are the `max_batch` best ones: the window. A turn decides three things.
 
-1. The window, best job first (PROTOCOL 12). A demand that fits the free blocks is served, the idle reserve included:
-   it is there for jobs that would run now. The first one that does not fit, but would if everything below it gave
-   way, blocks everybody below: nobody is served past it, or small jobs would starve a large one. The blocked demands
-   claim blocks in turn, and each asks for as many jobs strictly below it as its claim still lacks (rule 13). A demand
-   that not even everything below would cover claims nothing.
-2. Room ahead (proactive). If the free blocks and those on their way fall short of the reserve, jobs outside the
-   window are asked for, largest ENST first, unless the host has no room for them: a reserve is not worth anybody's
-   KV.
-3. Blocks ahead. Jobs just behind the window get theirs before they are in it, smallest ENST first, while more than
-   the reserve and one arrival's worth stays free, so that the answer to 2 does not change by it. A job that would be
-   the next victim is left where it is, unless room abounds.
+1. The window, best job first (PROTOCOL 12). A demand that fits in the free blocks is served. It may use the idle
+reserve, which exists for jobs that would run now. The first demand that does not fit, but would if all jobs below it
+gave way, blocks all jobs below: none of them is served before it, otherwise small jobs would starve a large one. The
+blocked demands claim blocks in turn, and each asks for jobs strictly below it until its claim is covered (PROTOCOL
+13). A demand that would not fit even if all jobs below gave way claims nothing.
+2. Room ahead (proactive). If the free and leaving blocks fall short of the reserve, jobs outside the window are asked
+for, largest ENST first, unless the host has no room for them: a reserve is not worth losing a job's KV.
+3. Blocks ahead. Jobs just behind the window get their blocks before they enter it, smallest ENST first, as long as
+more than the reserve and one arrival's blocks stay free, so that the answer to 2 does not change. A job that would
+be the next victim stays where it is, unless there is plenty of room.
 
-A job just brought in is not asked for before it ran an iteration: otherwise two jobs could push each other out for
-ever without a token. That protection ends when plans go by without the job, or when none is under way, since then
-nothing else would ever end it.
+A job that was just brought in is not asked for before it has run an iteration; otherwise two jobs could push each
+other out forever without making a token. This protection ends when several plans have been made without the job, or
+when no plan is under way, since otherwise nothing would ever end it.
 
-The cost of a decision is that of walking two windows and a bounded number of victims, however many jobs are queued.
+A decision walks two windows and a bounded number of victims, however many jobs are queued.
 """
 
 from math import ceil
@@ -31,20 +30,20 @@ from services.kvmanager.policies.kv_config import KvConfig
 from services.kvmanager.policies.kv_policy import ReserveFacts
 
 VICTIM_SCAN = 64
-"""Most jobs looked at for one demand."""
+"""The most jobs examined for one demand."""
 
 AHEAD_SCAN = 32
-"""Most jobs looked at to make room ahead."""
+"""The most jobs examined to make room ahead."""
 
 AHEAD_ASKS = 4
-"""Most jobs asked for ahead in one turn: room ahead is never urgent."""
+"""The most jobs asked for ahead in one turn: room ahead is never urgent."""
 
 PROMOTED_SCAN = 4
-"""Longest waiting jobs on the host that are looked at for an upload ahead of their promotion."""
+"""The most HOST jobs, longest wait first, that are examined for an upload ahead of their promotion."""
 
 
 def decide(ledger: Ledger, knobs: KvConfig, now_s: float) -> None:
-    """Take all decisions that the state calls for; their commands are in the ledger."""
+    """Take all decisions that are due, and append their commands to the ledger."""
     policy = knobs.policy
     burst = ledger.order.jobs_through(knobs.burst_levels) if ledger.quanta_s else 0
     reserve = policy.reserve_blocks(ReserveFacts(ledger.device.count, ledger.arrival_blocks, burst))
@@ -56,8 +55,8 @@ def decide(ledger: Ledger, knobs: KvConfig, now_s: float) -> None:
 
 
 def blocks_wanted(ledger: Ledger, job: KvJob, knobs: KvConfig) -> int:
-    """Blocks without which the job cannot run its next iteration, or soon could not (growth, PROTOCOL 16). 0: it
-    lacks nothing, or is moving.
+    """The number of blocks that the job needs to run its next iteration, or will soon need (growth, PROTOCOL 16). 0 if
+    it needs none or is moving.
     """
     state = job.state
     if state is HOST:
@@ -75,14 +74,14 @@ def blocks_wanted(ledger: Ledger, job: KvJob, knobs: KvConfig) -> int:
 
 
 def _serve_window(ledger: Ledger, knobs: KvConfig, reserve: int) -> int:
-    """Serve by rank and reclaim for what is left. Returns the blocks that blocked demands claim."""
+    """Serve demands by rank, and reclaim blocks for the blocked ones. Returns the number of blocks that those claim."""
     claimed = 0
     held_blocks = counted_jobs = 0
     window = ledger.order.slice(0, ledger.max_batch)
     lookahead_tokens = knobs.lookahead_tokens
     for place, job in enumerate(window):
         if job.table_tokens - job.planned > lookahead_tokens:
-            continue  # most jobs of most turns want nothing, and are asked no further
+            continue  # most jobs need nothing in most turns: skip them early
         wanted = blocks_wanted(ledger, job, knobs)
         if wanted == 0 or wanted > ledger.device.count:
             continue
@@ -91,7 +90,7 @@ def _serve_window(ledger: Ledger, knobs: KvConfig, reserve: int) -> int:
         elif not knobs.policy.reclaims:
             claimed += wanted
         else:
-            # Of this job and those above it. Nothing happens to these any more: they are counted once.
+            # The blocks of this job and those above it. These no longer change, so they are counted once.
             for above in window[counted_jobs : place + 1]:
                 if above.state in HELD:
                     held_blocks += len(above.device)
@@ -101,13 +100,13 @@ def _serve_window(ledger: Ledger, knobs: KvConfig, reserve: int) -> int:
                 claimed += wanted
                 _reclaim(ledger, job, claimed - ledger.device.free_count - ledger.leaving_blocks, knobs)
             if claimed >= most:
-                break  # nobody below can claim another block, and none is free for him
+                break  # no job below can claim another block, and none is free
     return claimed
 
 
 def _give(ledger: Ledger, job: KvJob, wanted: int, knobs: KvConfig, reserve: int) -> None:
-    """Serve a demand that fits. While the pool is slack give more: fewer messages, and nobody has to sit out for want
-    of a block.
+    """Serve a demand that fits. While the pool has room, give more than was asked for: this saves messages, and no job
+    has to sit out because it lacks a block.
     """
     most = ledger.blocks_for(job.most) - len(job.device)
     if job.state is DEVICE:
@@ -123,8 +122,8 @@ def _give(ledger: Ledger, job: KvJob, wanted: int, knobs: KvConfig, reserve: int
 
 
 def _reclaim(ledger: Ledger, beneficiary: KvJob, short: int, knobs: KvConfig) -> None:
-    """Ask for jobs strictly below the beneficiary until `short` more blocks are leaving: lowest first, those in no
-    plan before the others.
+    """Ask for jobs strictly below the beneficiary until `short` more blocks are leaving: first jobs that are in no
+    plan, then the others, each lowest first.
     """
     assert beneficiary.rank is not None
     if short <= 0:
@@ -141,7 +140,7 @@ def _reclaim(ledger: Ledger, beneficiary: KvJob, short: int, knobs: KvConfig) ->
 
 
 def _protected(ledger: Ledger, job: KvJob, knobs: KvConfig) -> bool:
-    """Of a job that was brought in."""
+    """Whether a job that was brought in is still protected."""
     return job.passed_over < knobs.protected_plans and bool(ledger.plans)
 
 
@@ -169,14 +168,14 @@ def _make_room_ahead(ledger: Ledger, knobs: KvConfig, wanted: int, now_s: float)
 
 
 def _by_enst(ledger: Ledger, jobs: list[KvJob], now_s: float, *, largest_first: bool) -> list[KvJob]:
-    """The jobs in the order of ENST; those that tie stay in theirs."""
+    """The jobs sorted by ENST; jobs that tie keep their order."""
     if len(jobs) < 2:
         return jobs
     execute_s, limit_s = ledger.execute_s(), ledger.starvation_limit_s
     ensts_s = [
         enst_s(rank.level, execute_s, 0.0 if job.plans else now_s - job.waiting_since_s, limit_s)
         for job in jobs
-        if (rank := job.rank) is not None  # so it is of all of them
+        if (rank := job.rank) is not None  # all of them are ranked
     ]
     return [jobs[at] for at in sorted(range(len(jobs)), key=ensts_s.__getitem__, reverse=largest_first)]
 
@@ -185,8 +184,8 @@ def _by_enst(ledger: Ledger, jobs: list[KvJob], now_s: float, *, largest_first: 
 
 
 def _serve_ahead(ledger: Ledger, knobs: KvConfig, reserve: int, now_s: float) -> None:
-    """Give blocks to jobs behind the window, smallest ENST first, as long as that leaves the reserve and an arrival's
-    worth.
+    """Give blocks to jobs behind the window, smallest ENST first, as long as the reserve and one arrival's blocks stay
+    free.
     """
     policy = knobs.policy
     keep = reserve + ceil(ledger.arrival_blocks) if policy.reclaims else 0
@@ -204,10 +203,10 @@ def _serve_ahead(ledger: Ledger, knobs: KvConfig, reserve: int, now_s: float) ->
         for since_s, rank, job in ledger.host_by_wait[:PROMOTED_SCAN]:
             executed_first_s = enst_s(rank.level, execute_s, 0.0, None)
             if job not in wanting and enst_s(rank.level, execute_s, now_s - since_s, limit_s) < executed_first_s:
-                # Its promotion, not its turn, is what makes the job run next.
+                # The job will run because of its promotion, before its turn comes.
                 wanting[job] = blocks_wanted(ledger, job, knobs)
     if not wanting or min(wanting.values()) > ledger.device.free_count - keep:
-        return  # whatever their order, the first would end it
+        return  # whichever came first, it would not fit
     jobs = list(wanting)
     for job in _by_enst(ledger, jobs, now_s, largest_first=False) if policy.uploads_ahead else jobs:
         wanted = wanting[job]
@@ -220,7 +219,7 @@ def _serve_ahead(ledger: Ledger, knobs: KvConfig, reserve: int, now_s: float) ->
 
 
 def _next_victim(ledger: Ledger, job: KvJob) -> bool:
-    """Whether the job would rank below everybody on the device."""
+    """Whether the job would rank below all jobs on the device."""
     lowest = ledger.on_device.lowest()
     assert job.rank is not None
     return lowest is None or lowest.rank is None or job.rank > lowest.rank

@@ -1,4 +1,4 @@
-"""Jobs in their total order, and how many there are on each level."""
+"""Jobs in their total order, counted by level."""
 
 from services.domain.errors import ProtocolError
 from services.domain.protocol import Rank
@@ -36,15 +36,15 @@ class JobOrder(Ranked[KvJob]):
 
     def _count(self, level: int) -> None:
         if level >= LEVEL_LIMIT:
-            raise ProtocolError(f"level {level} is beyond the limit of {LEVEL_LIMIT} levels")
+            raise ProtocolError(f"level {level} must be less than {LEVEL_LIMIT}")
         while level >= len(self.level_counts):
             self.level_counts.append(0)
         self.level_counts[level] += 1
 
     def jobs_through(self, levels: int) -> int:
-        """Jobs in the `levels` highest levels."""
+        """The number of jobs in the `levels` highest levels."""
         return sum(self.level_counts[:levels])
 
     def last_of_window(self, size: int) -> Rank | None:
-        """Rank of the last of the `size` best jobs; None if all jobs are among them."""
+        """The rank of the last of the `size` best jobs; None if all jobs are among them."""
         return self.rank_at(size - 1) if size < len(self) else None

@@ -1,18 +1,18 @@
-"""What the KV manager knows of a job, and the states that its KV cache goes through.
+"""A job as the KV manager knows it, and the states of its KV cache.
 
-    WAITING --Assign--> ASSIGNING --Applied--> DEVICE --ReclaimRequest--> ASKED
-    ASKED --Refuse--> DEVICE
-    ASKED --Ack--> (EVICTING) --> OFFLOADING --Done--> HOST, or WAITING if nothing is kept
-    HOST --Upload--> UPLOADING --Applied and Done--> DEVICE
-    HOST --dropped for want of host blocks--> WAITING
+WAITING --Assign--> ASSIGNING --Applied--> DEVICE --ReclaimRequest--> ASKED
+ASKED --Refuse--> DEVICE
+ASKED --Ack--> (EVICTING) --> OFFLOADING --Done--> HOST, or WAITING if the KV is not kept
+HOST --Upload--> UPLOADING --Applied and Done--> DEVICE
+HOST --dropped to make room on the host--> WAITING
 
-A job that ends leaves at once, or, while a copy of its blocks runs, as a ZOMBIE that holds just the blocks of that
-copy until it is Done. EVICTING is an acknowledged job whose upload still runs on a later pipeline stage; with one
-stage nobody is ever EVICTING.
+A job that ends is removed at once, unless a copy of its blocks is running: then it becomes a ZOMBIE, which holds just
+the blocks of that copy until the copy is Done. EVICTING is an acknowledged job whose upload is still running on a later
+pipeline stage; with one stage no job is ever EVICTING.
 
-Token counts follow the plans: `planned` is the end of the last entry sent to the worker, `finished` that of the last
-one whose result is back, hence the tokens whose KV is valid. Both are 0 for a job without KV; `known` then says how
-many tokens its next prefill computes.
+Token counts follow the plans: `planned` is the end of the last entry sent to the worker, `finished` the end of the last
+entry whose result is back, hence the number of tokens with valid KV. Both are 0 for a job without KV; `known` is then
+the number of tokens that its next prefill computes.
 """
 
 from enum import Enum
@@ -25,7 +25,7 @@ STORY_LENGTH = 12
 
 
 class KvState(Enum):
-    """Where a job's KV cache is, or is going."""
+    """Where a job's KV cache is or is moving to."""
 
     WAITING = "waiting"
     ASSIGNING = "assigning"
@@ -37,12 +37,12 @@ class KvState(Enum):
     UPLOADING = "uploading"
     ZOMBIE = "zombie"
 
-    # Members are singletons. Enum's own hash is a call of Python code, and states are looked up in sets all the time.
+    # Members are singletons. Enum's own hash runs Python code, and states are looked up in sets all the time.
     __hash__ = object.__hash__
 
 
-# The members under names of their own. To look one up on its Enum is a call of Python code, and takes longer than all
-# else of most questions about a state.
+# The members as module-level names. Looking one up on its Enum runs Python code, which takes longer than the rest of
+# most checks of a state.
 WAITING, ASSIGNING, DEVICE, ASKED, EVICTING, OFFLOADING, HOST, UPLOADING, ZOMBIE = KvState
 
 LEGAL_MOVES: dict[KvState, frozenset[KvState]] = {
@@ -58,17 +58,17 @@ LEGAL_MOVES: dict[KvState, frozenset[KvState]] = {
 }
 
 HELD = frozenset({KvState.ASSIGNING, KvState.DEVICE, KvState.UPLOADING})
-"""States whose device blocks stay where they are until somebody asks for them."""
+"""States whose device blocks stay until they are asked for."""
 
 LEAVING = frozenset({KvState.ASKED, KvState.EVICTING, KvState.OFFLOADING, KvState.ZOMBIE})
-"""States whose device blocks are on their way to being free."""
+"""States whose device blocks will become free."""
 
 SWAPPED_OUT = frozenset({KvState.OFFLOADING, KvState.HOST})
-"""States of a job whose KV cache is in host memory or on its way there."""
+"""States in which the KV cache is in host memory or on its way there."""
 
 
 class CommandKind(Enum):
-    """Commands whose acknowledgement somebody waits for."""
+    """Commands that are pending until they are acknowledged."""
 
     ASSIGN = "assign"
     UPLOAD = "upload"
@@ -79,7 +79,7 @@ ASSIGN, UPLOAD, OFFLOAD = CommandKind
 
 
 class PendingCommand:
-    """A command under way. `applied` and `done` have a bit per stage that said so."""
+    """A command under way. `applied` and `done` have one bit for each stage that has reported it."""
 
     __slots__ = ("applied", "done", "job", "kind", "number")
 
@@ -92,7 +92,7 @@ class PendingCommand:
 
 
 class KvJob:
-    """One job. Its owner is the ledger; nothing else changes it but the token counts."""
+    """A job, owned by the ledger. Other code changes only its token counts."""
 
     __slots__ = (
         "announced_blocks",
@@ -118,29 +118,29 @@ class KvJob:
     def __init__(self, job_id: JobId, known_tokens: int, most_tokens: int, now_s: float) -> None:
         self.job_id = job_id
         self.known = known_tokens
-        """Tokens to compute when its KV has to be made from nothing."""
+        """Tokens to compute if its KV has to be computed from the start."""
         self.most = most_tokens
-        """The most that its KV may come to hold."""
+        """The most tokens that its KV may hold."""
         self.state = KvState.WAITING
         self.rank: Rank | None = None
         self.planned = 0
         self.finished = 0
         self.plans = 0
-        """Unfinished plans that name it."""
+        """Number of unfinished plans that name it."""
         self.device: list[BlockId] = []
         self.host: list[BlockId] = []
         self.table_tokens = 0
-        """Tokens that a DEVICE job's blocks hold; 0 in every other state. The ledger's."""
+        """Tokens that a DEVICE job's blocks hold; 0 in every other state. Set by the ledger."""
         self.announced_blocks = 0
-        """Blocks that the scheduler knows of."""
+        """Blocks that were announced to the scheduler."""
         self.assign: PendingCommand | None = None
-        """First blocks or growth under way."""
+        """The Assign under way: first blocks or growth."""
         self.copy: PendingCommand | None = None
-        """Offload or upload under way at any stage (rule 10: one at a time)."""
+        """The offload or upload under way on any stage (rule 10: one at a time)."""
         self.brought_in = False
-        """Its blocks were given to it lately and it has not run one iteration since."""
+        """It recently received its blocks and has not run an iteration since."""
         self.passed_over = 0
-        """Plans made without it since it was brought in."""
+        """Number of plans made without it since it was brought in."""
         self.waiting_since_s = now_s
         self.story: list[str] = ["arrived"]
 
@@ -153,21 +153,21 @@ class KvJob:
         return f"{self.job_id} {self.state.value} {tokens} device {self.device} host {self.host}"
 
     def move(self, state: KvState) -> None:
-        """Enter a state. An illegal move is a bug and tells the job's story."""
-        assert state in LEGAL_MOVES[self.state], self.told(f"{self.state.value} -> {state.value} is not legal")
+        """Enter a state. An illegal move is a bug; its error contains the job's history."""
+        assert state in LEGAL_MOVES[self.state], self.told(f"illegal move {self.state.value} -> {state.value}")
         self.state = state
         self.note(state.value)
 
     def note(self, what: str) -> None:
-        """Add to the story."""
+        """Add a line to the job's history."""
         if len(self.story) == STORY_LENGTH:
             del self.story[0]
         self.story.append(what)
 
     def told(self, what: str) -> str:
-        """A sentence with the story behind it."""
-        return f"job {self.job_id}: {what} (story: {', '.join(self.story)}; {self!r})"
+        """A message about the job, with its history appended."""
+        return f"job {self.job_id}: {what} (history: {', '.join(self.story)}; {self!r})"
 
     def broken(self, what: str) -> ProtocolError:
-        """The peer broke PROTOCOL about this job."""
+        """The error to raise when a peer broke PROTOCOL for this job."""
         return ProtocolError(self.told(what))

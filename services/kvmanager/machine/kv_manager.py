@@ -1,18 +1,18 @@
-"""The KV manager as a state machine: `handle(events, now_s) -> commands`, all events of a turn at once, one decision
-at its end.
+"""The KV manager as a state machine: `handle(events, now_s) -> commands` takes all events of a turn at once and
+decides once, at the end of the turn.
 
-Theory of operation. The scheduler says which jobs there are, in which order they would run, and what it plans; the
-worker says which pools it has and what became of its commands. From this the machine decides where each job's KV is.
-It alone issues block ids, and it never waits for a plan, nor lets a plan wait for it (PROTOCOL 7, 8).
+Theory of operation. The scheduler reports its jobs, the order in which they would run, and its plans; the worker
+reports its pools and the progress of its commands. From this the machine decides where each job's KV is. It alone
+issues block ids. It never waits for a plan, and no plan waits for it (PROTOCOL 7, 8).
 
-Everything belongs to one life of the worker, its epoch. The ledger of an epoch is made by Jobs(epoch) of the
-scheduler and opened by WorkerPools of the same epoch from every stage, whichever comes first; only then is anything
-decided (PROTOCOL 20). Epochs are ordered: what is newer than the other side's is kept until the other side follows,
-what is older is dropped. A worker whose tables nobody can vouch for (the scheduler's stream broke) is told to begin a
-new epoch.
+All state belongs to one life of the worker, its epoch. The ledger of an epoch is created by the scheduler's
+Jobs(epoch) and opened by WorkerPools of the same epoch from every stage, in whatever order these arrive; nothing is
+decided before then (PROTOCOL 20). Epochs are ordered: a message newer than the other side's epoch is kept until the
+other side follows, an older one is dropped. When the scheduler's stream breaks, the worker's tables are void and the
+worker has to begin a new epoch.
 
-What the scheduler or the worker may not do raises ProtocolError; after one the machine is of no use any more, and its
-driver starts a new one.
+A breach of the protocol by the scheduler or the worker raises ProtocolError. After that the machine must not be used,
+and its driver starts a new one.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -57,21 +57,19 @@ NO_WORKER = Epoch(0)
 
 
 class KvManager:
-    """Where each job's KV is. `knobs` fixes the policy."""
+    """Decides where each job's KV is. `knobs` contains the policy."""
 
     def __init__(self, knobs: KvConfig) -> None:
         self.knobs = knobs
         self._scheduler_epoch: Epoch | None = None
-        """Of the last Jobs on this stream."""
+        """The epoch of the last Jobs on this stream."""
         self._worker_epoch = NO_WORKER
-        """The newest that a worker named; its stages are in `_stages` while it lives."""
+        """The newest epoch of a worker; its stages are in `_stages` while it lives."""
         self._stages: dict[int, WorkerPools] = {}
         self._ledger: Ledger | None = None
 
     def handle(self, events: Sequence[Event], now_s: float) -> list[Command]:
-        """Take the events of a turn, in order, and say what to do. Raises ProtocolError when a peer broke the
-        protocol.
-        """
+        """Take the events of a turn, in order. Raises ProtocolError if a peer broke the protocol."""
         commands: list[Command] = []
         for event in events:
             if isinstance(event, FromScheduler):
@@ -102,17 +100,19 @@ class KvManager:
             take(self._ledger, self.knobs, message, now_s)
 
     def _jobs(self, message: Jobs, now_s: float) -> None:
-        """All jobs anew. Older than what the scheduler said before: a bug; older than the worker: dropped, it will
-        follow.
+        """Replace all jobs. An epoch not newer than in the scheduler's previous Jobs is a breach of the protocol; one
+        older than the worker's is dropped, as the scheduler will catch up.
         """
         if self._scheduler_epoch is not None and message.epoch <= self._scheduler_epoch:
-            raise ProtocolError(f"Jobs of worker epoch {message.epoch} after those of {self._scheduler_epoch}")
+            raise ProtocolError(
+                f"the scheduler sent Jobs for worker epoch {message.epoch} after Jobs for epoch {self._scheduler_epoch}"
+            )
         self._scheduler_epoch = message.epoch
         if message.epoch < self._worker_epoch or (message.epoch == self._worker_epoch and not self._stages):
             self._ledger = None
             return
         if message.max_batch < 1:
-            raise ProtocolError("Jobs says a largest batch of no job")
+            raise ProtocolError(f"max_batch in Jobs is {message.max_batch}, but must be at least 1")
         self._ledger = Ledger(message.epoch, message.max_batch, message.quanta_s, message.starvation_limit_s)
         for job in message.jobs:
             _add(self._ledger, job, now_s)
@@ -127,7 +127,7 @@ class KvManager:
             moves.worker_said(self._ledger, message, self.knobs.policy.keeps_kv)
 
     def _pools(self, pools: WorkerPools) -> None:
-        """A stage joins. A newer epoch ends the one before; an older one, or one that is over, is dropped."""
+        """A stage joins. A newer epoch ends the previous one; an older or ended epoch is dropped."""
         if pools.epoch < self._worker_epoch or (pools.epoch == self._worker_epoch and not self._stages):
             return
         if pools.epoch > self._worker_epoch:
@@ -138,13 +138,13 @@ class KvManager:
         if pools.stage in self._stages:
             raise ProtocolError(f"stage {pools.stage} joined epoch {pools.epoch} twice")
         if any(other.stage_count != pools.stage_count for other in self._stages.values()):
-            raise ProtocolError(f"the stages of epoch {pools.epoch} do not agree how many they are")
+            raise ProtocolError(f"the stages of epoch {pools.epoch} disagree about the number of stages")
         self._stages[pools.stage] = pools
         self._open()
 
     def _open(self) -> None:
-        """Both sides name the same epoch: begin. The smallest pool of all stages counts, a block being one on every
-        stage.
+        """Begin once both sides name the same epoch. The smallest pool of all stages counts, because a block takes up
+        one block on every stage.
         """
         ledger = self._ledger
         if ledger is None or ledger.is_open or ledger.epoch != self._worker_epoch or not self._stages:
@@ -156,14 +156,14 @@ class KvManager:
             ledger.open(stages[0].block_size, device_blocks, host_blocks, stages[0].stage_count)
 
     def _worker_lost(self, epoch: Epoch) -> None:
-        """All stages of an epoch end together. Jobs that the scheduler said for a newer epoch stay."""
+        """All stages of an epoch end together. Jobs that the scheduler has sent for a newer epoch are kept."""
         if epoch == self._worker_epoch:
             self._stages = {}
             if self._ledger is not None and self._ledger.epoch <= epoch:
                 self._ledger = None
 
     def _scheduler_lost(self) -> list[Command]:
-        """What the worker holds can't be vouched for any more, if anything was ever given to it: it begins anew."""
+        """If the ledger was open, the worker's tables are void, and it has to begin a new epoch."""
         commands: list[Command] = []
         if self._ledger is not None and self._ledger.is_open:
             commands.append(EndWorker(self._worker_epoch))
@@ -176,16 +176,16 @@ class KvManager:
 
     @property
     def ready(self) -> bool:
-        """Both sides name the same epoch."""
+        """Whether both sides name the same epoch."""
         return self._ledger is not None and self._ledger.is_open
 
     @property
     def epoch(self) -> Epoch:
-        """The newest epoch that a worker named; 0 before any."""
+        """The newest epoch of a worker; 0 before the first."""
         return self._worker_epoch
 
     def state_of(self, job_id: JobId) -> KvState | None:
-        """A job's state, None for an unknown one."""
+        """A job's state; None for an unknown job."""
         known = None if self._ledger is None else self._ledger.jobs.get(job_id)
         return None if known is None else known.state
 
@@ -199,11 +199,11 @@ class KvManager:
 
     @property
     def has_swaps(self) -> bool:
-        """Whether `take_swaps` has anything to say."""
+        """Whether `take_swaps` would return any job."""
         return self._ledger is not None and bool(self._ledger.swap_changes)
 
     def take_swaps(self) -> Swaps:
-        """Which jobs were swapped out and back since this was last called."""
+        """The jobs that were swapped out or back since the last call."""
         if self._ledger is None:
             return Swaps((), ())
         changes, self._ledger.swap_changes = self._ledger.swap_changes, {}
@@ -219,12 +219,12 @@ class KvManager:
         return counts
 
     def check(self) -> None:
-        """Assert every invariant; slow, for tests."""
+        """Assert all invariants. Slow, for tests."""
         if self._ledger is not None:
             self._ledger.check()
 
     def state_key(self, now_s: float) -> Hashable:
-        """All that decides what the machine does from now on, times being relative to now."""
+        """Everything that determines what the machine will do, with times relative to now."""
         ledger = None if self._ledger is None else self._ledger.state_key(now_s)
         return (self._scheduler_epoch, self._worker_epoch, tuple(sorted(self._stages)), ledger)
 
@@ -239,7 +239,7 @@ def _add(ledger: Ledger, arrived: ArrivedJob, now_s: float) -> None:
 def _known(ledger: Ledger, job_id: JobId) -> KvJob:
     job = ledger.jobs.get(job_id)
     if job is None:
-        raise ProtocolError(f"the scheduler names job {job_id}, which is not known here")
+        raise ProtocolError(f"the scheduler named the unknown job {job_id}")
     return job
 
 
@@ -257,20 +257,23 @@ def _order(ledger: Ledger, knobs: KvConfig, message: Order, now_s: float) -> Non
 
 
 def _planned(ledger: Ledger, knobs: KvConfig, message: Planned, now_s: float) -> None:
-    """Entries move `planned` on. One that starts below `finished` says that the tokens from there on are void."""
+    """Entries advance `planned`. An entry that starts below `finished` voids the tokens from there on."""
     jobs, block_size = ledger.jobs, ledger.block_size
     for job_id, from_token, to_token in message.entries:
         job = jobs.get(job_id) or _known(ledger, job_id)
         if job.state is not DEVICE and job.state is not ASKED:
-            raise job.broken(f"plan {message.plan_number} names it, but it is not resident")
+            raise job.broken(f"plan {message.plan_number} names this job, but it is not resident")
         if to_token > job.announced_blocks * block_size:
-            raise job.broken(f"plan {message.plan_number} goes to {to_token}, beyond its capacity")
+            capacity_tokens = job.announced_blocks * block_size
+            raise job.broken(
+                f"plan {message.plan_number} ends at token {to_token}, beyond the capacity of {capacity_tokens}"
+            )
         job.planned = to_token
         if from_token < job.finished:
             job.finished = from_token
         job.plans += 1
     if message.plan_number in ledger.plans:
-        raise ProtocolError(f"plan {message.plan_number} was made twice")
+        raise ProtocolError(f"the scheduler announced plan {message.plan_number} twice")
     ledger.plans[message.plan_number] = message.entries
     for job in ledger.brought_in.values():
         if job.state is DEVICE and not job.plans and job.passed_over < knobs.protected_plans:
@@ -280,7 +283,7 @@ def _planned(ledger: Ledger, knobs: KvConfig, message: Planned, now_s: float) ->
 def _finished(ledger: Ledger, knobs: KvConfig, message: Finished, now_s: float) -> None:
     entries = ledger.plans.pop(message.plan_number, None)
     if entries is None:
-        raise ProtocolError(f"plan {message.plan_number} finished, but is not under way")
+        raise ProtocolError(f"the scheduler finished plan {message.plan_number}, which is not under way")
     jobs, cut = ledger.jobs, message.cut_job_ids
     for job_id, from_token, to_token in entries:
         job = jobs[job_id]
@@ -303,8 +306,8 @@ def _refuse(ledger: Ledger, knobs: KvConfig, message: Refuse, now_s: float) -> N
 
 
 def _release(ledger: Ledger, knobs: KvConfig, message: Release, now_s: float) -> None:
-    """A job that ended just before Jobs was sent is not in it, and is released after it: nothing is known of it, and
-    nothing is to do.
+    """A job that ended just before Jobs was sent is not in Jobs but is released after it. It is unknown here, and
+    there is nothing to do.
     """
     job = ledger.jobs.get(message.job_id)
     if job is not None:

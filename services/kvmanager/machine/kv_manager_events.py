@@ -1,4 +1,4 @@
-"""What happens to the KV manager, and what it wants done."""
+"""The events that the KV manager's machine takes, and the commands that it returns."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,32 +9,32 @@ from services.domain.protocol import KvToScheduler, KvToWorker, SchedulerToKv, W
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConnected:
-    """A stream of the scheduler opened. Jobs follows on it."""
+    """A stream of the scheduler opened. Jobs will follow on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLost:
-    """The scheduler's stream ended. What it said is void, and so is what the worker holds: nobody knows any more
-    which of it was planned.
+    """The scheduler's stream ended. All that it sent is void, and so is the worker's KV, because it is not known any
+    more which plans have written to it.
     """
 
 
 class FromScheduler(NamedTuple):
-    """A message of the scheduler about a worker epoch."""
+    """A message from the scheduler about a worker epoch."""
 
     epoch: Epoch
     message: SchedulerToKv
 
 
 class FromWorker(NamedTuple):
-    """A message of a worker's stage, of this epoch."""
+    """A message from a stage of the worker of this epoch."""
 
     epoch: Epoch
     message: WorkerToKv
 
 
 class StageLost(NamedTuple):
-    """The stream of a worker's stage ended: the whole epoch is over."""
+    """The stream of a worker's stage ended, and the whole epoch with it."""
 
     epoch: Epoch
     stage: int
@@ -44,21 +44,21 @@ Event = SchedulerConnected | SchedulerLost | FromScheduler | FromWorker | StageL
 
 
 class ToScheduler(NamedTuple):
-    """Send this to the scheduler."""
+    """Send to the scheduler."""
 
     epoch: Epoch
     message: KvToScheduler
 
 
 class ToWorker(NamedTuple):
-    """Send this to every stage of the worker."""
+    """Send to every stage of the worker."""
 
     epoch: Epoch
     message: KvToWorker
 
 
 class EndWorker(NamedTuple):
-    """End the worker's streams of this epoch, so that it begins a new one with empty tables."""
+    """End the worker's streams of this epoch, so that it begins a new epoch with empty tables."""
 
     epoch: Epoch
 
@@ -67,7 +67,9 @@ Command = ToScheduler | ToWorker | EndWorker
 
 
 class Swaps(NamedTuple):
-    """Jobs that left the device for the host, and that came back or ended, since this was last taken."""
+    """Jobs that went from the device to the host, and jobs that came back or ended, since the last call of
+    `take_swaps`.
+    """
 
     out_job_ids: tuple[JobId, ...]
     back_job_ids: tuple[JobId, ...]

@@ -1,11 +1,11 @@
-"""Who holds what: jobs, pools, and the sorted lists and sums that keep decisions short.
+"""The ledger: jobs, pools, and the sorted lists and sums that keep decisions short.
 
-The ledger is made when the scheduler says which jobs there are (Jobs) and opened when all stages of the worker of the
-same epoch have said which pools they have. It knows no policy and sends nothing; `moves` changes it, one whole move
-at a time, so that `check` holds between any two moves.
+The ledger is created when the scheduler sends its jobs (Jobs) and opened when all stages of the worker of the same
+epoch have reported their pools. It knows no policy and sends nothing. `moves` changes it, one whole move at a time, so
+that `check` holds between any two moves.
 
-Blocks are in one of three sums: free; held (ASSIGNING, DEVICE, UPLOADING); leaving (ASKED, EVICTING, OFFLOADING,
-ZOMBIE), which will be free without anybody asking again.
+Every block is in one of three sums: free; held (ASSIGNING, DEVICE, UPLOADING); or leaving (ASKED, EVICTING,
+OFFLOADING, ZOMBIE), which become free without a further request.
 """
 
 from bisect import bisect_left, insort
@@ -36,7 +36,7 @@ from services.kvmanager.machine.kv_job import (
 from services.kvmanager.machine.kv_manager_events import Command
 
 ARRIVAL_WEIGHT = 1 / 16
-"""Weight of the newest arrival in the running average of first iterations."""
+"""Weight of the newest arrival in the moving average of first iterations."""
 
 
 class Ledger:
@@ -58,11 +58,11 @@ class Ledger:
         self.zombies: dict[CommandNumber, KvJob] = {}
         self.order = JobOrder()
         self.on_device = Ranked[KvJob]()
-        """Jobs that are DEVICE: those that may be asked for."""
+        """DEVICE jobs, whose blocks may be asked for."""
         self.on_host = Ranked[KvJob]()
-        """Jobs that are HOST: those that may be uploaded or dropped."""
+        """HOST jobs, which may be uploaded or dropped."""
         self.host_by_wait: list[tuple[float, Rank, KvJob]] = []
-        """HOST jobs, longest waiting first: those that are promoted next."""
+        """HOST jobs, longest wait first: the order of their promotions."""
         self.brought_in: dict[JobId, KvJob] = {}
         self.plans: dict[PlanNumber, tuple[PlanEntry, ...]] = {}
         self.pending: dict[CommandNumber, PendingCommand] = {}
@@ -71,16 +71,16 @@ class Ledger:
         self.next_command = CommandNumber(1)
         self.arrival_tokens: float | None = None
         self.arrival_blocks = 1.0
-        """Blocks of a recent arrival's first iteration, on average; 1 before any arrival."""
+        """Average number of blocks of a recent arrival's first iteration; 1 before any arrival."""
         self.swap_changes: dict[JobId, bool] = {}
-        """Jobs that went out to the host (True) or are not there any more (False) since somebody looked."""
+        """Jobs that moved to the host (True) or left it (False) since `take_swaps` was last called."""
         self.commands: list[Command] = []
-        """What this turn wants done."""
+        """The commands of this turn."""
         self._execute_counts: list[int] = []
         self._execute_s: list[float] | None = None
 
     def open(self, block_size: int, device_blocks: int, host_blocks: int, stage_count: int) -> None:
-        """The worker's tables are empty and its pools are these."""
+        """Begin with empty tables and pools of these sizes."""
         self.block_size = block_size
         self.device = BlockPool(device_blocks)
         self.host = BlockPool(host_blocks)
@@ -91,11 +91,11 @@ class Ledger:
     # --- questions ---------------------------------------------------------------------------------------------------
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """The number of blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)
 
     def execute_s(self) -> list[float]:
-        """T_execute by level (see enst.py). Remembered for as long as nobody comes, goes or changes his level."""
+        """T_execute by level (see enst.py). Cached until the number of jobs on some level changes."""
         if self._execute_s is None or self.order.level_counts != self._execute_counts:
             self._execute_counts = self.order.level_counts.copy()
             self._execute_s = execute_s_by_level(self._execute_counts, self.quanta_s, self.max_batch)
@@ -104,7 +104,7 @@ class Ledger:
     # --- jobs --------------------------------------------------------------------------------------------------------
 
     def add(self, job: KvJob) -> None:
-        """A job arrived. Nothing is decided about it before it has a rank."""
+        """A job arrived. No decision concerns it until it has a rank."""
         if job.job_id in self.jobs:
             raise ProtocolError(f"job {job.job_id} arrived twice")
         self.jobs[job.job_id] = job
@@ -116,7 +116,7 @@ class Ledger:
         self.arrival_blocks = max(1.0, (self.arrival_tokens or 0.0) / self.block_size)
 
     def rank(self, job: KvJob, rank: Rank, now_s: float) -> None:
-        """Put a job at its place. To come up to the highest level is a promotion, which starts its waiting anew
+        """Move a job to its rank. Rising to the highest level is a promotion, which restarts the job's waiting time
         (PAPER 2).
         """
         if job.rank is None:
@@ -136,7 +136,7 @@ class Ledger:
             self._join_wait_list(job)
 
     def enter(self, job: KvJob, state: KvState) -> None:
-        """Move a job to a state, with the sums and lists that follow from it."""
+        """Move a job to a state, and update the sums and lists that depend on it."""
         was_out = job.state in SWAPPED_OUT
         self._leave_lists(job)
         job.move(state)
@@ -154,7 +154,7 @@ class Ledger:
             self._join_wait_list(job)
 
     def remove(self, job: KvJob) -> None:
-        """Forget a job; its blocks are given back or go with its ZOMBIE."""
+        """Forget a job; its blocks have been freed or stay with the ZOMBIE."""
         del self.jobs[job.job_id]
         self.brought_in.pop(job.job_id, None)
         if job.rank is not None:
@@ -184,13 +184,13 @@ class Ledger:
     def _leave_wait_list(self, job: KvJob) -> None:
         assert job.rank is not None
         at = bisect_left(self.host_by_wait, (job.waiting_since_s, job.rank, job))
-        assert self.host_by_wait[at][2] is job, job.told("is not where its waiting says")
+        assert self.host_by_wait[at][2] is job, job.told("is not at its place in the list by waiting time")
         del self.host_by_wait[at]
 
     # --- blocks ------------------------------------------------------------------------------------------------------
 
     def take_device(self, job: KvJob, count: int) -> tuple[BlockId, ...]:
-        """Append free device blocks to a job's table, in whatever state that holds them."""
+        """Append free device blocks to a job's table."""
         blocks = self.device.allocate(count)
         job.device.extend(blocks)
         if job.state in HELD:
@@ -200,7 +200,7 @@ class Ledger:
         return tuple(blocks)
 
     def free_device(self, job: KvJob, keep: int) -> None:
-        """Give a job's device blocks back but for the first `keep`."""
+        """Free a job's device blocks except the first `keep`."""
         freed = job.device[keep:]
         del job.device[keep:]
         if job.state in HELD:
@@ -210,15 +210,14 @@ class Ledger:
         self.device.free(freed)
 
     def free_host(self, job: KvJob) -> None:
-        """Give a job's host blocks back."""
         self.host.free(job.host)
         job.host = []
 
     # --- invariants --------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert that free + used = total in both pools, that no block is in two tables, and that every list says
-        what the jobs say.
+        """Assert that free + used = total in both pools, that no block is in two tables, and that every list agrees
+        with the jobs.
         """
         everybody = [*self.jobs.values(), *self.zombies.values()]
         self.device.check([block for job in everybody for block in job.device])
@@ -227,10 +226,12 @@ class Ledger:
         assert self.leaving_blocks == sum(len(job.device) for job in everybody if job.state in LEAVING)
         assert self.held_blocks + self.leaving_blocks + self.device.free_count == self.device.count
         ranked = sorted(job for job in self.jobs.values() if job.rank is not None)
-        assert sorted(self.order) == ranked, "the order does not hold the ranked jobs"
+        assert sorted(self.order) == ranked, "the order must hold exactly the ranked jobs"
         assert sum(self.order.level_counts) == len(self.order)
         for jobs, state in ((self.on_device, DEVICE), (self.on_host, HOST)):
-            assert sorted(jobs) == [job for job in ranked if job.state is state], f"the list of {state.value} is wrong"
+            assert sorted(jobs) == [job for job in ranked if job.state is state], (
+                f"the list of {state.value} jobs is wrong"
+            )
         assert sorted(job for _, _, job in self.host_by_wait) == sorted(self.on_host)
         for job in everybody:
             self._check_job(job)
@@ -241,28 +242,34 @@ class Ledger:
     def _check_job(self, job: KvJob) -> None:
         holds_device = job.state in HELD or job.state in LEAVING
         table_blocks = len(job.device) if job.state is DEVICE else 0
-        assert job.table_tokens == table_blocks * self.block_size, job.told("has a table of another length")
-        assert holds_device or not job.device, job.told("has device blocks")
+        assert job.table_tokens == table_blocks * self.block_size, job.told("has a wrong table_tokens")
+        assert holds_device or not job.device, job.told("has device blocks in a state without any")
         assert (job.copy is not None) or job.state not in (OFFLOADING, UPLOADING, ZOMBIE)
         if job.state in (DEVICE, ASKED):
-            assert job.finished <= job.planned <= job.announced_blocks * self.block_size, job.told("counts are wrong")
-            assert job.announced_blocks <= len(job.device), job.told("was announced more than it has")
+            assert job.finished <= job.planned <= job.announced_blocks * self.block_size, job.told(
+                "has inconsistent token counts"
+            )
+            assert job.announced_blocks <= len(job.device), job.told("was announced more blocks than it has")
         if job.state in (HOST, UPLOADING, OFFLOADING):
-            assert len(job.host) == self.blocks_for(job.finished) > 0, job.told("has a host copy of another length")
+            assert len(job.host) == self.blocks_for(job.finished) > 0, job.told("has a host copy of the wrong length")
         if job.state is WAITING:
-            assert not job.host, job.told("waits, but has host blocks")
-            assert job.finished == 0, job.told("waits, but has valid tokens")
+            assert not job.host, job.told("is waiting, but has host blocks")
+            assert job.finished == 0, job.told("is waiting, but has valid tokens")
         for command in (job.assign, job.copy):
-            assert command is None or self.pending.get(command.number) is command, job.told("lost a command")
+            assert command is None or self.pending.get(command.number) is command, job.told(
+                "has a command that is not pending"
+            )
 
     def _check_planned(self, number: PlanNumber, entry: PlanEntry) -> None:
         job = self.jobs.get(entry.job_id)
-        assert job is not None, f"plan {number} names {entry.job_id}, which is gone"
+        assert job is not None, f"plan {number} names job {entry.job_id}, which is gone"
         resident = job.state in (DEVICE, ASKED)
-        assert resident, job.told(f"plan {number} names it, but it is not resident")
+        assert resident, job.told(f"plan {number} names this job, but it is not resident")
 
     def state_key(self, now_s: float) -> Hashable:
-        """All that decides the future: times relative to now, command numbers to the next one, plans by their order."""
+        """Everything that determines the future: times relative to now, command numbers relative to the next one, plans
+        by their order.
+        """
         next_command_number = self.next_command
         return (
             self.epoch,

@@ -1,10 +1,10 @@
-"""Every change of where a job's KV is: the commands for the worker, the news for the scheduler, and what
-acknowledgements make of them.
+"""All moves of a job's KV: the commands to the worker, the messages to the scheduler, and the effects of
+acknowledgements.
 
-Two rules give the shapes here. A capacity is announced when every stage has Applied the command, and after an Upload
-when stage 0 is Done too (PROTOCOL 8): so a plan never waits for a command. A block named in a copy is free when every
-stage is Done, any other one at once (PROTOCOL 9): workers apply commands in order, so the block's next table comes to
-be after its last one ended, but a copy goes on behind both.
+Two rules shape this module. A capacity is announced once every stage has Applied the command, and after an Upload once
+stage 0 is Done as well (PROTOCOL 8), so that a plan never waits for a command. A block named in a copy is free once
+every stage is Done; any other block is free at once (PROTOCOL 9), because workers apply commands in order: the block's
+next table begins after its last one has ended, while a copy may outlast both.
 """
 
 from services.domain.errors import ProtocolError
@@ -45,7 +45,7 @@ from services.kvmanager.machine.kv_manager_events import ToScheduler, ToWorker
 from services.kvmanager.machine.ledger import Ledger
 
 HOST_DROP_LIMIT = 64
-"""Most jobs dropped from the host pool for one offload."""
+"""The most jobs dropped from the host pool for one offload."""
 
 
 def _tell(ledger: Ledger, message: KvToScheduler) -> None:
@@ -71,11 +71,11 @@ def _block_moves(device: list[BlockId], host: list[BlockId]) -> tuple[BlockMove,
 
 
 def assign(ledger: Ledger, job: KvJob, blocks: int) -> None:
-    """Give a WAITING job its first blocks, or a DEVICE job more."""
+    """Give a WAITING job its first blocks, or a DEVICE job more blocks."""
     if job.state is WAITING:
         ledger.enter(job, ASSIGNING)
         _protect(ledger, job)
-    assert job.assign is None, job.told("grows already")
+    assert job.assign is None, job.told("is already growing")
     given = ledger.take_device(job, blocks)
     job.assign = _pend(ledger, ASSIGN, job)
     _command(ledger, Assign(job.assign.number, job.job_id, given))
@@ -104,7 +104,7 @@ def _protect(ledger: Ledger, job: KvJob) -> None:
 
 
 def unprotect(ledger: Ledger, job: KvJob) -> None:
-    """The job ran, or has nothing to protect any more."""
+    """The job has run, or has no blocks to protect any more."""
     job.brought_in = False
     del ledger.brought_in[job.job_id]
 
@@ -113,13 +113,13 @@ def unprotect(ledger: Ledger, job: KvJob) -> None:
 
 
 def acknowledged(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
-    """No unfinished plan names the ASKED job any more: its blocks may go (PROTOCOL 15), after the copy that may still
-    run (rule 10).
+    """No unfinished plan names the ASKED job any more: its blocks may be taken (PROTOCOL 15), once a copy that may
+    still be running has ended (PROTOCOL 10).
     """
     if job.state is not ASKED:
-        raise job.broken("acknowledged, but nobody asked for it")
+        raise job.broken("the scheduler acknowledged a reclaim of this job that was never requested")
     if job.plans:
-        raise job.broken(f"acknowledged, but {job.plans} unfinished plans name it")
+        raise job.broken(f"the scheduler acknowledged a reclaim of this job while {job.plans} unfinished plans name it")
     _forget_growth(ledger, job)
     if job.copy is None:
         _evict(ledger, job, keeps_kv)
@@ -128,11 +128,11 @@ def acknowledged(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
 
 
 def refused(ledger: Ledger, job: KvJob) -> None:
-    """The ASKED job stays. Growth applied meanwhile is announced now (PROTOCOL 14), and it is not asked for again at
-    once.
+    """The ASKED job stays. Growth that was applied in the meantime is announced now (PROTOCOL 14), and the job is
+    protected from being asked for again at once.
     """
     if job.state is not ASKED:
-        raise job.broken("refused, but nobody asked for it")
+        raise job.broken("the scheduler refused a reclaim of this job that was never requested")
     ledger.enter(job, DEVICE)
     _protect(ledger, job)
     if job.assign is None and job.announced_blocks < len(job.device):
@@ -140,14 +140,14 @@ def refused(ledger: Ledger, job: KvJob) -> None:
 
 
 def _forget_growth(ledger: Ledger, job: KvJob) -> None:
-    """Acknowledgements of growth that is void now find no command."""
+    """Growth under way is void: its acknowledgements will match no command."""
     if job.assign is not None:
         del ledger.pending[job.assign.number]
         job.assign = None
 
 
 def _evict(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
-    """Offload, or drop where nothing can be kept."""
+    """Offload the job's KV, or drop it if it can't be kept."""
     if job.brought_in:
         unprotect(ledger, job)
     wanted = ledger.blocks_for(job.finished)
@@ -164,7 +164,7 @@ def _evict(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
 
 
 def _make_host_room(ledger: Ledger, victim: KvJob, wanted: int) -> bool:
-    """Drop the lowest HOST jobs below the victim until its blocks fit, but only if that is enough."""
+    """Drop the lowest HOST jobs below the victim until its blocks fit; drop nothing if even that is not enough."""
     assert victim.rank is not None
     dropped: list[KvJob] = []
     room = ledger.host.free_count
@@ -181,8 +181,8 @@ def _make_host_room(ledger: Ledger, victim: KvJob, wanted: int) -> bool:
 
 
 def drop(ledger: Ledger, job: KvJob) -> None:
-    """Forget a job's KV, wherever it is; it is made again later."""
-    assert job.copy is None, job.told("a copy of it runs")
+    """Discard a job's KV, wherever it is; it is recomputed later."""
+    assert job.copy is None, job.told("is dropped while a copy of it is running")
     ledger.enter(job, WAITING)
     ledger.free_device(job, keep=0)
     ledger.free_host(job)
@@ -192,9 +192,9 @@ def drop(ledger: Ledger, job: KvJob) -> None:
 
 
 def release(ledger: Ledger, job: KvJob) -> None:
-    """The job ended. Blocks in a copy stay with its ZOMBIE until every stage is Done (PROTOCOL 9)."""
+    """The job ended. Blocks in a copy stay with the ZOMBIE until every stage is Done (PROTOCOL 9)."""
     if job.plans:
-        raise job.broken(f"released, but {job.plans} unfinished plans name it")
+        raise job.broken(f"the scheduler released this job while {job.plans} unfinished plans name it")
     _forget_growth(ledger, job)
     known_to_worker = job.state is not WAITING
     if job.copy is None:
@@ -214,9 +214,9 @@ def release(ledger: Ledger, job: KvJob) -> None:
 
 
 def worker_said(ledger: Ledger, message: Applied | Done, keeps_kv: bool) -> None:
-    """Match an acknowledgement by command number (PROTOCOL 8); those of commands that nobody waits for are nothing."""
+    """Match an acknowledgement by its command number (PROTOCOL 8); it has no effect if its command is not pending."""
     if message.command_number >= ledger.next_command:
-        raise ProtocolError(f"the worker acknowledged command {message.command_number}, which was never given")
+        raise ProtocolError(f"the worker acknowledged command {message.command_number}, which was never issued")
     command = ledger.pending.get(message.command_number)
     if command is None:
         return
@@ -245,7 +245,9 @@ def _assigned(ledger: Ledger, command: PendingCommand) -> None:
 
 
 def _upload_went_on(ledger: Ledger, command: PendingCommand, keeps_kv: bool) -> None:
-    """Resident when the table is known everywhere and stage 0 has the KV; over when every stage has."""
+    """The job is resident once every stage knows the table and stage 0 has the KV; the upload ends once every stage
+    has the KV.
+    """
     job = command.job
     everywhere = command.applied == ledger.all_stages
     if job.state is UPLOADING and everywhere and command.done & 1:

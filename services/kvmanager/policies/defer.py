@@ -1,5 +1,5 @@
-"""`defer`: a job gets blocks for its prompt and for all tokens that it may make, or waits; nothing is ever taken from a
-job (Orca's reservation; PAPER 3).
+"""`defer`: a job waits until it can get blocks for its prompt and for all tokens that it may make; blocks are never
+taken from a job (Orca's reservation; PAPER 3).
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from services.kvmanager.policies.kv_policy import ReserveFacts
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Stop admitting when the pool is full."""
+    """Admits no further job when the pool is full."""
 
     name: str = "defer"
     reclaims: bool = False

@@ -12,11 +12,12 @@ KV_POLICY_NAMES = ("proactive", "reactive", "recompute", "defer")
 
 @dataclass(frozen=True, slots=True)
 class KvConfig:
-    """Limits that all policies share.
+    """The policy, and limits that all policies share.
 
-    lookahead_tokens: L of PROTOCOL rule 16, a job grows when no more than these tokens of its capacity are unplanned.
-    grant_blocks: most blocks of one growth while the pool is slack. protected_plans: plans that a job just brought in
-    may be passed over before it may be taken from the device again.
+    burst_levels: the K' highest levels, whose jobs the idle reserve counts as arrivals. lookahead_tokens: L of PROTOCOL
+    rule 16, a job grows when at most this many tokens of its capacity are unplanned. grant_blocks: the most blocks of
+    one growth while the pool has room. protected_plans: after this many plans without it, a job that was just brought
+    in may be taken from the device again.
     """
 
     policy: KvPolicy
@@ -27,7 +28,7 @@ class KvConfig:
 
 
 def kv_policy_named(name: str, idle_slots: int = 4, largest_share: float = 0.25) -> KvPolicy:
-    """The policy that `--kv-policy` names; the name was validated by the settings."""
+    """The policy that `--kv-policy` names; the settings have validated the name."""
     if name == "defer":
         return Defer()
     if name == "proactive":

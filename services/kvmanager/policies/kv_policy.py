@@ -1,13 +1,13 @@
-"""What the KV policies differ in (PAPER 3): how many blocks a job gets, from whom they are taken, and what is done
-ahead of need.
+"""The interface of KV policies (PAPER 3): how many blocks a job gets, whether they may be taken from another job, and
+what is done ahead of need.
 """
 
 from typing import NamedTuple, Protocol
 
 
 class ReserveFacts(NamedTuple):
-    """What the size of the idle reserve depends on. `arrival_blocks`: those of a recent arrival's first iteration, on
-    average.
+    """What the size of the idle reserve depends on. `arrival_blocks`: average number of blocks of a recent arrival's
+    first iteration.
     """
 
     device_blocks: int
@@ -16,27 +16,27 @@ class ReserveFacts(NamedTuple):
 
 
 class KvPolicy(Protocol):
-    """What the policies differ in."""
+    """Decides how blocks are given and reclaimed."""
 
     @property
     def name(self) -> str:
-        """As `--kv-policy` takes it."""
+        """The value of `--kv-policy`."""
 
     @property
     def reclaims(self) -> bool:
-        """Whether blocks may be taken from a lower job for one that would run now."""
+        """Whether blocks may be taken from a lower job for a job that would run now."""
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether a job's KV goes to the host when its blocks are taken, rather than being dropped."""
+        """Whether a job's KV is moved to the host when its blocks are taken, rather than dropped."""
 
     @property
     def uploads_ahead(self) -> bool:
-        """Whether jobs come back from the host before they would run."""
+        """Whether jobs are uploaded from the host before they would run."""
 
     def tokens_at_once(self, next_tokens: int, most_tokens: int) -> int:
-        """Tokens that a job's first blocks must hold: its next iteration ends at `next_tokens`, its KV may come to
-        hold `most_tokens`.
+        """Tokens that a job's first blocks must hold, if its next iteration ends at `next_tokens` and its KV may grow
+        to `most_tokens`.
         """
 
     def reserve_blocks(self, facts: ReserveFacts) -> int:

@@ -1,8 +1,8 @@
-"""`recompute` and `reactive`: blocks are given as they are needed, and the lowest job gives them up for a higher one
+"""`recompute` and `reactive`: blocks are given when they are needed, and the lowest job gives them up for a higher one
 (PAPER 3).
 
-Under `recompute` its KV cache is dropped and made again later. Under `reactive` it goes to the host and comes back, but
-only when room is missing, so the copies are on the critical path.
+With `recompute` that job's KV cache is dropped and recomputed later. With `reactive` it is moved to the host and back,
+but only when the pool has run out of room, so the copies are on the critical path.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from services.kvmanager.policies.kv_policy import ReserveFacts
 
 @dataclass(frozen=True, slots=True)
 class OnDemand:
-    """Take blocks when a job that would run now lacks them; `keeps_kv` tells reactive from recompute."""
+    """Takes blocks when a job that would run now lacks them. `keeps_kv` distinguishes reactive from recompute."""
 
     name: str
     keeps_kv: bool

@@ -1,5 +1,5 @@
-"""`proactive`: as reactive, and a reserve of device blocks is kept idle for arrivals by offloading ahead of need, while
-jobs that will run soon are uploaded ahead of need where there is room above the reserve (PAPER 3).
+"""`proactive`: like `reactive`, but jobs are offloaded ahead of need to keep a reserve of device blocks idle for
+arrivals, and jobs that will run soon are uploaded ahead of need while there is room above the reserve (PAPER 3).
 """
 
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from services.kvmanager.policies.kv_policy import ReserveFacts
 
 @dataclass(frozen=True, slots=True)
 class Proactive:
-    """Keep max(K, jobs in the top K' levels) arrivals' worth of blocks idle, but never more than a share of the pool.
+    """Keeps blocks for max(K, jobs in the top K' levels) arrivals idle, but never more than a share of the pool.
 
-    The paper has no such cap; without one a burst of more jobs than the pool holds would send everything to the host
-    that does not run now.
+    The paper has no such cap. Without it, a burst of more jobs than the pool holds would move every job that is not
+    running to the host.
     """
 
     idle_slots: int

@@ -1,4 +1,4 @@
-"""Who is let in: bounded in jobs and tokens, and nobody who can never fit."""
+"""Admission of jobs: bounded in jobs and in tokens; a job that can never fit is refused."""
 
 from services.scheduler.machine.scheduler_events import Reject, RejectKind, Submit
 from services.scheduler.scheduler_config import SchedulerConfig
@@ -10,7 +10,7 @@ END_INTERVAL_WEIGHT = 0.1
 
 
 class Admission:
-    """Counts what is queued, and knows what fits."""
+    """Counts queued jobs and tokens, and checks that a job fits."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -22,12 +22,12 @@ class Admission:
         self.queued_tokens = 0
 
     def set_limits(self, max_model_len: int, device_pool_tokens: int) -> None:
-        """A worker joined; from the first one on jobs are admitted."""
+        """A worker joined. Jobs are admitted once the first worker has joined."""
         self._max_model_len = max_model_len
         self._device_pool_tokens = device_pool_tokens
 
     def refusal(self, submit: Submit) -> Reject | None:
-        """Why the job can't be admitted; None: it can."""
+        """Why the job can't be admitted; None if it can."""
         if self._max_model_len is None:
             return Reject(submit.job_id, RejectKind.NOT_READY, "", "no worker group has joined yet", NOT_READY_RETRY_S)
         if (invalid := self._unfit(submit, self._max_model_len)) is not None:
@@ -42,16 +42,14 @@ class Admission:
         return None
 
     def fits_pool(self, prompt_tokens: int, max_tokens: int) -> bool:
-        """Whether a job alone fits the device pool and the context."""
+        """Whether the job on its own fits the device pool and the model's context."""
         return prompt_tokens + max_tokens <= min(self._max_model_len or 0, self._device_pool_tokens)
 
     def enter(self, prompt_tokens: int, max_tokens: int) -> None:
-        """A job was admitted."""
         self.queued_jobs += 1
         self.queued_tokens += prompt_tokens + max_tokens
 
     def leave(self, prompt_tokens: int, max_tokens: int, now_s: float) -> None:
-        """A job ended."""
         self.queued_jobs -= 1
         self.queued_tokens -= prompt_tokens + max_tokens
         if self._last_end_s is not None:
@@ -59,7 +57,7 @@ class Admission:
         self._last_end_s = now_s
 
     def _unfit(self, submit: Submit, max_model_len: int) -> tuple[str, str] | None:
-        """The field at fault and the limit, if the job can never run."""
+        """The offending field and its limit, if the job can never run."""
         if submit.prompt_tokens < 1:
             return "prompt", "must hold at least one token"
         if submit.max_tokens < 1:
@@ -74,6 +72,6 @@ class Admission:
         return None
 
     def _full(self, submit: Submit, message: str) -> Reject:
-        """A batch's worth of jobs should have ended by the time of the next try, at the pace of late."""
+        """The retry delay is the time in which a full batch of jobs should end, at the recent pace."""
         retry_after_s = min(max(self._end_interval_s * self._config.max_batch, SHORTEST_RETRY_S), LONGEST_RETRY_S)
         return Reject(submit.job_id, RejectKind.FULL, "", message, retry_after_s)

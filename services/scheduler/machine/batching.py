@@ -1,12 +1,12 @@
-"""The batch of an iteration: ready jobs in their order, to the maximum batch and the token budget (PAPER 2, step 4).
+"""The batch of an iteration: ready jobs by rank, up to the maximum batch size and the token budget (PAPER 2, step 4).
 
-Prefill and decode mix. A decode costs one token of the budget. A prefill costs its tokens:
+Prefills and decodes share a batch. A decode costs one token of the budget. A prefill costs all its tokens:
 
-- without chunks it is taken whole or not at all; the first prefill of a batch is always taken, so that one longer than
-  the budget runs too, and no prefill overtakes one of a higher rank that did not fit;
-- with chunks it gets what is left of the budget, at most a chunk, and may be preempted before the next one.
+- without chunks it is taken whole or not at all. The first prefill of a batch is always taken, so that one longer than
+the budget can run. No prefill overtakes a higher-ranked one that did not fit;
+- with chunks it gets the rest of the budget, at most one chunk, and may be preempted before the next chunk.
 
-The walk ends after at most twice the maximum batch, however many jobs are queued.
+The walk visits at most twice the maximum batch size, however many jobs are queued.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ def build_batch(
     prefill_chunk_tokens: int | None,
     closed_level: int | None,
 ) -> list[tuple[Job, int, int]]:
-    """The jobs of the next plan by rank, each with its entry's from_token and to_token."""
+    """The jobs of the next plan by rank, each with the from_token and to_token of its entry."""
     parts: list[tuple[Job, int, int]] = []
     tokens_left = max_batch_tokens
     has_prefill = False

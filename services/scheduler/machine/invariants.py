@@ -1,5 +1,5 @@
-"""What must hold between two turns of the scheduler, and its whole state as a value. Both walk all jobs: for tests and
-the explorer.
+"""The invariants that hold between two turns of the scheduler, and its whole state as a value. Both are O(jobs), for
+tests and the explorer.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ PLANNED_STATES = (JobState.RESIDENT, JobState.DRAINING, JobState.CLOSING)
 
 
 def check(scheduler: "Scheduler") -> None:
-    """Raises AssertionError if an invariant is broken."""
+    """Raises AssertionError if an invariant does not hold."""
     jobs = list(scheduler.jobs.values())
     closing, draining = scheduler.leaving.closing, scheduler.leaving.draining
     living = [job for job in jobs if job.state is not JobState.CLOSING]
@@ -21,15 +21,15 @@ def check(scheduler: "Scheduler") -> None:
         _check_counts(scheduler, job)
     by_rank = list(scheduler.ranking.by_rank())
     ranks = [job.rank for job in by_rank]
-    assert sorted(job.rank for job in living) == ranks, "the order holds exactly the living jobs"
-    assert len({job.rank.arrival_number for job in by_rank}) == len(by_rank), "ranks are distinct"
+    assert sorted(job.rank for job in living) == ranks, "the order must hold exactly the living jobs"
+    assert len({job.rank.arrival_number for job in by_rank}) == len(by_rank), "ranks must be distinct"
     ready = list(scheduler.ranking.ready())
     can_run = [job for job in by_rank if scheduler.iterations.plannable(job)]
-    assert ready == can_run, "ready are exactly the jobs that can be planned"
+    assert ready == can_run, "the ready jobs must be exactly those that can be planned"
     assert all(job.is_ready for job in ready)
-    assert all(job.in_flight for job in closing), "a job that can be released was not"
+    assert all(job.in_flight for job in closing), "a job that could be released was not"
     assert {job.job_id for job in closing} == {job.job_id for job in jobs if job.state is JobState.CLOSING}
-    assert all(job.in_flight for job in draining), "consent that can be given was not"
+    assert all(job.in_flight for job in draining), "consent that could be given was not"
     assert {job.job_id for job in draining} == {job.job_id for job in jobs if job.state is JobState.DRAINING}
     unfinished = scheduler.iterations.unfinished
     assert len(unfinished) <= scheduler.config.plans_in_flight
@@ -37,18 +37,18 @@ def check(scheduler: "Scheduler") -> None:
     assert scheduler.admission.queued_jobs == len(living)
     assert scheduler.admission.queued_tokens == sum(job.prompt_tokens + job.max_tokens for job in living)
     if scheduler.linked and any(scheduler.iterations.candidates()) and scheduler.policy.closed_level is None:
-        assert len(unfinished) == scheduler.config.plans_in_flight, "somebody can run and no plan says so"
+        assert len(unfinished) == scheduler.config.plans_in_flight, "a job can run but is not planned"
     if by_rank:
         top = scheduler.ranking.top
-        assert top is by_rank[0], "the top job is the one that is held on top"
+        assert top is by_rank[0], "the top job must be the one that is held on top"
 
 
 def _check_counts(scheduler: "Scheduler", job: Job) -> None:
-    """A job's token counts agree with each other and with the plans under way."""
+    """Check that a job's token counts agree with each other and with the plans under way."""
     parts = [part for flight in scheduler.iterations.unfinished for part in flight.parts if part.job is job]
     samples = sum(part.samples for part in parts)
     assert job.in_flight == len(parts), f"{job.job_id}: plans under way"
-    assert not parts or job.state in PLANNED_STATES, f"{job.job_id} is planned and not resident"
+    assert not parts or job.state in PLANNED_STATES, f"{job.job_id} is planned but not resident"
     if job.state is JobState.CLOSING:
         return
     assert job.expected_tokens == job.known_tokens + samples, f"{job.job_id}: samples under way"
@@ -63,8 +63,8 @@ def _check_counts(scheduler: "Scheduler", job: Job) -> None:
 
 
 def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
-    """All that decides what the machine will do. Ranks are given by the orders they make, plan numbers by their
-    sequence: neither grows.
+    """Everything that determines what the machine will do. Ranks are represented by the order of the jobs and plan
+    numbers by their sequence, so that neither grows.
     """
     jobs = scheduler.jobs.values()
     top = scheduler.ranking.top

@@ -1,17 +1,18 @@
 """Plans: making the next one, and taking the result of the oldest (PROTOCOL rules 1 and 2).
 
-Several plans are under way, so that the worker never waits for the scheduler. Plan n + 1 is made before n's tokens are
-known: a job of plan n that will sample there is planned again one position further, never past max_tokens. If it turns
-out to have ended in n, what n + 1 made of it is dropped. A job whose prefill may be cut in plan n is not planned again
-before n's result, because nobody knows yet where it stands.
+Several plans are under way at once, so that the worker never waits for the scheduler. Plan n + 1 is made before the
+tokens of plan n are known: a job that samples in plan n is planned again one position further, never past max_tokens.
+If it turns out to have ended in n, its part of n + 1 is discarded. A job whose prefill may be cut in plan n is not
+planned again before the result of n, because its position is not known until then.
 
-With several pipeline stages as many batches run at a time, each on another stage. A job is in one of them: the first
-stage takes the best jobs that are not in flight (PAPER 4), or a job that the last stage has, whose token will be there
-in time. Only when all jobs are in flight, one plan further is made of them, so that no stage waits for the scheduler.
+With several pipeline stages, as many batches run at a time, each on a different stage. A job is in only one of them:
+the first stage takes the best jobs that are not in flight (PAPER 4), or a job on the last stage, whose token will
+arrive in time. Only when all jobs are in flight is one further plan made of them, so that no stage waits for the
+scheduler.
 
-A preemption is a job that left the running batch before its end while another ran in its place. A job that sits out an
-iteration because it is short of capacity, or because all its tokens are under way, is not preempted by that; it is when
-the KV manager takes its blocks meanwhile.
+A preemption means that a job left the running batch before its end while another ran in its place. A job that sits out
+an iteration because it lacks capacity, or because all its tokens are under way, is not thereby preempted; it is if the
+KV manager takes its blocks in the meantime.
 """
 
 from collections import deque
@@ -38,7 +39,7 @@ from services.scheduler.scheduler_config import SchedulerConfig
 
 
 class PlanPart(NamedTuple):
-    """A job's part of a plan. `samples`: a token comes back for it."""
+    """A job's part of a plan. `samples`: the result will hold a token for it."""
 
     job: Job
     entry: PlanEntry
@@ -47,8 +48,8 @@ class PlanPart(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A plan under way. `jobs` and `entries` are in parallel; a token comes back for those in `sampling`, in this
-    order.
+    """A plan under way. `jobs` and `entries` are parallel lists; the result holds a token for each job in
+    `sampling_job_ids`, in this order.
     """
 
     plan_number: PlanNumber
@@ -59,7 +60,7 @@ class Flight:
 
     @property
     def parts(self) -> list[PlanPart]:
-        """Its parts, by rank."""
+        """The parts by rank."""
         sampling = set(self.sampling_job_ids)
         return [
             PlanPart(job, entry, job.job_id in sampling) for job, entry in zip(self.jobs, self.entries, strict=True)
@@ -68,7 +69,7 @@ class Flight:
 
 @dataclass(slots=True)
 class Outcome:
-    """What an iteration made: tokens to give out, and the jobs that ended with theirs."""
+    """The outcome of an iteration: tokens to emit, and jobs that ended with their token."""
 
     emits: list[Emit] = field(default_factory=list)
     ended: list[tuple[Job, EndReason]] = field(default_factory=list)
@@ -87,7 +88,7 @@ class Iterations:
     ) -> None:
         self.unfinished: deque[Flight] = deque()
         self.running: dict[JobId, Job] = {}
-        """Jobs of the running batch, and those that sit out. In order of their joining it."""
+        """Jobs of the running batch and those sitting out, in the order in which they joined it."""
         self._config = config
         self._policy = policy
         self._promotion = promotion
@@ -101,17 +102,18 @@ class Iterations:
 
     @property
     def next_plan(self) -> int:
-        """Number of the next plan."""
         return self._next_plan
 
     def calibrate(self, profile: CostProfile, stage_count: int) -> None:
-        """A worker joined: numbers start anew."""
+        """A worker joined: plan numbers restart at 0."""
         self._charging.calibrate(profile)
         self.stage_count = stage_count
         self._next_plan = 0
 
     def plannable(self, job: Job) -> bool:
-        """Rules 1 and 2: resident, a token left that is not under way, and capacity for what comes next."""
+        """Rules 1 and 2: the job is resident, has a token left that is not under way, and has capacity for its next
+        entry.
+        """
         expected = job.expected_tokens
         if job.state is not RESIDENT or job.cut_plan is not None or expected - job.prompt_tokens >= job.max_tokens:
             return False
@@ -128,11 +130,11 @@ class Iterations:
         return self._ranking.ready() if len(self.unfinished) < 2 else free
 
     def _in_pipeline(self, job: Job, number: int) -> bool:
-        """A plan that another stage has while the first one runs plan `number` names the job."""
+        """Whether a plan names the job that another stage runs while the first stage runs plan `number`."""
         return job.in_flight > 0 and job.last_plan > number - self.stage_count
 
     def make(self, now_s: float) -> Flight | None:
-        """The next plan; None when nobody can run."""
+        """The next plan; None if no job can run."""
         config = self._config
         batch = build_batch(
             self.candidates(),
@@ -173,7 +175,7 @@ class Iterations:
         return flight
 
     def finish(self, result: IterationResult, now_s: float) -> Outcome:
-        """Take the result of the oldest plan. Raises ProtocolError if it is not one of that plan."""
+        """Take the result of the oldest plan. Raises ProtocolError if the result does not match that plan."""
         tokens = self._checked(result)
         flight = self.unfinished.popleft()
         outcome = Outcome()
@@ -195,7 +197,7 @@ class Iterations:
                 continue
             job.finished_tokens = to_token
             token = tokens.get(job_id)
-            if token is not None:  # there is one for each that samples, which was checked
+            if token is not None:  # every job that samples has one: _checked made sure
                 output_tokens = job.known_tokens - job.prompt_tokens
                 emits.append((job_id, plan_number, output_tokens, token.token_id))
                 job.known_tokens += 1
@@ -219,42 +221,44 @@ class Iterations:
         return outcome
 
     def refresh(self, job: Job) -> None:
-        """Something happened to the job: can it be planned now?"""
+        """Update whether the job can be planned."""
         self._ranking.set_ready(job, self.plannable(job))
 
     def preempted(self, job: Job) -> None:
-        """The job left the running batch, if it was in it, for another's sake."""
+        """Count a preemption if the job was in the running batch, and remove it from there."""
         if self.running.pop(job.job_id, None) is not None:
             job.preemptions += 1
             self._counters.preemptions += 1
 
     def void(self) -> None:
-        """The worker is gone, its plans with it."""
+        """The worker is gone, and its plans with it."""
         self.unfinished.clear()
         self.running.clear()
 
     def _checked(self, result: IterationResult) -> dict[JobId, SampledToken]:
-        """The result's tokens by job: one for every part that samples and was not cut, no others."""
+        """The result's tokens by job: exactly one for every part that samples and was not cut."""
         if not self.unfinished or self.unfinished[0].plan_number != result.plan_number:
             under_way = [flight.plan_number for flight in self.unfinished]
             raise ProtocolError(
-                f"worker: result of plan {result.plan_number}, but {under_way} are under way, oldest first"
+                f"the worker sent the result of plan {result.plan_number}, but the plans under way, oldest first, "
+                f"are {under_way}"
             )
         flight = self.unfinished[0]
         tokens = {token.job_id: token for token in result.tokens}
         if len(tokens) == len(result.tokens) and list(tokens) == flight.sampling_job_ids and not result.cut_job_ids:
-            return tokens  # so it is nearly always, and what follows takes longer to find that out
+            return tokens  # almost always; the checks below are slower
         may_be_cut = [job_id for job_id, _ in flight.cut_after_s]
         if not all(job_id in may_be_cut for job_id in result.cut_job_ids):
             raise ProtocolError(
-                f"worker: plan {result.plan_number} cut {result.cut_job_ids}, but only {may_be_cut} had a limit"
+                f"the worker cut {result.cut_job_ids} in plan {result.plan_number}, "
+                f"but only {may_be_cut} had a time limit"
             )
         sampling = {
             part.job.job_id: part.job
             for part in flight.parts
             if part.samples and part.job.job_id not in result.cut_job_ids
         }
-        # A job that ended in an earlier plan may be left out: the worker knows of an end of sequence before we do.
+        # A job that ended in an earlier plan may be missing: the worker sees an end of sequence before the scheduler.
         due = [job_id for job_id, known in sampling.items() if known.state is not CLOSING]
         if (
             len(tokens) != len(result.tokens)
@@ -262,12 +266,13 @@ class Iterations:
             or not all(job_id in tokens for job_id in due)
         ):
             raise ProtocolError(
-                f"worker: result of plan {result.plan_number} has tokens of {list(tokens)}, but {due} sample in it"
+                f"the worker sent tokens for {list(tokens)} in the result of plan {result.plan_number}, "
+                f"but {due} sample in it"
             )
         return tokens
 
     def _cut(self, job: Job, from_token: int) -> None:
-        """The prefill was abandoned, nothing of it is kept: it starts again where it started."""
+        """The prefill was abandoned and nothing of it is kept: it restarts from the same position."""
         job.cut_plan = None
         job.planned_tokens = job.finished_tokens = from_token
         job.expected_tokens = job.known_tokens
@@ -282,7 +287,7 @@ class Iterations:
         self._promotion.watch(job)
 
     def _note_preemptions(self, number: int) -> None:
-        """Whoever is ready, was in the running batch and is not in this one has been preempted."""
+        """A ready job of the running batch that is not in the new plan has been preempted."""
         left = [job for job in self.running.values() if job.last_plan != number and job.is_ready]
         for job in left:
             if not self._in_pipeline(job, number):

@@ -1,4 +1,4 @@
-"""How many jobs there are on each level, and where: one walk over the jobs, for operators."""
+"""Job counts per level and location, for operators."""
 
 from collections.abc import Container
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def level_statuses(scheduler: "Scheduler", swapped_out: Container[JobId]) -> tuple[LevelStatus, ...]:
-    """Jobs by level; ended ones are not counted. The scheduler does not know where KV is that is not resident:
+    """Jobs by level, without ended jobs. The scheduler does not know where the KV of a job is that is not resident, so
     `swapped_out` comes from the KV manager. O(jobs).
     """
     quanta_s = scheduler.policy.quanta_s or (0.0,)

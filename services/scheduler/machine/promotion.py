@@ -1,10 +1,10 @@
-"""Promotion of jobs that waited for the starvation limit (PAPER 2, step 3), longest wait first, a bounded number per
-step.
+"""Promotion of jobs that have waited for the starvation limit (PAPER 2, step 3): longest wait first, a bounded number
+per step.
 
-A step is the end of an iteration, and one more where none is under way. The bound keeps a backlog from being lifted as
-a whole, which would turn the queues into one (PAPER 7). A job waits while no plan under way names it; its wait begins
-when it arrives, when its last iteration ended, and when it is promoted. One timer per job is kept: it is looked at when
-the wait would have been long enough had the job never run since, and set again if it did.
+A step is the end of an iteration; while no plan is under way there is one extra step. The bound keeps a whole backlog
+from being promoted at once, which would merge the queues into one (PAPER 7). A job waits while no plan under way names
+it; its wait begins when it arrives, when its last iteration ends, and when it is promoted. Each job has one timer. It
+fires when the wait would be long enough if the job had not run since, and is set again if the job did run.
 """
 
 from services.domain.protocol import Rank
@@ -13,11 +13,11 @@ from services.scheduler.machine.timers import Timers
 from services.scheduler.policies.scheduling_policy import SchedulingPolicy
 
 LOOKS_PER_STEP = 64
-"""Most timers looked at in a step: when a burst's timers come due together, the rest waits for the next step."""
+"""Most timers examined per step: when the timers of a burst come due together, the rest wait for the next step."""
 
 
 class Promotion:
-    """Who is due."""
+    """Decides which jobs to promote, and when."""
 
     def __init__(self, limit_s: float | None, per_step: int, policy: SchedulingPolicy) -> None:
         self._limit_s = limit_s
@@ -26,17 +26,17 @@ class Promotion:
         self._timers = Timers()
 
     def watch(self, job: Job) -> None:
-        """Start the job's timer, unless it runs or the job stands in the highest level."""
+        """Start the job's timer, unless it is already running or the job is in the highest level."""
         if self._limit_s is not None and not job.starvation_timer and job.place.level > 0 and self._policy.quanta_s:
             job.starvation_timer = True
             self._timers.push(job.waiting_since_s + self._limit_s, job)
 
     def next_s(self) -> float | None:
-        """When a timer has to be looked at."""
+        """When the earliest timer fires; None without timers."""
         return self._timers.next_s()
 
     def step(self, now_s: float) -> list[tuple[Job, Rank]]:
-        """The jobs to promote now, at most the bound, and their places."""
+        """The jobs to promote now, at most `per_step`, with their new places."""
         promoted: list[tuple[Job, Rank]] = []
         if self._limit_s is None:
             return promoted

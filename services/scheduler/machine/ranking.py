@@ -1,15 +1,15 @@
 """All living jobs by rank: those that can be planned now, and the others.
 
-Every job is in one of two orders. Those that are ready, no more than the device holds, are a sorted list, of which a
-decision walks only the front. There may be 20,000 others, and only the first of them is ever looked at: they are a heap
-with lazy deletion, in which an entry that is not a job's rank any more stays until it comes up, or until half of the
-heap may be such entries and it is swept. So a move costs O(log jobs). Ranks are distinct, because arrival numbers are.
+Every job is in one of two orders. The ready jobs, no more than the device holds, are in a sorted list; a decision
+walks only its front. The others may number 20,000, and only the first of them is ever looked at. They are in a heap
+with lazy deletion: an entry that is no longer a job's rank stays until it reaches the front, or until such entries may
+make up half of the heap and it is swept. So a move costs O(log jobs). Ranks are distinct, because arrival numbers are.
 
-PROTOCOL rule 6 lives here: a job that became the top one stays it until it ran one iteration or ended. Without it, two
-jobs that are promoted in turn take each other's blocks before either ran, for ever. For the same reason a promoted job
-whose prefill is in chunks stays it until the last of them: where KV is dropped, one chunk is no progress. Whoever would
-pass the top job before that is let in behind it: the top job is lifted just above the newcomer for the time being, and
-falls back to the place its policy gave it when it has run.
+This module implements PROTOCOL rule 6: a job that becomes the top job stays on top until it has run one iteration or
+ended. Without the rule, two jobs that are promoted in turn could take each other's blocks forever before either ran.
+For the same reason a promoted job with a chunked prefill stays on top until its last chunk: where KV is dropped, one
+chunk is not progress. A job that would overtake the top job before then is placed behind it: the top job is raised just
+above the newcomer for the time being, and returns to the place its policy gave it once it has run.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ LEAST_SWEEP = 1024
 
 
 class Ranking:
-    """The order of jobs, and what changed in it since it was last told."""
+    """The order of jobs, and the changes since they were last taken."""
 
     def __init__(self) -> None:
         self._ready = Ranked[Job]()
@@ -35,35 +35,34 @@ class Ranking:
         self._top: Job | None = None
         self._top_ran = False
         self._first_may_differ = False
-        """Than when `hold_top` was last called."""
+        """The first job may have changed since `hold_top` was last called."""
 
     @property
     def top(self) -> Job | None:
-        """The job that is held on top, or was last there."""
+        """The job that is held on top, or was most recently."""
         return self._top
 
     @property
     def top_ran(self) -> bool:
-        """It has run since it became the top one."""
+        """Whether the top job has run since it came to the top."""
         return self._top_ran
 
     def by_rank(self) -> Iterator[Job]:
-        """All living jobs, the first to run first. O(jobs)."""
+        """All living jobs, in the order in which they would run. O(jobs)."""
         return iter(sorted(self._by_arrival.values(), key=lambda job: job.rank))
 
     def ready(self) -> Iterator[Job]:
-        """Jobs that can be planned now, the first to run first. Not to be changed while it is walked."""
+        """Jobs that can be planned now, in order. Must not be changed during iteration."""
         return iter(self._ready)
 
     def add(self, job: Job) -> None:
-        """A new job; it is not ready."""
+        """Add a new job, which is not ready."""
         self._by_arrival[job.arrival_number] = job
         self._enter_list(job)
         self._changed[job.arrival_number] = job
         self._first_may_differ = True
 
     def remove(self, job: Job) -> None:
-        """The job ended."""
         self._leave_list(job)
         job.is_ready = False
         self._changed.pop(job.arrival_number, None)
@@ -73,7 +72,7 @@ class Ranking:
             self._top = None
 
     def set_ready(self, job: Job, is_ready: bool) -> None:
-        """Whether the job can be planned now."""
+        """Set whether the job can be planned now."""
         if job.is_ready is is_ready:
             return
         self._leave_list(job)
@@ -81,18 +80,18 @@ class Ranking:
         self._enter_list(job)
 
     def place(self, job: Job, place: Rank) -> None:
-        """The policy moved the job."""
+        """Move the job to the place its policy gave it."""
         job.place = place
         self._move(job, place)
 
     def ran(self, job: Job) -> None:
-        """An iteration with the job ended: on top it need not be held any longer."""
+        """An iteration with the job ended: it need not be held on top any longer."""
         if job is self._top:
             self._top_ran = True
             self._move(job, job.place)
 
     def hold_top(self) -> None:
-        """Rule 6, once a turn when all moves are made."""
+        """Apply rule 6. Called once per turn, after all moves."""
         if not self._first_may_differ:
             return
         self._first_may_differ = False
@@ -108,7 +107,7 @@ class Ranking:
         self._top_ran = False
 
     def take_changes(self) -> tuple[OrderChange, ...]:
-        """The places that changed since this was last asked, in the order in which they first did."""
+        """The ranks that changed since the last call, in the order of each job's first change."""
         if not self._changed:
             return ()
         changes = tuple(records(OrderChange, [(job.job_id, job.rank) for job in self._changed.values()]))
@@ -116,7 +115,6 @@ class Ranking:
         return changes
 
     def _first(self) -> Rank | None:
-        """The highest rank."""
         ready = self._ready.rank_at(0)
         others = self._other_ranks
         while others and not self._is_others(others[0]):
@@ -134,7 +132,7 @@ class Ranking:
         heappush(self._other_ranks, rank)
 
     def _is_others(self, rank: Rank) -> bool:
-        """Whether the rank is still that of a job that is not ready."""
+        """Whether the rank still belongs to a job that is not ready."""
         job = self._by_arrival.get(rank.arrival_number)
         return job is not None and not job.is_ready and job.rank == rank
 
@@ -147,7 +145,7 @@ class Ranking:
     def _leave_list(self, job: Job) -> None:
         if job.is_ready:
             self._ready.remove(job)
-        # That of another is passed over when it comes up.
+        # The heap entry of a job that is not ready is skipped when it comes up.
 
     def _move(self, job: Job, rank: Rank) -> None:
         if rank == job.rank:

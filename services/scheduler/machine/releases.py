@@ -1,10 +1,10 @@
-"""Jobs on their way off the device: ended ones, and those whose blocks the KV manager asked for (PROTOCOL rules 3 and
+"""Jobs on their way off the device: ended jobs, and jobs whose blocks the KV manager asked for (PROTOCOL rules 3 and
 4).
 
-Both wait for the same thing, that every plan naming the job has a result. Were an ended job released before, its block
-could be another's when the last plan writes its extra token into it; were consent given before, the last plan would
-find no table. Being in a plan delays consent and is no reason to refuse it: two jobs that both need to grow would
-refuse each other for ever.
+Both wait until every plan that names the job has a result. If an ended job were released earlier, its block could
+belong to another job when the last plan writes its extra token into it. If consent were given earlier, the last plan
+would find no table. Being in a plan delays consent but is no reason to refuse it: two jobs that both need to grow would
+refuse each other forever.
 """
 
 from services.domain.ids import JobId
@@ -15,7 +15,7 @@ from services.scheduler.machine.ranking import Ranking
 
 
 class Releases:
-    """Ended and draining jobs, and the requests of the present turn. Answers are messages to the KV manager."""
+    """Ended and draining jobs, and the requests of the current turn. Answers are messages to the KV manager."""
 
     def __init__(self, jobs: dict[JobId, Job], ranking: Ranking, iterations: Iterations) -> None:
         self.closing: list[Job] = []
@@ -26,20 +26,20 @@ class Releases:
         self._iterations = iterations
 
     def ended(self, job: Job) -> None:
-        """The job is CLOSING."""
+        """Take a job that is now CLOSING."""
         self.closing.append(job)
 
     def ask(self, request: ReclaimRequest) -> None:
-        """To be answered in this turn, when its order is known."""
+        """Take a request, to be answered in this turn once its order is known."""
         self._requests.append(request)
 
     @property
     def has_requests(self) -> bool:
-        """Whether `answer` has anything to say."""
+        """Whether `answer` has anything to do."""
         return bool(self._requests)
 
     def release(self, now_s: float) -> list[SchedulerToKv]:
-        """Rule 3: forget the ended jobs that no unfinished plan names."""
+        """Rule 3: release and forget the ended jobs that no unfinished plan names."""
         free = [job for job in self.closing if not job.in_flight]
         self.closing = [job for job in self.closing if job.in_flight]
         for job in free:
@@ -47,10 +47,10 @@ class Releases:
         return [Release(job.job_id) for job in free]
 
     def answer(self, now_s: float) -> list[SchedulerToKv]:
-        """Rule 4: refuse if the job now outranks the beneficiary, or that one is gone (both were told before this);
-        else drain.
+        """Rule 4: refuse if the job now outranks the beneficiary or the beneficiary is gone (the KV manager has already
+        been sent either change); otherwise drain.
 
-        Release answers for a job that ended. Raises ProtocolError for a job that is not there to be taken.
+        For a job that ended, Release is the answer. Raises ProtocolError for a job that is not resident.
         """
         requests, self._requests = self._requests, []
         answers: list[SchedulerToKv] = []
@@ -67,7 +67,7 @@ class Releases:
         return answers
 
     def acknowledge(self, now_s: float) -> list[SchedulerToKv]:
-        """Rule 4: consent for the draining jobs that no unfinished plan names."""
+        """Rule 4: consent to giving up the draining jobs that no unfinished plan names."""
         draining = [job for job in self.draining if job.state is DRAINING]
         self.draining = [job for job in draining if job.in_flight]
         free = [job for job in draining if not job.in_flight]
@@ -77,7 +77,7 @@ class Releases:
         return [Ack(job.job_id) for job in free]
 
     def void(self, now_s: float) -> None:
-        """There are no plans and no tables: nothing to wait for, and nobody to tell."""
+        """Plans and tables are void: forget everything without sending anything."""
         self._requests.clear()
         self.draining.clear()
         for job in self.closing:

@@ -1,18 +1,17 @@
 """The scheduler as a pure state machine: events and the time in, commands out.
 
-One turn takes all events that wait, in order, and then does what follows from them, in an order that PROTOCOL depends
-on:
+One turn takes all waiting events in order and then acts on them, in an order that PROTOCOL depends on:
 
 1. events: results free their plans (Finished), new jobs arrive (Arrive), residency changes;
 2. deadlines, promotions, the policy's own moves, and rule 6 (the top job is held on top);
-3. Order, so that everything said after it is judged by the order the KV manager knows;
-4. Release of ended jobs that no unfinished plan names (rule 3), before the answers to ReclaimRequests that they may
-   have caused;
+3. Order, so that every later message is judged by the order that the KV manager knows;
+4. Release of ended jobs that no unfinished plan names (rule 3), before the answers to the ReclaimRequests that those
+jobs may have caused;
 5. Refuse, or draining and Ack once no unfinished plan names the job (rule 4);
-6. plans, as long as fewer than `plans_in_flight` are under way and somebody can run.
+6. plans, while fewer than `plans_in_flight` are under way and some job can run.
 
-A worker's epoch opens with Jobs: every job is OUT, nothing is valid (rule 23). When the stream to the KV manager is
-lost, so are the tables that it kept for this epoch; the worker is made to come back with a new one.
+A worker's epoch opens with Jobs: every job is OUT, and nothing is valid (rule 23). When the stream to the KV manager
+is lost, the tables that it kept for this epoch are lost too, so the worker is dropped and comes back with a new epoch.
 """
 
 from collections.abc import Container, Iterable
@@ -70,11 +69,11 @@ NO_WORKER = Epoch(0)
 
 
 class Scheduler:
-    """Who runs in the next iteration, for one worker group.
+    """Decides which jobs run in the next iteration of one worker group.
 
-    With `strict`, a peer that breaks PROTOCOL raises ProtocolError out of `handle`, after which the machine is not to
-    be used (tests, explorer, simulator). Without, the worker is dropped with the error as the reason, and everything
-    starts anew with its next epoch.
+    With `strict` (tests, explorer, simulator), `handle` raises ProtocolError when a peer breaks PROTOCOL, and the
+    machine must not be used afterwards. Without it, the worker is dropped with the error as the reason, and everything
+    starts over with its next epoch.
     """
 
     def __init__(self, config: SchedulerConfig, *, strict: bool = True) -> None:
@@ -88,22 +87,22 @@ class Scheduler:
         self.jobs: dict[JobId, Job] = {}
         self.leaving = Releases(self.jobs, self.ranking, self.iterations)
         self.epoch = NO_WORKER
-        """The worker's; NO_WORKER while there is none."""
+        """The worker's epoch; NO_WORKER while no worker is connected."""
         self.newest_epoch = NO_WORKER
         self.kv_connected = False
         self.linked = False
-        """Jobs was sent for this epoch: all three speak of the same life of the worker."""
+        """Whether Jobs was sent for this epoch: scheduler, KV manager and worker then share the same epoch."""
         self._strict = strict
         self._deadlines = Timers()
         self._arrivals = 0
         self._wake_s: float | None = None
         self._stepped = False
         self.idle_step_left = True
-        """While no plan is under way no iteration ends: one step of promotions is all there is until one does."""
+        """Whether the one step of promotions that is allowed while no plan is under way is still available."""
         self._out: list[Command] = []
 
     def handle(self, events: Iterable[Event], now_s: float) -> list[Command]:
-        """Take all events of a turn. Raises ProtocolError when `strict` and a peer broke the protocol."""
+        """Take all events of a turn. Raises ProtocolError if `strict` and a peer broke the protocol."""
         self._out = []
         self._stepped = False
         for event in events:
@@ -134,25 +133,25 @@ class Scheduler:
         return self._out
 
     def knows(self, job_id: JobId) -> bool:
-        """The job lives, or has ended and is not released yet: its id can't be submitted."""
+        """Whether the job is alive, or has ended but is not released yet: its id can't be submitted again."""
         return job_id in self.jobs
 
     def ready(self) -> bool:
-        """A worker is joined, and the KV manager knows."""
+        """Whether a worker has joined and the KV manager has been sent Jobs."""
         return self.linked
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant is broken. O(jobs): for tests."""
+        """Raises AssertionError if an invariant does not hold. O(jobs), for tests."""
         invariants.check(self)
 
     def state_key(self) -> tuple[object, ...]:
-        """Everything that decides what the machine will do, as a hashable value; equal for states that differ only in
-        counters and names of ranks.
+        """Everything that determines what the machine will do, as a hashable value; equal for states that differ only
+        in counters and in the values of ranks.
         """
         return invariants.state_key(self)
 
     def levels(self, swapped_out: Container[JobId] = ()) -> tuple[LevelStatus, ...]:
-        """Jobs by level; `swapped_out` are those that the KV manager says are in host memory. O(jobs)."""
+        """Jobs by level; `swapped_out` holds those in host memory, as reported by the KV manager. O(jobs)."""
         return level_statuses(self, swapped_out)
 
     def _take(self, event: Event, now_s: float) -> None:
@@ -179,13 +178,13 @@ class Scheduler:
             case KvLost():
                 self.kv_connected = False
                 if self.linked:
-                    self._drop_worker("the KV manager was lost, and the tables of this epoch with it", now_s)
+                    self._drop_worker("the KV manager was lost, and with it the block tables of this epoch", now_s)
             case Tick():
                 pass
 
     def _submit(self, event: Submit, now_s: float) -> None:
-        """Admit a job, or say why not."""
-        assert event.job_id not in self.jobs, f"job {event.job_id} lives: joining it is the driver's"
+        """Admit a job, or reject it with the reason."""
+        assert event.job_id not in self.jobs, f"job {event.job_id} is alive: the driver must join it"
         refusal = self.admission.refusal(event)
         if refusal is not None:
             self.counters.reject(refusal.kind.value)
@@ -222,8 +221,8 @@ class Scheduler:
             self._end(job, reason, now_s)
 
     def _from_kv(self, message: Resident | Grown | ReclaimRequest, now_s: float) -> None:
-        """Residency and growth at once, reclaims when the order of this turn is known. The end of a job may have
-        crossed the message.
+        """Apply residency and growth at once, and answer reclaims once the order of this turn is known. The message may
+        have crossed the end of the job.
         """
         job = self.jobs.get(message.job_id)
         if job is None or job.state is CLOSING:
@@ -244,7 +243,7 @@ class Scheduler:
                 self.leaving.ask(message)
 
     def _join(self, event: WorkerJoined, now_s: float) -> None:
-        """Rule 23: a new epoch of the worker voids the one before."""
+        """Rule 23: a new epoch of the worker voids the previous one."""
         if event.epoch <= self.newest_epoch:
             return
         self._void("a newer worker joined", now_s)
@@ -262,7 +261,7 @@ class Scheduler:
         self._link(now_s)
 
     def _link(self, now_s: float) -> None:
-        """Once worker and KV manager are there, tell the latter everything."""
+        """Once both the worker and the KV manager are connected, send the latter all jobs."""
         if self.linked or not self.kv_connected or self.epoch == NO_WORKER:
             return
         self.linked = True
@@ -281,7 +280,7 @@ class Scheduler:
         )
 
     def _void(self, reason: str, now_s: float) -> None:
-        """Plans are void, closing jobs gone, the others out with nothing valid (rule 23)."""
+        """Drop all plans and closing jobs; all other jobs are OUT with nothing valid (rule 23)."""
         self.iterations.void()
         self.leaving.void(now_s)
         for job in self.jobs.values():
@@ -295,7 +294,7 @@ class Scheduler:
         self.linked = False
 
     def _fault(self, error: ProtocolError, now_s: float) -> None:
-        """A peer broke the protocol; called where the error is handled."""
+        """Handle a peer's breach of the protocol; called from the `except` block."""
         if self._strict:
             raise error
         self._drop_worker(str(error), now_s)
@@ -337,7 +336,7 @@ class Scheduler:
         return self.linked and not self.iterations.unfinished and self.idle_step_left
 
     def _wake(self, now_s: float) -> None:
-        """Ask for a Tick when a deadline passes, or a promotion is due while no iteration will end."""
+        """Request a Tick for the next deadline, or for the next promotion if no iteration will end before it."""
         next_s = self._deadlines.next_s()
         if self._may_step_idle():
             promotion_s = self.promotion.next_s()
@@ -350,7 +349,7 @@ class Scheduler:
             self._out.append(WakeAt(next_s))
 
     def _end(self, job: Job, reason: EndReason, now_s: float) -> None:
-        """The job takes no further part; it is released when no plan names it."""
+        """The job is not planned any more; it is released once no plan names it."""
         job.move(CLOSING, now_s, reason.value)
         self.policy.leave(job)
         self.ranking.remove(job)

@@ -1,4 +1,4 @@
-"""What the scheduler counts, since it started."""
+"""The scheduler's counters since it started."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from services.domain.server_status import ITERATION_TOKEN_BOUNDS, IterationToken
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Meanings are those of `Counters` and `Status` in admin.proto. `rejections` by reason, `ended` by why."""
+    """Defined like `Counters` and `Status` in admin.proto. `rejections` are by reason, `ended` by end reason."""
 
     preemptions: int = 0
     promotions: int = 0
@@ -27,16 +27,15 @@ class SchedulerCounters:
     iteration_token_sum: int = 0
 
     def iteration(self, tokens: int) -> None:
-        """An iteration of so many tokens, prefill and decode together, ended."""
+        """An iteration ended with this many tokens, prefill and decode together."""
         self.iterations += 1
         self.iteration_token_counts[bisect_left(ITERATION_TOKEN_BOUNDS, tokens)] += 1
         self.iteration_token_sum += tokens
 
     @property
     def iteration_tokens(self) -> IterationTokens:
-        """The histogram as it is now."""
+        """The present histogram."""
         return IterationTokens(counts=tuple(self.iteration_token_counts), sum=self.iteration_token_sum)
 
     def reject(self, reason: str) -> None:
-        """A job was not admitted."""
         self.rejections[reason] = self.rejections.get(reason, 0) + 1

@@ -1,4 +1,4 @@
-"""Events that the scheduler's machine takes and commands that it gives. The bare protocol's messages are in
+"""Events that the scheduler's machine takes, and commands that it returns. The messages of PROTOCOL itself are in
 services.domain.protocol.
 """
 
@@ -15,7 +15,7 @@ from services.domain.protocol import IterationResult, KvToScheduler, PlanEntry, 
 
 
 class Submit(NamedTuple):
-    """A new job; its id is not that of a living one. `deadline_s` is a time of the same clock as `now_s`."""
+    """A new job; no living job has its id. `deadline_s` is a time on the same clock as `now_s`."""
 
     job_id: JobId
     prompt_tokens: int
@@ -24,7 +24,7 @@ class Submit(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Nobody wants more of the job; unknown ids are ignored, because the end may have been on its way."""
+    """The job is no longer wanted. Unknown ids are ignored, because the job may just have ended."""
 
     job_id: JobId
     reason: EndReason
@@ -32,8 +32,8 @@ class Cancel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker dialled in, its pools empty. An epoch that is not newer than all before is ignored. So many batches run
-    at a time as it has pipeline stages.
+    """A worker dialled in with empty pools. An epoch that is not newer than all earlier ones is ignored. As many
+    batches run at a time as the worker has pipeline stages.
     """
 
     epoch: Epoch
@@ -50,7 +50,7 @@ class WorkerLost(NamedTuple):
 
 
 class KvConnected(NamedTuple):
-    """A new stream to the KV manager is open; nothing was sent on it yet."""
+    """A new stream to the KV manager is open; nothing has been sent on it yet."""
 
 
 class KvLost(NamedTuple):
@@ -58,14 +58,14 @@ class KvLost(NamedTuple):
 
 
 class FromKv(NamedTuple):
-    """A message of the KV manager, about this worker epoch."""
+    """A message from the KV manager about this worker epoch."""
 
     epoch: Epoch
     message: KvToScheduler
 
 
 class Tick(NamedTuple):
-    """Time has passed: a WakeAt came due."""
+    """The time of a WakeAt has come."""
 
 
 Event = Submit | Cancel | WorkerJoined | WorkerLost | KvConnected | KvLost | FromKv | IterationResult | Tick
@@ -74,7 +74,7 @@ Event = Submit | Cancel | WorkerJoined | WorkerLost | KvConnected | KvLost | Fro
 
 
 class ToKv(NamedTuple):
-    """Send to the KV manager. All of a turn travel as one batch, in order."""
+    """Send to the KV manager. All messages of a turn travel as one batch, in order."""
 
     epoch: Epoch
     message: SchedulerToKv
@@ -82,7 +82,7 @@ class ToKv(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SendPlan:
-    """Send to the worker. `cut_after_s`: prefills to abandon when they have run so long."""
+    """Send to the worker. `cut_after_s`: prefills to abandon after running for this long."""
 
     epoch: Epoch
     plan_number: PlanNumber
@@ -91,14 +91,14 @@ class SendPlan:
 
 
 class DropWorker(NamedTuple):
-    """End the worker's stream, so that it comes back with a new epoch and empty pools."""
+    """End the worker's stream, so that the worker comes back with a new epoch and empty pools."""
 
     epoch: Epoch
     reason: str
 
 
 class Emit(NamedTuple):
-    """An output token of a job, from this plan's result; numbers count from 0."""
+    """An output token of a job, from this plan's result; tokens are numbered from 0."""
 
     job_id: JobId
     plan_number: PlanNumber
@@ -107,8 +107,8 @@ class Emit(NamedTuple):
 
 
 class End(NamedTuple):
-    """The job's last command. Times are seconds: waiting for its first plan, from there to the first token, from there
-    to the last.
+    """The job's last command. `queue_s`: from its arrival to its first plan; `prefill_s`: from there to the first
+    token; `decode_s`: from there to the end.
     """
 
     job_id: JobId
@@ -120,7 +120,7 @@ class End(NamedTuple):
 
 
 class RejectKind(Enum):
-    """Why a job was not admitted; each becomes one typed error."""
+    """Why a job was not admitted; each kind becomes one typed error."""
 
     INVALID = "invalid"
     FULL = "full"
@@ -138,7 +138,7 @@ class Reject(NamedTuple):
 
 
 class WakeAt(NamedTuple):
-    """Send a Tick at this time, instead of at any time asked for before."""
+    """Send a Tick at this time; replaces any earlier WakeAt."""
 
     time_s: float
 

@@ -1,7 +1,7 @@
-"""Times at which something is due for a job, with lazy deletion: a job that ended stays in the heap until its time
-comes, or until half of the heap may be such jobs and it is swept.
+"""Times at which something is due for a job, with lazy deletion: an ended job stays in the heap until its time comes,
+or until such jobs may make up half of the heap and it is swept.
 
-Each job is in a heap at most once, so pushing and popping cost O(log jobs), sweeping O(1) per push on the average, and
+Each job is in a heap at most once. Pushing and popping cost O(log jobs), sweeping costs O(1) per push on average, and
 a decision looks only at what is due.
 """
 
@@ -13,7 +13,7 @@ LEAST_SWEEP = 1024
 
 
 class Timers:
-    """A heap of (time, job)."""
+    """A heap of jobs by due time."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Job]] = []
@@ -23,7 +23,6 @@ class Timers:
         return len(self._heap)
 
     def push(self, due_s: float, job: Job) -> None:
-        """Remember the job until then."""
         if len(self._heap) >= self._sweep_at:
             self._heap = [entry for entry in self._heap if entry[2].state not in (CLOSING, ENDED)]
             heapify(self._heap)
@@ -31,9 +30,9 @@ class Timers:
         heappush(self._heap, (due_s, job.arrival_number, job))
 
     def next_s(self) -> float | None:
-        """The earliest time."""
+        """The earliest due time; None if the heap is empty."""
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now_s: float) -> Job | None:
-        """Take the job that is due first, if its time has come."""
+        """Remove and return the job that is due first; None if its time has not come."""
         return heappop(self._heap)[2] if self._heap and self._heap[0][0] <= now_s else None

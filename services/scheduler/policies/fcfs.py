@@ -1,4 +1,4 @@
-"""First come, first served: by arrival, run to completion (Orca's order, and vLLM's; PAPER 2)."""
+"""First come, first served: in the order of arrival, run to completion (as in Orca and vLLM; PAPER 2)."""
 
 from services.domain.protocol import Rank
 from services.scheduler.job import Job
@@ -6,8 +6,8 @@ from services.scheduler.policies.without_levels import WithoutLevels
 
 
 class Fcfs(WithoutLevels):
-    """By arrival."""
+    """Ranks jobs by arrival."""
 
     def join(self, job: Job) -> Rank:
-        """Behind everybody who came before."""
+        """Behind all earlier jobs."""
         return Rank(0, 0.0, job.arrival_number)

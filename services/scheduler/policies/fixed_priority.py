@@ -1,4 +1,4 @@
-"""Fixed priority: by prompt length, the shortest first, never changed (PAPER 2).
+"""Fixed priority: shortest prompt first, never changed (PAPER 2).
 
 A baseline of the papers: prompt length says nothing about output length, so a long answer to a short prompt still
 blocks the others.
@@ -10,8 +10,8 @@ from services.scheduler.policies.without_levels import WithoutLevels
 
 
 class FixedPriority(WithoutLevels):
-    """By prompt length."""
+    """Ranks jobs by prompt length."""
 
     def join(self, job: Job) -> Rank:
-        """The shorter prompt runs sooner."""
+        """A shorter prompt runs sooner."""
         return Rank(0, float(job.prompt_tokens), job.arrival_number)

@@ -1,15 +1,16 @@
 """Multi-level feedback queues: skip-join (FastServe), naive, and killing (PAPER 2).
 
-MLFQ approximates least attained service without knowing lengths. Levels have quanta q1 < q2 < ..., each `quantum_ratio`
-times the one before; q1 is the smallest iteration time, and there are as many levels as it takes for the last quantum
-to exceed the longest prefill (PAPER 2, v3). Within a level jobs stand in the order in which they joined it: the key is
-a number that rises with every join. A job that stays in its level keeps its place.
+MLFQ approximates least attained service without knowing job lengths. Levels have quanta q1 < q2 < ..., each
+`quantum_ratio` times the previous one. q1 is the smallest iteration time, and there are as many levels as it takes for
+the last quantum to exceed the longest prefill (PAPER 2, v3). Within a level jobs are ordered by when they joined it:
+the key is a number that rises with every join. A job that stays in its level keeps its place.
 
-- skip-join: a job joins the first level whose quantum holds its first iteration, as the cost model predicts it; the
-  levels above are skipped.
-- naive: every job joins the first level; a prefill longer than the quantum runs on, and the job is demoted after it.
-- kill: as naive, but the prefill is cut when the quantum ends, and all of it is lost. In the last level nothing is cut,
-  else it would never end.
+- skip-join: a job joins the first level whose quantum covers its first iteration, as predicted by the cost model; the
+levels above are skipped.
+- naive: every job joins the first level; a prefill longer than the quantum runs to its end, and the job is demoted
+after it.
+- kill: like naive, but the prefill is cut when the quantum ends, and all its work is lost. In the last level nothing is
+cut, otherwise the prefill would never end.
 """
 
 from bisect import bisect_left
@@ -23,7 +24,7 @@ MOST_LEVELS = 64
 
 
 def quanta(profile: CostProfile, max_model_len: int, ratio: float) -> tuple[float, ...]:
-    """q1 is the smallest iteration time; levels until the last quantum exceeds the longest prefill (PAPER 2, v3)."""
+    """Quanta in seconds: q1 is the smallest iteration time, the last one exceeds the longest prefill (PAPER 2, v3)."""
     longest_prefill_s = profile.prefill_s(max_model_len)
     result = [profile.smallest_iteration_s]
     while result[-1] <= longest_prefill_s and len(result) < MOST_LEVELS:
@@ -32,7 +33,7 @@ def quanta(profile: CostProfile, max_model_len: int, ratio: float) -> tuple[floa
 
 
 class Mlfq:
-    """Skip-join, naive, and killing MLFQ: see the top of this module."""
+    """Skip-join, naive, and killing MLFQ: see the module's docstring."""
 
     def __init__(self, *, quantum_ratio: float, demotion_levels: int, skip_join: bool, kill: bool) -> None:
         self.quanta_s: tuple[float, ...] = ()
@@ -45,13 +46,13 @@ class Mlfq:
         self._joins = 0
 
     def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
-        """Quanta from the measured profile."""
+        """Compute the quanta from the measured profile."""
         self._profile = profile
         self.quanta_s = quanta(profile, max_model_len, self._ratio)
 
     def join(self, job: Job) -> Rank:
-        """The tail of the first level, or with skip-join of the first whose quantum holds the first iteration (else of
-        the last).
+        """The tail of the first level. With skip-join, the tail of the first level whose quantum covers the first
+        iteration, or of the last level if there is none.
         """
         level = 0
         if self._skip_join:
@@ -60,21 +61,21 @@ class Mlfq:
         return self._tail(level, job)
 
     def ran(self, job: Job, service_s: float) -> Rank | None:
-        """Demoted to the tail of a lower level when the service at this level reached the quantum, and the counter
-        starts anew (PAPER 2).
+        """Demoted to the tail of a lower level, with its service counter reset, when its service at this level reaches
+        the quantum (PAPER 2).
         """
         received_s = job.service_s = job.service_s + service_s
         return None if received_s < self.quanta_s[job.place.level] else self._demoted(job)
 
     def cut(self, job: Job) -> Rank:
-        """Cut means that the quantum was used up, whatever the clock says: demoted, so that it can't be cut at this
-        level for ever.
+        """A cut means that the quantum is used up, whatever the clock says: the job is demoted, so that it can't be cut
+        at this level forever.
         """
         return self._demoted(job) or job.place
 
     def cut_after_s(self, job: Job, tokens: int) -> float | None:
-        """The rest of the quantum, if the prediction does not fit in it and there is a level below. What a promotion
-        guarantees is not cut.
+        """The rest of the quantum, if the predicted prefill exceeds it and there is a lower level. The iteration that a
+        promotion guarantees is not cut.
         """
         level = job.place.level
         if not self._kill or job.promoted or level == len(self.quanta_s) - 1:
@@ -83,8 +84,8 @@ class Mlfq:
         return rest_s if self._prefill_s(tokens) > rest_s else None
 
     def promote(self, job: Job) -> Rank | None:
-        """The tail of the first level, counter anew; it can't be demoted before an iteration with it ended (PAPER 2,
-        step 3).
+        """The tail of the first level, with its service counter reset; the job can't be demoted before an iteration
+        with it has ended (PAPER 2, step 3).
         """
         if job.place.level == 0:
             return None
@@ -92,14 +93,14 @@ class Mlfq:
         return self._tail(0, job)
 
     def leave(self, job: Job) -> None:
-        """Nothing is held."""
+        """Nothing to do: the policy keeps no list of jobs."""
 
     def settle(self) -> Sequence[tuple[Job, Rank]]:
-        """Nobody moves on account of others."""
+        """No job moves because of others."""
         return ()
 
     def _demoted(self, job: Job) -> Rank | None:
-        """The tail of the level below; in the last level it keeps its place."""
+        """The tail of the level below; None in the last level, where the job keeps its place."""
         job.service_s = 0.0
         present = job.place.level
         level = min(present + self._demotion_levels, len(self.quanta_s) - 1)
@@ -110,5 +111,5 @@ class Mlfq:
         return Rank(level, float(self._joins), job.arrival_number)
 
     def _prefill_s(self, tokens: int) -> float:
-        assert self._profile is not None, "calibrate comes first"
+        assert self._profile is not None, "calibrate must be called first"
         return self._profile.prefill_s(tokens)

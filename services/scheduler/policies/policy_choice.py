@@ -1,4 +1,4 @@
-"""The policy that a configuration names."""
+"""Makes the policy that a configuration names."""
 
 from typing import assert_never
 
@@ -12,7 +12,6 @@ from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 
 
 def make_policy(config: SchedulerConfig) -> SchedulingPolicy:
-    """The policy that the configuration names."""
     match config.policy:
         case PolicyName.FCFS:
             return Fcfs()

@@ -1,6 +1,7 @@
-"""Shortest remaining processing time: by the time still to run, the shortest first (PAPER 2).
+"""Shortest remaining processing time first (PAPER 2).
 
-The oracle: it takes max_tokens for the length, which is the truth only where the output is forced to that length.
+An oracle: it takes max_tokens as the length of the output, which is correct only where the output is forced to that
+length.
 """
 
 from services.domain.cost import CostProfile
@@ -10,8 +11,8 @@ from services.scheduler.policies.without_levels import WithoutLevels
 
 
 class Srpt(WithoutLevels):
-    """By remaining time: what is left of the prefill, and one decode of a lone job for each output token after the
-    next.
+    """Ranks jobs by remaining time: the rest of the prefill, and one decode of a job alone for each output token after
+    the next one.
     """
 
     def __init__(self) -> None:
@@ -19,20 +20,18 @@ class Srpt(WithoutLevels):
         self._decode_s = 0.0
 
     def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
-        """Seconds of prefill and decode."""
+        """Take the seconds of prefills and decodes from the profile."""
         self._profile = profile
         self._decode_s = profile.decode_s(1, 1)
 
     def join(self, job: Job) -> Rank:
-        """By the whole time."""
         return self._rank(job)
 
     def ran(self, job: Job, service_s: float) -> Rank | None:
-        """By what is left now."""
         return self._rank(job)
 
     def _rank(self, job: Job) -> Rank:
-        assert self._profile is not None, "calibrate comes first"
+        assert self._profile is not None, "calibrate must be called first"
         decodes = job.max_tokens - job.output_tokens
         remaining_s = decodes * self._decode_s
         computed = job.finished_tokens

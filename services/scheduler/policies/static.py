@@ -1,8 +1,8 @@
 """Static, request-level batches (FasterTransformer; PAPER 2).
 
-A batch is formed of the first jobs waiting, runs until its last job has ended, and lets nobody in meanwhile. Its jobs
-stand in level 0, all others in level 1, which is closed. With pipeline stages there are as many batches, which take
-turns, and each of them is followed by another when it ends.
+A batch is formed from the first waiting jobs and runs until its last job has ended; no job joins it in the meantime.
+Its jobs are in level 0, all others in level 1, which is closed. With several pipeline stages there are as many batches,
+which take turns; each is followed by another when it ends.
 """
 
 from collections import deque
@@ -15,29 +15,29 @@ from services.scheduler.policies.without_levels import WithoutLevels
 
 
 class Static(WithoutLevels):
-    """Request-level batches."""
+    """Ranks the jobs of the running batches first."""
 
     def __init__(self, max_batch: int) -> None:
         self.closed_level = 1
         self._max_batch = max_batch
         self._stage_count = 1
         self._batches: list[set[int]] = []
-        """Arrival numbers of the jobs of each that did not end yet."""
+        """For each batch, the arrival numbers of its jobs that have not ended."""
         self._batch_of: dict[int, set[int]] = {}
         self._waiting: deque[Job] = deque()
         self._left: set[int] = set()
 
     def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
-        """As many batches as stages."""
+        """Form as many batches as there are stages."""
         self._stage_count = stage_count
 
     def join(self, job: Job) -> Rank:
-        """Waits for the next batch."""
+        """A new job waits for the next batch."""
         self._waiting.append(job)
         return Rank(1, 0.0, job.arrival_number)
 
     def leave(self, job: Job) -> None:
-        """Its slot stays empty until the batch ends; a job that was waiting is passed over when its turn comes."""
+        """The job's slot stays empty until the batch ends; a job that is still waiting is skipped in its turn."""
         batch = self._batch_of.pop(job.arrival_number, None)
         if batch is None:
             self._left.add(job.arrival_number)
@@ -47,7 +47,7 @@ class Static(WithoutLevels):
             self._batches.remove(batch)
 
     def settle(self) -> Sequence[tuple[Job, Rank]]:
-        """The next batch, when one ended."""
+        """Form the next batch when one has ended."""
         begun: list[tuple[Job, Rank]] = []
         while self._waiting and len(self._batches) < self._stage_count:
             jobs = self._next_jobs()

@@ -1,6 +1,4 @@
-"""What all policies without quanta have in common: nobody is promoted, nothing is cut, nobody moves on account of
-others.
-"""
+"""The common base of policies without quanta: jobs are not promoted or cut, and do not move because of others."""
 
 from collections.abc import Sequence
 
@@ -10,33 +8,29 @@ from services.scheduler.job import Job
 
 
 class WithoutLevels:
-    """A policy without quanta says nothing of its own to these; a subclass says at least where a job joins."""
+    """Defaults for a policy without quanta; a subclass defines at least `join`."""
 
     quanta_s: tuple[float, ...] = ()
     closed_level: int | None = None
 
     def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
-        """Times play no part."""
+        """The cost model is not used."""
 
     def ran(self, job: Job, service_s: float) -> Rank | None:
-        """A job keeps its place."""
         return None
 
     def cut(self, job: Job) -> Rank:
-        """Nothing is ever cut; a worker that says so changes no place."""
+        """Nothing is ever cut; if a worker claims so, the job keeps its place."""
         return job.place
 
     def cut_after_s(self, job: Job, tokens: int) -> float | None:
-        """Nothing is cut."""
         return None
 
     def promote(self, job: Job) -> Rank | None:
-        """Nobody is promoted."""
         return None
 
     def leave(self, job: Job) -> None:
-        """Nothing is held."""
+        """Nothing to do: the policy keeps no list of jobs."""
 
     def settle(self) -> Sequence[tuple[Job, Rank]]:
-        """Nobody moves on account of others."""
         return ()

@@ -1,4 +1,4 @@
-"""Makes an engine as the settings say: model, pools, measured cost model; and what the worker says of itself."""
+"""Builds an engine from its settings: model, pools, measured cost model; and the facts that the worker announces."""
 
 import platform
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An engine, what it says of itself (epoch 0), and where its profile's numbers come from."""
+    """An engine, the facts that its worker announces (epoch still 0), and the source of its profile's numbers."""
 
     engine: Engine
     facts: WorkerFacts
@@ -32,8 +32,10 @@ class Built:
 
 
 def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built:
-    """Loads the model and measures it, anew without a `profile_folder` where earlier measurements are kept. Raises
-    ModelFolderError, and InvalidFieldError for what does not fit.
+    """Loads the model and gets its cost model: from `profile_folder` if an earlier worker has kept it there, else
+    measured.
+
+    Raises ModelFolderError, and InvalidFieldError for settings that do not fit the machine or the model.
     """
     device = _device(settings.device)
     threads = settings.threads or usable_cores()
@@ -83,9 +85,7 @@ def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built
 
 
 def default_dtype(checkpoint_dtype: str | None, device: torch.device) -> str:
-    """The folder's own type, but never float32, and on a CPU always bfloat16: half the memory to read, and fast
-    products for it.
-    """
+    """float16 for a float16 checkpoint on CUDA, else bfloat16: it halves the memory to read, and has fast products."""
     if device.type == "cuda" and checkpoint_dtype == "float16":
         return "float16"
     return "bfloat16"

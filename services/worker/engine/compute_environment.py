@@ -1,16 +1,16 @@
-"""The process's compute environment, to be set before torch is imported. No torch here.
+"""The process's compute environment, set before torch is imported. No torch here.
 
-OpenMP's threads shall spin for some 75 us when they wait for one another, then sleep. By default they spin for
-milliseconds: as soon as a third thread of a 2-core machine wants to run (gRPC, the copies, the scheduler), the one that
-was put aside is waited for on the core that it needs, and a step of the model takes 10 to 30 times as long; and the
-scheduler comes late with its plans. Threads that never spin sleep and wake at every product of a small model, which
-costs half of its speed. Measured on 2 cores with the 30M model S, decode of 16 jobs: quiet machine, by default 6.3 ms,
-with short spins 6.4, passive 9.5; beside several busy processes 89, 29 and 14 ms.
+OpenMP's threads should spin for some 75 us when they wait for one another, then sleep. By default they spin for
+milliseconds: as soon as a third thread of a 2-core machine wants to run (gRPC, the copies, the scheduler), the others
+spin on the core that the preempted one needs, a step of the model takes 10 to 30 times as long, and the scheduler's
+plans come late. Threads that never spin sleep and wake at every product of a small model, which costs half of its
+speed. Measured on 2 cores with the 30M model S, decode of 16 jobs: on a quiet machine 6.3 ms by default, 6.4 with short
+spins, 9.5 passive; beside several busy processes 89, 29 and 14 ms.
 
-torch shall take its memory in huge pages, where the system lets it: reading weights misses the page table's cache less.
+torch should take its memory in huge pages where the system allows it: reading weights then misses the TLB less often.
 
-glibc returns large freed blocks to the system at once, and takes them again, page by page, at the next use: every
-iteration would pay for its activations anew. Memory that was used once is kept instead.
+glibc returns large freed blocks to the system at once and takes them back, page by page, at the next use: every
+iteration would pay for its activations again. Memory that was used once is kept instead.
 """
 
 import ctypes
@@ -22,11 +22,11 @@ SPIN_COUNT = "3000"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 512 << 20
 _LARGEST_PIECE_BYTES = 32 << 20
-"""The most that all versions of glibc take for M_MMAP_THRESHOLD; what they refuse, they refuse silently."""
+"""The most that every version of glibc accepts for M_MMAP_THRESHOLD; more is refused silently."""
 
 
 def set_compute_environment() -> None:
-    """Sets what is not set yet. To be called at the start of a process: OpenMP reads it when torch is imported."""
+    """Sets what is not set yet. Called at the start of a process: OpenMP reads it when torch is imported."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -38,5 +38,5 @@ def set_compute_environment() -> None:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

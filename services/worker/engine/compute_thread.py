@@ -1,8 +1,8 @@
 """The one thread that computes: it loads the model, measures it, then runs plans.
 
 It must be one thread. OpenMP keeps a team of threads for every thread that computes, and as soon as all teams
-together have more threads than the machine has cores, it lets them wait as if the machine were overloaded, although
-all but one team are idle.
+together have more threads than the machine has cores, it makes them wait as if the machine were overloaded, although
+all teams but one are idle.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ ValueT = TypeVar("ValueT")
 
 
 class ComputeThread:
-    """Runs what it is given, one after the other. A daemon: no end of the process waits for a model to be loaded."""
+    """Runs what it is given, in order. A daemon thread, so that a process can end while a model is loading."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="compute", daemon=True).start()
 
     def post(self, work: Callable[[], Any]) -> None:
-        """Runs `work`, which must not raise, after what was given before."""
+        """Runs `work`, which must not raise, after everything posted before."""
         self._work.put(work)
 
     async def call(self, work: Callable[[], ValueT]) -> ValueT:
-        """Runs `work` and returns, or raises, what it does."""
+        """Runs `work`; returns its value or raises its error."""
         loop = asyncio.get_running_loop()
         made: asyncio.Future[ValueT] = loop.create_future()
 

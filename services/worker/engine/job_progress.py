@@ -1,4 +1,4 @@
-"""What the worker knows of a job beside where its KV is: how far it is, its last token, how it samples.
+"""What the worker knows of a job besides the place of its KV: how far it is, its last token, how it samples.
 
 Positions count prompt and output together. `known_tokens` is how many tokens the job has here, `valid_tokens` (in its
 tables) how many of them have their KV. A decode computes position known - 1 and samples the token of position known;
@@ -14,8 +14,8 @@ from services.worker.sampling.token_counts import TokenCounts
 
 
 class JobProgress:
-    """One job's progress. `counts` is None unless the job's penalties need it. `overflowed`: its logits once were no
-    numbers.
+    """One job's progress. `counts` is None unless the job's penalties need it. `overflowed`: some logits of it
+    were not finite.
     """
 
     __slots__ = (
@@ -42,7 +42,7 @@ class JobProgress:
         self.overflowed = False
 
     def learn(self, from_token: int, token_ids: Sequence[int]) -> None:
-        """Tokens of a prefill: prompt, then output made earlier. Those of one that was given up come again."""
+        """Takes in the tokens of a prefill: prompt, then earlier output. Those of a prefill that was cut come again."""
         if self.counts is None:
             return
         token_ids = token_ids[max(self.learned_tokens - from_token, 0) :]
@@ -57,7 +57,7 @@ class JobProgress:
         return SampleRow(self.sampler, self.known_tokens - self.prompt_tokens, self.counts)
 
     def add_output(self, token_id: int) -> bool:
-        """Takes a sampled token. True: it is a stop token, the job ends.
+        """Takes in a sampled token; returns whether it is a stop token, which ends the job.
 
         The token that fills max_tokens ends the job too; the scheduler counts those itself.
         """

@@ -1,10 +1,9 @@
-"""The engine alone, without services: runs jobs first come, first served, all at once. What the services are measured
-against.
+"""The engine alone, without services: runs jobs first come, first served. The services are measured against it.
 
 Theory of operation
 -------------------
-The same `Engine.run` that serves, under the plainest scheduler there is: a job joins when a slot, all blocks it can
-come to need and its prompt's share of the token budget are free, and stays until it ended. Nothing is preempted,
+The same `Engine.run` that serves, under the simplest scheduler there is: a job joins when a slot, all blocks it may
+ever need and its prompt's share of the token budget are free, and stays until it ends. Nothing is preempted,
 nothing moves. An iteration decodes one token of every job under way and prefills the ones that join.
 """
 
@@ -26,7 +25,7 @@ from services.worker.engine.engine import Engine
 
 @dataclass(frozen=True, slots=True)
 class OfflineJob:
-    """A prompt and how to go on."""
+    """A prompt and how to sample its continuation."""
 
     job_id: JobId
     prompt: tuple[int, ...]
@@ -34,8 +33,8 @@ class OfflineJob:
 
 
 @dataclass(frozen=True, slots=True)
-class OfflineReport:
-    """What a run made, and how fast."""
+class OfflineRun:
+    """The outputs of a run, and how fast they were made."""
 
     outputs: Mapping[JobId, list[int]]
     duration_s: float
@@ -79,7 +78,7 @@ class OfflineEngine:
         self._max_batch_tokens = max_batch_tokens
         self._next_command = 0
 
-    def generate(self, jobs: Sequence[OfflineJob]) -> OfflineReport:
+    def generate(self, jobs: Sequence[OfflineJob]) -> OfflineRun:
         """Runs all jobs to their end. Raises InvalidFieldError for a job that the pool can never hold."""
         engine = self._engine
         engine.begin_epoch(Epoch(engine.epoch + 1), lambda done: None)
@@ -104,7 +103,7 @@ class OfflineEngine:
                     free.extend(one.blocks)
                     del running[job_id]
         busy_s = engine.counters().busy_s - busy_before_s
-        return OfflineReport(outputs, time.perf_counter() - started_s, busy_s, iterations)
+        return OfflineRun(outputs, time.perf_counter() - started_s, busy_s, iterations)
 
     def _admit(self, waiting: deque[OfflineJob], running: dict[JobId, _Running], free: list[BlockId]) -> None:
         room_tokens = self._max_batch_tokens - len(running)
@@ -129,7 +128,7 @@ class OfflineEngine:
 
 
 def read_trace(file: Path, vocabulary_size: int, seed: int = 0) -> list[OfflineJob]:
-    """The jobs of a trace of JSON lines, arrival times left aside: seeded random prompts, forced lengths, greedy."""
+    """The jobs of a trace of JSON lines, arrival times ignored: seeded random prompts, forced lengths, greedy."""
     numbers = random.Random(seed)
     jobs = []
     for number, line in enumerate(file.read_text().splitlines()):

@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-A copy moves some blocks in one direction. `start` hands it over and returns at once; the ticket tells when it ended,
-and `on_end` is called then, from a thread of the copier. Blocks that are neighbours in both pools travel as one
+A copy moves some blocks in one direction. `start` hands it over and returns at once; the ticket says whether it has
+ended, and `on_end` is called then, from a thread of the copier. Blocks that are neighbours in both pools travel as one
 piece.
 
-What may not overlap is kept apart by the protocol: an Offload comes only when every plan naming the job has its
+The protocol keeps apart what must not overlap: an Offload comes only when every plan naming the job has its
 result (rule 4), a block is given away only when the copies that name it are Done (rule 9), and a job has one copy at
 a time (rule 10). What remains for the worker, and is done here:
 
@@ -56,11 +56,11 @@ class Ticket(Protocol):
 
 
 class CopyFailedError(Exception):
-    """Copies of this worker are no longer made. No FastServeError: dialling again would not help."""
+    """This worker can make no more copies. Not a FastServeError, since dialling again would not help."""
 
 
 class CopyFailure:
-    """The first error of a copier's threads, for all who would wait for them."""
+    """The first error of a copier's threads, raised in the threads that wait for them."""
 
     def __init__(self) -> None:
         self._error: Exception | None = None
@@ -71,13 +71,13 @@ class CopyFailure:
             raise CopyFailedError(f"a copy between the pools failed: {self._error!r}") from self._error
 
     def attempt(self, step: Callable[[ItemT], None], item: ItemT) -> bool:
-        """Does a step with an item, unless one has failed before. Whether it was done."""
+        """Does a step with an item unless one has failed before; returns whether it was done."""
         if self._error is not None:
             return False
         try:
             step(item)
-        except Exception as error:  # raised again by `check`, in a thread that somebody listens to
-            _log.exception("a copy between the pools failed: no more are made")
+        except Exception as error:  # raised again by `check`, in a thread whose errors are handled
+            _log.exception("a copy between the pools failed; no more copies are made")
             self._error = error
             return False
         return True
@@ -96,11 +96,11 @@ class Copier(Protocol):
         ...
 
     def wait(self, tickets: Iterable[Ticket]) -> None:
-        """Compute launched from now on sees what these copies bring."""
+        """Makes compute launched from now on see the copied blocks."""
         ...
 
     def launched(self) -> None:
-        """An iteration's compute has been launched: copies that start later come after it."""
+        """Notes that an iteration's compute has been launched: copies that start later come after it."""
         ...
 
     def take_stall_s(self) -> float:
@@ -127,7 +127,7 @@ class BlockRun(NamedTuple):
 
 
 def runs_of(moves: Sequence[BlockMove]) -> list[BlockRun]:
-    """Moves joined where both sides go on with the next block. The order of blocks within a copy means nothing."""
+    """Moves joined where both sides go on with the next block. The order of blocks within a copy does not matter."""
     runs: list[BlockRun] = []
     for move in sorted(moves, key=lambda move: move.device_block):
         if runs:
@@ -159,7 +159,7 @@ class _CpuTicket:
         self.on_end()
 
     def pass_over(self) -> None:
-        """Nobody waits any longer, and nobody is told that the blocks arrived."""
+        """Ends the wait without reporting that the blocks arrived."""
         self._event.set()
 
     def wait(self) -> None:

@@ -7,10 +7,11 @@ block_size, kv_head, head_dim]`. Moving a block is therefore one copy, and movin
 same index means the same block on either side of the protocol: the KV manager hands the indices out, the worker only
 looks up the memory.
 
-Both pools are zeroed. Attention reads padded places of a block table and masks what it read; zeros, unlike whatever
-the memory held before, can't turn a masked product into NaN. Nor can what jobs leave in their blocks, which is finite
-(model/attention.py). On CUDA the host pool is pinned, so that copies run beside compute: as memory of its own that CUDA
-is told of, since torch's allocator of pinned memory rounds up to a power of two, beyond what was found to be free.
+Both pools are zeroed. Attention reads padded places of a block table and masks what it read; zeros, unlike whatever the
+memory held before, can't turn a masked product into NaN. Nor can what jobs leave in their blocks, which is finite
+(model/attention.py). On CUDA the host pool is pinned, so that copies run beside compute: as memory that is mapped here
+and registered with CUDA, since torch's allocator of pinned memory rounds up to a power of two, beyond what was found
+free.
 
 How many blocks: what the settings ask for, bounded by memory. A size asked for that does not fit is an error; a
 default is made to fit.
@@ -75,7 +76,7 @@ class KvPools:
 
 
 def make_pools(shape: BlockShape, device_blocks: int, host_blocks: int, device: torch.device) -> KvPools:
-    """Zeroed pools. What a CPU's pools hold is taken from the system when it is first used."""
+    """Zeroed pools. Pools in host memory take pages from the system only when first used."""
     device_shape, host_shape = shape.pool_shape(device_blocks), shape.pool_shape(host_blocks)
     if device.type == "cpu":
         return KvPools(shape, _host_memory(device_shape, shape.dtype), _host_memory(host_shape, shape.dtype))
@@ -85,7 +86,7 @@ def make_pools(shape: BlockShape, device_blocks: int, host_blocks: int, device: 
 
 
 class _Mapping(mmap.mmap):
-    """Anonymous memory, which may be pinned as long as it lasts."""
+    """Anonymous memory that may be pinned while it exists."""
 
     unpin: Callable[[], object] | None = None
 
@@ -97,7 +98,7 @@ class _Mapping(mmap.mmap):
 def pinned_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeroed memory that the current GPU copies from and to by itself.
 
-    Raises InvalidFieldError where CUDA or the system refuses to pin so much.
+    Raises InvalidFieldError if CUDA or the system refuses to pin that much.
     """
     memory = _map(shape, dtype)
     tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
@@ -127,7 +128,7 @@ def _map(shape: tuple[int, ...], dtype: torch.dtype) -> _Mapping:
 
 
 def available_host_bytes() -> int:
-    """Memory that this process may still take: what the system has free, or its control group allows, whichever is
+    """Bytes that this process may still take: those free in the system or left by its control group, whichever is
     less.
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -143,7 +144,7 @@ def available_host_bytes() -> int:
 
 
 def available_device_bytes(device: torch.device) -> int:
-    """Memory that a device pool may still take."""
+    """Bytes that a device pool may still take."""
     if device.type == "cuda":
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
@@ -158,9 +159,9 @@ def block_counts(
     device_bytes_free: int,
     host_bytes_free: int,
 ) -> tuple[int, int]:
-    """Blocks of the device pool and of the host pool. None: the default, made to fit.
+    """Numbers of blocks of the device pool and of the host pool. Tokens of None: the default, made to fit.
 
-    Raises InvalidFieldError naming the flag, what it needs and what is free.
+    Raises InvalidFieldError naming the flag, the memory it needs and the memory free.
     """
     device_budget = int(device_bytes_free * MEMORY_SHARE)
     device_blocks = _blocks("kv-device-tokens", shape, device_tokens, DEFAULT_DEVICE_TOKENS, device_budget)
@@ -175,12 +176,12 @@ def _blocks(field: str, shape: BlockShape, tokens: int | None, default_tokens: i
     affordable = max(budget_bytes, 0) // shape.block_bytes
     wanted = (default_tokens if tokens is None else tokens) // shape.block_size
     if tokens is not None and wanted < 1:
-        raise InvalidFieldError(field, f"must be at least one block of {shape.block_size} tokens, is {tokens}")
+        raise InvalidFieldError(field, f"must be at least one block of {shape.block_size} tokens, got {tokens}")
     if tokens is None:
         wanted = min(wanted, affordable)
     if wanted > affordable or wanted < 1:
         need_mib, free_mib = max(wanted, 1) * shape.block_bytes >> 20, max(budget_bytes, 0) >> 20
         raise InvalidFieldError(
-            field, f"needs {need_mib} MiB of memory for {max(wanted, 1)} blocks, {free_mib} MiB may be used"
+            field, f"needs {need_mib} MiB of memory for {max(wanted, 1)} blocks; {free_mib} MiB may be used"
         )
     return wanted

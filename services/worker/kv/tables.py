@@ -3,16 +3,16 @@
 Theory of operation
 -------------------
 `apply` takes a command from the thread that talks to the KV manager, while an iteration may run on another; `places`
-tells the stepping thread, at the start of an iteration, where the KV of its jobs is. Both hold a lock for
+returns to the stepping thread, at the start of an iteration, where the KV of its jobs is. Both hold a lock for
 microseconds. Neither disturbs the other, because a plan names no job that is being taken away (PROTOCOL rule 4) and
 because block lists are never changed in place but by appending.
 
 A command takes effect at once (the caller then reports Applied); its copies run beside compute, and `on_done` is
 called at their end, from a thread of the copier. A command without copies is done when it is applied.
 
-The tables watch the KV manager: a block that is given twice, or given while a copy still uses it, a copy of a block
-that is not the job's, a plan beyond the table, are bugs of a peer. They raise ProtocolError with the job's story,
-before any memory is touched.
+The tables watch the KV manager: a block that is given twice or while a copy still uses it, a copy of a block that is
+not the job's, a plan beyond the table are bugs of a peer. They raise ProtocolError with the job's story, before any
+memory is touched.
 """
 
 import threading
@@ -36,10 +36,10 @@ from services.worker.engine.job_progress import JobProgress
 from services.worker.kv.copier import Copier, Ticket
 
 STORY_LENGTH = 12
-"""Commands of a job that are remembered for the story in an error."""
+"""How many commands of a job are kept for its story in an error message."""
 
 
-def _told(command: KvToWorker) -> str:
+def _described(command: KvToWorker) -> str:
     if isinstance(command, Assign):
         return f"Assign {command.command_number} of {len(command.device_blocks)} blocks"
     if isinstance(command, ReleaseBlocks):
@@ -85,7 +85,7 @@ class BlockUses:
         self._uses = [0] * block_count
 
     def free(self, blocks: Sequence[int]) -> bool:
-        """All exist, none is used, none is named twice."""
+        """Whether all of them exist, none is used and none is named twice."""
         uses = self._uses
         return len(set(blocks)) == len(blocks) and all(0 <= block < len(uses) and uses[block] == 0 for block in blocks)
 
@@ -135,7 +135,7 @@ class KvTables:
                 return Applied(command.command_number, self._stage)
             if tables is None:
                 if not isinstance(command, Assign):
-                    raise ProtocolError(f"job {command.job_id} has no tables: {_told(command)}")
+                    raise ProtocolError(f"job {command.job_id} has no tables: {_described(command)}")
                 tables = self._jobs[command.job_id] = JobTables()
             tables.story.append(command)
             if isinstance(command, Assign):
@@ -155,7 +155,7 @@ class KvTables:
             ]
 
     def unfinished_jobs(self) -> bool:
-        """Some job here can still make tokens."""
+        """Whether some job here can still make tokens."""
         with self._lock:
             return any(tables.progress is not None and not tables.progress.ended for tables in self._jobs.values())
 
@@ -167,8 +167,8 @@ class KvTables:
             self._host_uses.check(Counter(block for tables in jobs for block in tables.host_blocks.values()))
 
     def story(self, tables: JobTables) -> str:
-        """What the KV manager did with the job lately, for an error."""
-        return ", then ".join(_told(command) for command in tables.story) or "no command named it"
+        """The KV manager's latest commands for the job, for an error message."""
+        return ", then ".join(_described(command) for command in tables.story) or "no command has named it"
 
     # --- commands, under the lock -------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class KvTables:
         self._no_copy_runs(tables)
         moves, blocks = command.moves, tables.device_blocks
         if any(move.table_index >= len(blocks) or blocks[move.table_index] != move.device_block for move in moves):
-            raise self._broken(tables, "a block is offloaded that is not the job's")
+            raise self._broken(tables, "an offloaded block is not the job's")
         self._covers(tables, command, {move.table_index for move in moves} | tables.host_blocks.keys())
         on_device = [int(move.device_block) for move in moves]
         on_host = [int(move.host_block) for move in moves]
@@ -206,11 +206,11 @@ class KvTables:
         self._no_copy_runs(tables)
         moves, blocks = command.moves, command.device_blocks
         if tables.device_blocks:
-            raise self._broken(tables, "a job is uploaded that is on the device")
+            raise self._broken(tables, "the uploaded job is already on the device")
         for move in moves:
             in_table = move.table_index < len(blocks) and blocks[move.table_index] == move.device_block
             if not in_table or tables.host_blocks.get(move.table_index) != move.host_block:
-                raise self._broken(tables, "a block is uploaded that is not the job's")
+                raise self._broken(tables, "an uploaded block is not the job's")
         self._covers(tables, command, {move.table_index for move in moves})
         self._take(tables, blocks, self._device_uses)
         on_device, on_host = [int(move.device_block) for move in moves], list(tables.host_blocks.values())

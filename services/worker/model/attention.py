@@ -34,7 +34,7 @@ class AttentionPass(Protocol):
     """The attention of one forward pass."""
 
     def attend(self, layer: int, query_THE: Tensor, key_value_T2KE: Tensor) -> Tensor:
-        """Writes the rows' K and V into the pool, then gives what each row's query finds, [T, H * E]."""
+        """Writes the rows' K and V into the pool, then returns the attention of each row's query, [T, H * E]."""
         ...
 
 
@@ -73,7 +73,7 @@ class PoolRows:
 
 def group_cuts(lengths: list[int], cost_positions: int) -> list[int]:
     """Ends of the groups that a falling list of lengths is cut into: where the padding saved is worth another group,
-    which costs as much as so many positions.
+    which costs as much as `cost_positions` positions.
     """
     cuts: list[int] = []
     open_ranges = [(0, len(lengths))] if lengths else []
@@ -88,7 +88,9 @@ def group_cuts(lengths: list[int], cost_positions: int) -> list[int]:
 
 
 def bounded_cuts(lengths: list[int], cost_positions: int, most_positions: int) -> list[int]:
-    """The same, with at most so many positions in a group, padding included; a longer sequence is alone in its own."""
+    """Like `group_cuts`, with at most `most_positions` in a group, padding included; a longer sequence has a group to
+    itself.
+    """
     cuts: list[int] = []
     first = 0
     for stop in group_cuts(lengths, cost_positions):

@@ -3,17 +3,17 @@
 Theory of operation
 -------------------
 A preempted job may meet other jobs in every iteration, and tokens computed one by one may be recomputed as one prefill.
-In float32 neither changes a bit of its logits here, so that what it says can be compared token for token. Sums of
+In float32 neither changes a bit of its logits here, so that its output can be compared token for token. Sums of
 floating point numbers depend on their order, so each number's order of additions must not depend on the batch:
 
-- The BLAS has kernels of their own for one to three rows. Rows are padded until every thread has a share that takes the
-  usual kernel. oneDNN, on repacked weights, has one of its own for a single row only.
+- The BLAS has special kernels for one to three rows. Rows are padded until every thread has a share that takes the
+  usual kernel. oneDNN, on repacked weights, has one for a single row only.
 - An elementwise function computes whole vectors one way and the rest of a thread's share another way. Up to
   SERIAL_ELEMENTS torch does not share work out, and a rest is then always the end of the same row. Additions, products
   and square roots are exact either way.
 - Attention: see attention_cpu.py.
 
-This was measured (tests prove it again), not promised by the BLAS: on another processor equality may only hold to
+This was measured (tests check it), not promised by the BLAS: on another processor equality may only hold up to
 rounding. bfloat16 and GPUs take the faster ways, and differ from batch to batch by their rounding.
 """
 

@@ -20,7 +20,7 @@ _NEEDED = _Needed()
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A JSON object; `place` opens the messages.
+    """A JSON object; messages begin with `place`.
 
     Every reader raises ModelFolderError for a field missing, of another type or out of its limits.
     """
@@ -36,15 +36,15 @@ class Fields:
         return int(value)
 
     def whole_or_null(self, name: str, default: int, *, most: int) -> int | None:
-        """A whole number from 1, or null, which here means none, not the default."""
+        """A whole number from 1 to `most`, or None for a null, which here does not mean the default."""
         return None if name in self.raw and self.raw[name] is None else self.whole(name, default, most=most)
 
     def wholes(self, name: str) -> tuple[int, ...]:
-        """A token id, or a list of them, or none."""
+        """A token id or a list of token ids, as a tuple; empty if missing."""
         value = self.raw.get(name)
         values = [] if value is None else value if isinstance(value, list) else [value]
         if not all(_is_whole(item) and item >= 0 for item in values):
-            raise self._wrong(name, "a token id or a list of them", value)
+            raise self._wrong(name, "a token id or a list of token ids", value)
         return tuple(int(item) for item in values)
 
     @overload

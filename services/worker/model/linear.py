@@ -1,6 +1,6 @@
 """Linear layers: where their weights come from, and how they are kept.
 
-A checkpoint holds q, k and v, and gate and up, as tensors of their own; here each such family is one weight, computed
+A checkpoint holds q, k and v, and gate and up, as separate tensors; here each such family is one weight, computed
 in one product. `Linear.parts` says which rows of it each checkpoint tensor fills.
 
 On a CPU the weight is repacked once into the blocked layout that oneDNN's product wants, and the plain one is dropped:

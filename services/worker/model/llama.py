@@ -1,8 +1,8 @@
 """The decoder of the Llama family: Llama, Mistral, Qwen2 and Qwen3 (dense).
 
 A forward pass takes a flat batch of T tokens, rows of prefills and decodes alike (batch.py), writes their keys and
-values into a paged cache and gives the logits of the rows that sample. Nothing here knows of jobs, queues or devices'
-particulars; attention and linear products have their own files.
+values into a paged cache and gives the logits of the rows that sample. Nothing here knows of jobs, queues or
+specific devices; attention and linear products have their own files.
 
 Shape legend: T rows, D hidden, H query heads, K kv heads, E head size, V vocabulary, S rows that sample.
 """
@@ -136,7 +136,7 @@ class DecoderModel(nn.Module):
         return self.embedding.device
 
     def pool_shape(self, block_count: int, block_size: int) -> tuple[int, int, int, int, int, int]:
-        """Shape of a PagedKv pool of so many blocks."""
+        """Shape of a PagedKv pool of `block_count` blocks."""
         return (block_count, self.config.layer_count, 2, block_size, self.config.kv_head_count, self.config.head_dim)
 
     @torch.inference_mode()
@@ -145,7 +145,7 @@ class DecoderModel(nn.Module):
     ) -> Tensor:
         """Logits of the rows that `batch.logit_rows` names, float32 [S, V].
 
-        `keep_going` is asked before every layer; raises PrefillCut if it says no.
+        `keep_going` is called before every layer; raises PrefillCut if it returns False.
         """
         tables = self.rope.tables(batch)
         attention = self.attention.begin(batch, cache)

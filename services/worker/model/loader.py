@@ -1,7 +1,7 @@
 """Loads a model folder: config.json and safetensors, in one file or several with an index.
 
 Weights stream tensor by tensor from the mapped files into memory of their final type and place, so that a load needs
-the model's size and one tensor more. Every tensor that the model needs must be there with the right shape, and no
+memory for the model and one more tensor. Every tensor that the model needs must be there with the right shape, and no
 tensor may be there that the model would not use.
 """
 
@@ -47,7 +47,7 @@ def load_model(
 def empty_model(
     config: ModelConfig, max_model_len: int, device: torch.device | str, dtype: torch.dtype
 ) -> DecoderModel:
-    """A model with memory for its weights, not filled."""
+    """A model whose weights are allocated but not filled."""
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -59,9 +59,9 @@ def empty_model(
 
 
 def prepare(model: DecoderModel) -> None:
-    """Brings filled weights into the layout that the device computes best with.
+    """Brings filled weights into the layout that computes fastest on the device.
 
-    Tied weights are also a table: they stay.
+    Tied weights also serve as the embedding table, so they stay as they are.
     """
     for module in model.modules():
         if isinstance(module, Linear) and module.weight is not model.embedding and packing_helps(module.weight):
@@ -79,7 +79,7 @@ def _fill(model: DecoderModel, files: tuple[Path, ...]) -> None:
                         _copy(name, tensors.get_tensor(name), destinations, path)
                         waiting.discard(name)
         except (SafetensorError, OSError) as error:
-            raise ModelFolderError(f"{path} is truncated or no safetensors file: {error}") from error
+            raise ModelFolderError(f"{path} is truncated or not a safetensors file: {error}") from error
     if waiting:
         raise ModelFolderError(
             f"{files[0].parent} lacks the tensor {min(waiting)}"
@@ -94,11 +94,13 @@ def _is_unused(name: str, config: ModelConfig) -> bool:
 def _copy(name: str, tensor: Tensor, destinations: Mapping[str, Tensor], path: Path) -> None:
     destination = destinations.get(name)
     if destination is None:
-        raise ModelFolderError(f"{path} holds the tensor {name}, which a model of this config.json does not use")
+        raise ModelFolderError(
+            f"{path} contains the tensor {name}, which the model described by config.json does not use"
+        )
     if tensor.shape != destination.shape:
         raise ModelFolderError(
-            f"{path}: {name} has the shape {list(tensor.shape)}, config.json asks for {list(destination.shape)}"
+            f"{path}: {name} has the shape {list(tensor.shape)}; config.json requires {list(destination.shape)}"
         )
     if not tensor.is_floating_point():
-        raise ModelFolderError(f"{path}: {name} holds {tensor.dtype}, quantized weights are not supported")
+        raise ModelFolderError(f"{path}: {name} has the dtype {tensor.dtype}; quantized weights are not supported")
     destination.copy_(tensor)

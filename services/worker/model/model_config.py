@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-Four families share one decoder and differ in a few switches (biases, norms of q and k, sliding windows), which are all
-that is kept of the family. A field that is missing has the default that transformers gives it. Whatever the decoder
+Four families share one decoder and differ in a few switches (biases, norms of q and k, sliding windows); nothing else
+of the family is kept. A field that is missing has the default that transformers gives it. Whatever the decoder
 can't compute is refused here, by name, before any weight is read: a wrong answer that looks right is worse than none.
 """
 
@@ -18,7 +18,7 @@ from services.runtime import model_files
 from services.worker.model.fields import Fields
 
 GREATEST_SIZE = 1 << 24
-"""Above every size that a real config holds; keeps a broken one from asking for absurd memory."""
+"""Larger than any size in a real config; keeps a broken one from asking for absurd amounts of memory."""
 
 
 class RopeType(Enum):
@@ -110,7 +110,7 @@ _SCALED_BY_ORIGINAL_LENGTH = frozenset({RopeType.LLAMA3, RopeType.YARN, RopeType
 def read_config(folder: Path) -> ModelConfig:
     """The ModelConfig of a model folder.
 
-    Raises ModelFolderError if config.json is missing, broken or asks for what is not supported.
+    Raises ModelFolderError if config.json is missing, broken or asks for something unsupported.
     """
     return parse_config(model_files.read_config(folder))
 
@@ -129,19 +129,19 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     kv_head_count = fields.whole("num_key_value_heads", kv_heads, most=GREATEST_SIZE)
     if fields.raw.get("head_dim") is None and family != "qwen3" and hidden_size % head_count:
         raise ModelFolderError(
-            f"config.json: hidden_size {hidden_size} is no multiple of num_attention_heads {head_count}"
+            f"config.json: hidden_size {hidden_size} is not a multiple of num_attention_heads {head_count}"
         )
     head_dim = fields.whole("head_dim", 128 if family == "qwen3" else hidden_size // head_count, most=GREATEST_SIZE)
     if head_count % kv_head_count:
         raise ModelFolderError(
-            f"config.json: num_attention_heads {head_count} is no multiple of num_key_value_heads {kv_head_count}"
+            f"config.json: num_attention_heads {head_count} is not a multiple of num_key_value_heads {kv_head_count}"
         )
     if head_dim % 2:
-        raise ModelFolderError(f"config.json: head_dim {head_dim} is odd, rotary embedding needs an even one")
+        raise ModelFolderError(f"config.json: head_dim {head_dim} is odd; rotary embedding needs an even one")
     activation = fields.text("hidden_act", "silu")
     if activation not in _ACTIVATIONS:
         raise ModelFolderError(
-            f"config.json: hidden_act {activation!r} is not supported, only {', '.join(sorted(_ACTIVATIONS))}"
+            f"config.json: hidden_act {activation!r} is not supported; supported are {', '.join(sorted(_ACTIVATIONS))}"
         )
     attention_bias = fields.flag("attention_bias", False) if family in ("llama", "qwen3") else False
     max_position = fields.whole("max_position_embeddings", _MAX_POSITIONS[family], most=GREATEST_SIZE)
@@ -172,17 +172,18 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
 def _supported_family(raw: Mapping[str, Any]) -> str:
     """The model family. Raises ModelFolderError for what no switch of the decoder can express."""
     if raw.get("auto_map"):
-        raise ModelFolderError("config.json: auto_map: models with code of their own are not supported")
+        raise ModelFolderError("config.json: auto_map: models that bring their own code are not supported")
     if raw.get("quantization_config") or raw.get("compression_config"):
         raise ModelFolderError("config.json: quantization_config: quantized weights are not supported")
     family = raw.get("model_type")
     supported = ", ".join(_ARCHITECTURES)
     if not isinstance(family, str) or family not in _ARCHITECTURES:
-        raise ModelFolderError(f"config.json: model_type {family!r} is not supported, only {supported}")
+        raise ModelFolderError(f"config.json: model_type {family!r} is not supported; supported are {supported}")
     architectures = raw.get("architectures") or [_ARCHITECTURES[family]]
     if architectures != [_ARCHITECTURES[family]]:
         raise ModelFolderError(
-            f"config.json: architectures {architectures!r} is not supported, only {_ARCHITECTURES[family]}"
+            f"config.json: architectures {architectures!r} is not supported; for model_type {family} it must be "
+            f"{_ARCHITECTURES[family]}"
         )
     return family
 
@@ -216,7 +217,8 @@ def _rope(fields: Fields, max_position: int, head_dim: int) -> RopeConfig:
     name = rope.text("rope_type", rope.text("type", "default"))
     if name not in {kind.value for kind in RopeType}:
         raise ModelFolderError(
-            f"config.json: rope type {name!r} is not supported, only {', '.join(kind.value for kind in RopeType)}"
+            f"config.json: rope type {name!r} is not supported; supported are "
+            f"{', '.join(kind.value for kind in RopeType)}"
         )
     rope_type = RopeType(name)
     fraction = rope.real("partial_rotary_factor", fields.real("partial_rotary_factor", 1.0))

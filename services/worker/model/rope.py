@@ -10,8 +10,8 @@ soon as the sequence grows:
 - dynamic: frequencies change only beyond max_position_embeddings. No sequence may grow beyond it here (load_model
   refuses), so they never do.
 - longrope: one set of frequencies up to original_max_position_embeddings, another one beyond. A sequence gets the set
-  of the longest that it may become (SequenceRows.longest_tokens), from its first token on. Sequences that stay short,
-  and long ones once they are long, have exactly what one pass over all their tokens would give.
+  for the longest that it may become (SequenceRows.longest_tokens), from its first token on. Sequences that stay short,
+  and long ones once they are long, get exactly what one pass over all their tokens would give.
 
 Shape legend: T rows, E head size, N heads, M positions.
 """
@@ -90,7 +90,7 @@ def frequencies(config: RopeConfig, head_dim: int, *, long: bool) -> Tensor:
 
 
 def amplitude(config: RopeConfig) -> float:
-    """What cosines and sines are multiplied by."""
+    """The factor of cosines and sines."""
     if config.rope_type not in (RopeType.YARN, RopeType.LONGROPE):
         return 1.0
     if config.attention_factor is not None:
@@ -119,8 +119,8 @@ def _llama3(config: RopeConfig, plain: Tensor) -> Tensor:
 
 
 def _yarn(config: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
-    """Between the two dimensions that turn beta_fast and beta_slow times within the original length, frequencies go
-    over from kept to stretched.
+    """Between the two dimensions that turn beta_fast and beta_slow times within the original length, frequencies pass
+    from kept to stretched.
     """
 
     def dimension(turns: float) -> float:

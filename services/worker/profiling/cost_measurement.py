@@ -3,15 +3,15 @@
 Theory of operation
 -------------------
 An iteration is measured as the engine runs it, from the layout of the batch to the sampled tokens, on blocks of the
-device pool, which is empty at the start. KV is read and written but not looked at, so a decode needs no prefill
-before it; sequences have blocks of their own where the pool has enough. The contexts of a batch are spread around the
-point's context, because that costs more than equal ones do. Each point is the median of a few runs, so that one that
-was disturbed does not count. Points that a disturbance left above a larger one are levelled: more tokens, or more
-jobs, never take less time.
+device pool, which is empty at the start. The values of KV do not matter, so a decode needs no prefill before it;
+sequences have separate blocks if the pool has enough. The contexts of a batch are spread around the point's context,
+because that costs more than equal ones do. Each point is the median of a few runs, so that one that was disturbed does
+not count. Points left above a larger one by a disturbance are levelled: more tokens, or more jobs, never take less
+time.
 
-It takes a few seconds: points are measured from small to large, and when the time is spent the larger ones are left
-to extrapolation. What was measured is kept in a file named after everything that decides it, and read again by the
-next worker of the same kind.
+It takes a few seconds: points are measured from small to large, and when the time is up the larger ones are left to
+extrapolation. The result is kept in a file named after everything it depends on, and read by the next worker of the
+same kind.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ CONTEXTS = (64, 256, 1024)
 
 @dataclass(frozen=True, slots=True)
 class MeasuringLimits:
-    """What the worker will be asked for at most."""
+    """The longest sequence and the largest batch that the worker will be asked for."""
 
     max_model_len: int
     max_batch: int
@@ -68,21 +68,21 @@ class Measurer:
 
     def warm_up(self) -> None:
         """Runs one prefill and one decode: the first of a process also load libraries, on a GPU for seconds, which
-        would be taken for the time of the first point, and eat the time that is meant for the others.
+        would be counted as the first point and use up the time for the others.
         """
         tokens = min(self._longest, WARM_UP_TOKENS)
         self._run_s([SequenceRows(0, tokens, self._blocks(0, tokens))])
         self._run_s([SequenceRows(tokens - 1, tokens, self._blocks(0, tokens))])
 
     def prefill_s(self, tokens: int) -> float:
-        """Seconds of an iteration that prefills one prompt. No two runs have the same number of rows: the kernels are
-        made for a number of rows when it first comes, and few prompts are as long as an earlier one.
+        """Seconds of an iteration that prefills one prompt. No two runs have the same number of rows: kernels are
+        made when a number of rows first comes, and few prompts are as long as an earlier one.
         """
         return self._typical_s(lambda run: [SequenceRows(0, rows := max(tokens - run, 1), self._blocks(0, rows))])
 
     def decode_s(self, batch: int, context_tokens: int) -> float:
-        """Seconds of an iteration that decodes a token of each of so many jobs, whose contexts differ as those of a
-        real batch do.
+        """Seconds of an iteration that decodes a token for each of `batch` jobs, whose contexts are spread around
+        `context_tokens` as in a real batch.
         """
         sequences, first_block = [], 0
         for tokens in spread_contexts(batch, context_tokens, self._longest):
@@ -110,7 +110,7 @@ class Measurer:
 
 
 def measure(model: DecoderModel, pools: KvPools, limits: MeasuringLimits) -> CostProfile:
-    """Measures. The pools' contents are overwritten and zeroed again."""
+    """Measures the cost model. Overwrites the device pool, then zeroes it again."""
     longest = _longest(pools, limits)
     measurer = Measurer(model, pools, longest)
     measurer.warm_up()
@@ -185,10 +185,10 @@ def measure_or_read(
         try:
             return read_profile(file).cost
         except InvalidFieldError:
-            file.unlink(missing_ok=True)  # damaged: measured again
+            file.unlink(missing_ok=True)  # damaged: measure again
     profile = measure(model, pools, limits)
     try:
         write_profile(file, Profile(profile, source))
     except InvalidFieldError as error:
-        _log.warning("the next start measures again: %s", error)
+        _log.warning("the measured cost model could not be kept, so the next start measures again: %s", error)
     return profile

@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-A copy of n bytes takes latency + n / bandwidth. Both come from two sizes: one block, whose time is nearly all
-latency, and a job of some hundred tokens. Blocks are scattered over both pools, as a server has them after a while, and
-every run moves others, all of which were touched before: memory that the processor's caches hold, or that the system
-has still to give, would tell of something else. Offloads and uploads are timed alike and the slower direction counts:
-the cost model has one speed for both. Each time is the median of its runs.
+A copy of n bytes takes latency + n / bandwidth. Both come from two sizes: one block, whose time is nearly all latency,
+and a job of some hundred tokens. Blocks are scattered over both pools, as in a server after a while, and every run
+moves different ones, all of which were touched before: memory in the processor's caches, or not yet handed out by the
+system, would distort the figure. Offloads and uploads are timed alike and the slower direction counts: the cost model
+has one speed for both. Each time is the median of its runs.
 """
 
 import threading
@@ -28,7 +28,7 @@ LONGEST_COPY_S = 60.0
 
 
 def measure_link(pools: KvPools) -> LinkSpeed:
-    """Measures. The device pool is left as it was: copies go out and come back."""
+    """Measures the link. The device pool keeps its contents: copies go out and come back."""
     blocks = min(-(-JOB_TOKENS // pools.shape.block_size), pools.device_block_count, pools.host_block_count)
     copier = make_copier(pools)
     try:
@@ -44,7 +44,7 @@ def measure_link(pools: KvPools) -> LinkSpeed:
 
 
 def _scattered(pools: KvPools, count: int, run: int) -> tuple[BlockMove, ...]:
-    """Pairs of blocks, others for every run and no two of them neighbours where the pools are large enough."""
+    """Pairs of blocks, different in every run; no two are neighbours if the pools are large enough."""
     device_step, host_step = pools.device_block_count // count, pools.host_block_count // count
     device_first, host_first = run % device_step, run % host_step
     return tuple(
@@ -69,5 +69,5 @@ def _copy_s(copier: Copier, direction: CopyDirection, moves: tuple[BlockMove, ..
     started_s = time.perf_counter()
     copier.start(direction, moves, None, ended.set)
     if not ended.wait(LONGEST_COPY_S):
-        raise FastServeError(f"a copy of {len(moves)} blocks took longer than {LONGEST_COPY_S} s")
+        raise FastServeError(f"a copy of {len(moves)} blocks took longer than {LONGEST_COPY_S:.0f} s")
     return time.perf_counter() - started_s

@@ -31,7 +31,7 @@ _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
 def _processor(built: "Built") -> dict[str, str]:
-    """The instructions of a CPU that decide its speed, where the system lists them: its name often does not tell."""
+    """Instructions that decide a CPU's speed, if the system lists them: its name often does not say."""
     cpuinfo = Path("/proc/cpuinfo")
     if built.facts.device != "cpu" or not cpuinfo.exists():
         return {}
@@ -58,7 +58,7 @@ def _profile_of(built: "Built", link: LinkSpeed, name: str) -> Profile:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures anew, whatever was kept of earlier runs. The exit status: 0, or 1 with the reason in one line on
+    """Measures again, whatever earlier runs have kept. Returns the exit status: 0, or 1 with the reason in one line on
     stderr.
     """
     try:

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-Nothing here has a state. A counter-based generator (the mixing function of SplitMix64, in wrapping 64-bit integers,
+Nothing here keeps state. A counter-based generator (the mixing function of SplitMix64, in wrapping 64-bit integers,
 which are exact on every device) turns (seed, choice) into a stream, the stream and the number of the output token
 into a key, the key and an index into a uniform number. So neither the batch a job lands in, nor a preemption, nor a
 restart of the worker changes a draw.
@@ -62,8 +62,8 @@ def keys_of(streams_R: Tensor, numbers_R: Tensor) -> Tensor:
 
 
 def uniforms(keys_R: Tensor, indices_RC: Tensor) -> Tensor:
-    """One number in (0, 1) for each index, float64: 53 bits and a half, so that neither end is met. Of the largest
-    the half would round up to 1, whose logarithm divides by 0.
+    """One number in (0, 1) for each index, float64: 53 bits plus a half, so that neither end is reached. The largest
+    would round up to 1, whose logarithm is 0, hence the clamp.
     """
     bits = _mix(keys_R[:, None] + (indices_RC + 1) * _signed(_WEYL))
     return (((bits >> 11 & (1 << 53) - 1).double() + 0.5) * 2.0**-53).clamp_(max=GREATEST)

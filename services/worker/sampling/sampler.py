@@ -30,10 +30,10 @@ from services.worker.sampling.draws import keys_of, race, stream_of
 from services.worker.sampling.token_counts import TokenCounts
 
 GREEDY_BELOW = 1e-5
-"""A temperature this small is greedy: a logit that is less by one bit is out of the race by thousands of nats."""
+"""A lower temperature is greedy: a logit that is one bit smaller would lose the race by thousands of nats."""
 
 CANDIDATES = 512
-"""Largest logits that are looked at first for top-k and top-p."""
+"""How many of the largest logits are looked at first for top-k and top-p."""
 
 Indices = npt.NDArray[np.int64]
 
@@ -68,9 +68,7 @@ class JobSampler:
 
 
 class SampleRow(NamedTuple):
-    """What a row of logits is sampled with: `number` is that of the output token, `counts` there if the sampler needs
-    them.
-    """
+    """How a row of logits is sampled. `number`: of the output token; `counts`: there if the sampler needs it."""
 
     sampler: JobSampler
     number: int
@@ -78,7 +76,7 @@ class SampleRow(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """A token for every row, and the report of every row that asked for one."""
+    """A token for every row, and log probabilities by the number of each row that asked for them."""
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprob]
@@ -169,7 +167,7 @@ def _draw(logits_RV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
 
 
 def _cut(nats_RV: Tensor, samplings: Sequence[JobSampling]) -> Tensor:
-    """top-k, top-p and min-p: what is out has -inf."""
+    """top-k, top-p and min-p: logits that are cut become -inf."""
     limited = [number for number, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1.0]
     if limited:
         nats_RV[limited] = _most_probable(nats_RV[limited], [samplings[number] for number in limited])
@@ -196,7 +194,7 @@ def _most_probable(nats_RV: Tensor, samplings: Sequence[JobSampling]) -> Tensor:
 
 
 def _kept(nats_RV: Tensor, sorted_RM: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Tensor:
-    """How many of the most probable tokens top-k and top-p leave; more than M if M are not enough to tell."""
+    """How many of the most probable tokens top-k and top-p leave; more than M if M are not enough to decide."""
     look, vocabulary_size = sorted_RM.shape[1], nats_RV.shape[1]
     weights_RM = sorted_RM.double().exp()
     places_M = torch.arange(look, device=nats_RV.device)
@@ -212,7 +210,7 @@ def _kept(nats_RV: Tensor, sorted_RM: Tensor, top_k_R: Tensor, top_p_R: Tensor) 
 
 
 def _best(values_RV: Tensor, sorted_RM: Tensor, counts_R: Tensor) -> Tensor:
-    """A mask of the `counts_R` largest values of each row, equals by the lower id. `sorted_RM`: at least so many,
+    """A mask of the `counts_R` largest values of each row, equals by the lower id. `sorted_RM`: at least that many,
     descending.
     """
     borders = sorted_RM.gather(1, (counts_R - 1).clamp(min=0)[:, None])
@@ -225,7 +223,7 @@ def _best(values_RV: Tensor, sorted_RM: Tensor, counts_R: Tensor) -> Tensor:
 
 
 def _report(logits_RV: Tensor, chosen: list[int], top_counts: list[int]) -> list[TokenLogprob]:
-    """Log probabilities of the chosen tokens and of the best ones, of rows that nothing has changed yet."""
+    """Log probabilities of the chosen tokens and of the best ones; `logits_RV` are those of the model, unadjusted."""
     logprobs_RV = logits_RV.log_softmax(-1)
     chosen_R = torch.tensor(chosen, device=logits_RV.device)
     of_chosen = logprobs_RV.gather(1, chosen_R[:, None])[:, 0].tolist()

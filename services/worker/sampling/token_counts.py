@@ -1,7 +1,7 @@
-"""Which tokens a job has seen and how often it made them: what penalties are computed from, kept up to date token by
+"""Which tokens a job has seen and how often it made them: the input of penalties, kept up to date token by
 token.
 
-Only tokens that occur are kept, so that a penalty touches some hundred logits of a row and not the vocabulary.
+Only tokens that occur are kept, so that a penalty touches some hundred logits of a row instead of the whole vocabulary.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _FIRST_CAPACITY = 64
 
 
 class TokenCounts:
-    """Distinct tokens of prompt and output, and for each how often the output holds it."""
+    """Distinct tokens of prompt and output, and how often the output contains each."""
 
     __slots__ = ("_counts", "_ids", "_places")
 
@@ -37,7 +37,7 @@ class TokenCounts:
 
     @property
     def output_counts(self) -> npt.NDArray[np.float32]:
-        """Beside `token_ids`: 0 for a token of the prompt alone."""
+        """How often the output contains each of `token_ids`; 0 for a token of the prompt alone."""
         return self._counts[: len(self._places)]
 
     def _place(self, token_id: int) -> int:

@@ -21,7 +21,7 @@ def write_trace(folder: Path, *jobs: Mapping[str, object]) -> Path:
     return path
 
 
-async def test_a_trace_is_replayed_and_every_figure_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_trace_is_run_and_every_figure_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = write_trace(
         tmp_path,
         {"arrival_s": 0.0, "prompt_tokens": 3, "output_tokens": 2},
@@ -129,7 +129,7 @@ async def test_a_server_that_cannot_be_reached_ends_with_3_and_one_line(
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
-async def test_a_place_that_cannot_be_written_is_told_before_the_replay(
+async def test_a_place_that_cannot_be_written_is_told_before_the_run(
     place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -161,7 +161,7 @@ async def test_a_server_that_is_gone_at_the_end_costs_its_last_counters_and_not_
     assert (code, result["jobs"], result["failed"]) == (0, 2, 0)
     assert [line["output_tokens"] for line in lines_of(tmp_path / "jobs.jsonl")] == [3, 3]
     assert result["config"]["status_lost"].endswith("can't be reached: gone")
-    assert "counters are those of its last word" in capsys.readouterr().err
+    assert "counters are those of its last status" in capsys.readouterr().err
 
 
 async def test_top_prints_one_frame_and_exits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from tests.cli.fake_gateway import FakeGateway, serving
 QUICK = Need(load=0.9, least_jobs=60, least_s=0.01, pool_tokens=16, pools_in_peak=1.0, cv_tolerance=10.0)
 
 
-async def test_the_demo_replays_one_trace_under_both_policies_and_writes_everything(tmp_path: Path) -> None:
+async def test_the_demo_runs_one_trace_under_both_policies_and_writes_everything(tmp_path: Path) -> None:
     started: list[Sequence[str]] = []
 
     @asynccontextmanager
@@ -34,7 +34,7 @@ async def test_the_demo_replays_one_trace_under_both_policies_and_writes_everyth
     for name in ("fcfs", "fastserve"):
         assert json.loads((tmp_path / name / "result.json").read_text())["jobs"] == jobs
         assert (tmp_path / name / "jobs.jsonl").exists()
-    assert {path.name for path in tmp_path.glob("*.png")} == {"latency.png", "levels.png", "kv.png"}
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"latency.svg", "levels.svg", "kv.svg"}
     text = console.export_text()
     for words in ("FCFS sustains", "between tokens: FastServe", "GB offloaded", "P99 of job completion"):
         assert words in text

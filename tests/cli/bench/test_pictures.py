@@ -1,4 +1,4 @@
-"""Tables and pictures of two replays."""
+"""Tables and pictures of two trace runs."""
 
 import io
 import json
@@ -9,7 +9,7 @@ from rich.console import Console
 from services.cli.bench.comparison import counter_table, gain, headline, latency_table
 from services.cli.bench.pictures import draw, main
 from services.domain.server_status import GroupStatus, LevelStatus, PoolUsage, ServerCounters, ServerStatus
-from services.workloads.job_records import JobRecord, result, write_lines, write_report
+from services.workloads.job_records import JobRecord, result, write_lines, write_result_files
 
 NAMES = ("FCFS", "FastServe")
 
@@ -29,16 +29,16 @@ def write_run(folder: Path, slowness: float, level_count: int) -> None:
     group = GroupStatus(0, True, levels, PoolUsage(64, 16, 256, 200), 16, "cpu", 1)
     snapshot = ServerStatus("m", "p", "k", (group,), ServerCounters(), 1.0, 100)
     made = records(slowness)
-    write_report(folder, result({}, made, ServerCounters(preemptions=4)), made)
+    write_result_files(folder, result({}, made, ServerCounters(preemptions=4)), made)
     write_lines(folder / "status.jsonl", [json.dumps(snapshot.as_json(time_s)) for time_s in (0.0, 0.5, 1.0)])
 
 
-def test_every_picture_is_drawn_from_the_files_of_two_replays(tmp_path: Path) -> None:
+def test_every_picture_is_drawn_from_the_files_of_two_trace_runs(tmp_path: Path) -> None:
     for name, slowness, level_count in (("a", 2.0, 1), ("b", 0.5, 5)):
         write_run(tmp_path / name, slowness, level_count)
     paths = draw({"FCFS": tmp_path / "a", "FastServe": tmp_path / "b"}, tmp_path)
-    assert [path.name for path in paths] == ["latency.png", "levels.png", "kv.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000 for path in paths)
+    assert [path.name for path in paths] == ["latency.svg", "levels.svg", "kv.svg"]
+    assert all("<svg " in path.read_text() and path.stat().st_size > 10_000 for path in paths)
 
 
 def test_pictures_need_labels_and_folders() -> None:

@@ -102,7 +102,7 @@ async def test_a_request_that_the_server_aborts_ends_with_1_after_what_came(
         code = await fastserve("generate", "abort", "--server", gateway.address, "--max-tokens", "2")
     told = capsys.readouterr()
     assert (code, told.out) == (1, "w0 w1 \n")
-    assert told.err == "fastserve generate: the server aborted it: the output is not whole\n"
+    assert told.err == "fastserve generate: the server aborted the request: the output is incomplete\n"
 
 
 async def test_a_server_whose_answers_take_most_of_a_second_is_reached(capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,7 +206,7 @@ async def test_when_the_fcfs_of_the_load_gets_stuck_it_is_told_in_one_line(
     assert await fastserve("simulate", "--jobs", "5", "--processes", "1", "--out", str(tmp_path)) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "FCFS, which load is told by, got stuck: 99 turns were taken" in error
+    assert "FCFS got stuck while its capacity was measured: 99 turns were taken" in error
     assert "group 0" in (tmp_path / "stuck.txt").read_text()
 
 
@@ -223,7 +223,7 @@ async def test_what_can_not_be_written_is_refused_before_anything_is_simulated(
     assert capsys.readouterr().err.startswith(f"fastserve simulate: --out {out} can't be written: ")
 
 
-def test_an_outcome_is_recorded_as_a_replay_records_it() -> None:
+def test_an_outcome_is_recorded_as_a_trace_run_records_it() -> None:
     outcome = JobOutcome("7", 1.0, 5, token_times_s=_times(2.0, 2.5, 4.0), finish_reason="length", preemptions=2)
     record = record_of(outcome)
     assert (record.jct_s, record.ttft_s, record.worst_gap_s, record.output_tokens) == (3.0, 1.0, 1.5, 3)

@@ -138,7 +138,7 @@ def test_a_service_that_dies_later_is_restarted_at_the_same_address_with_a_log_l
     up.process.send_signal(signal.SIGTERM)
     code, _, log = up.ended()
     assert code == 0
-    assert "[up] scheduler ended (killed by SIGKILL) after saying: scheduler serves; restarting in 0.2 s" in log
+    assert "[up] scheduler ended (killed by SIGKILL): scheduler serves; restarting in 0.2 s" in log
 
 
 def test_a_service_that_keeps_dying_is_restarted_ever_more_slowly(tiny_up: Start) -> None:

@@ -218,7 +218,7 @@ async def test_a_server_that_cannot_come_up_is_told_with_its_last_line(tmp_path:
         async with running_server(["--max-batch", "0"], tmp_path / "log"):
             pass
     (tmp_path / "empty").touch()
-    assert last_line(tmp_path / "empty") == "the server ended without a word"
+    assert last_line(tmp_path / "empty") == "the server ended without writing a log"
 
 
 def test_help_names_the_flags_of_the_services(capsys: pytest.CaptureFixture[str]) -> None:

@@ -188,14 +188,14 @@ def test_a_worker_that_was_given_nothing_yet_outlives_the_schedulers_stream() ->
 def test_jobs_of_an_epoch_are_said_once_on_a_stream() -> None:
     lives = Lives()
     lives.jobs(FIRST)
-    with pytest.raises(ProtocolError, match="after those of"):
+    with pytest.raises(ProtocolError, match="after Jobs for epoch"):
         lives.jobs(FIRST)
 
 
 def test_stages_must_agree_how_many_they_are_and_join_once() -> None:
     lives = Lives()
     lives.pools(FIRST, stage=0, stages=3)
-    with pytest.raises(ProtocolError, match="do not agree"):
+    with pytest.raises(ProtocolError, match="disagree about the number of stages"):
         lives.pools(FIRST, stage=1, stages=2)
     lives = Lives()
     lives.pools(FIRST, stage=0, stages=2)

@@ -86,7 +86,7 @@ def test_the_state_key_does_not_grow_with_numbers_and_time() -> None:
 def test_an_illegal_move_tells_the_jobs_story() -> None:
     job = KvJob(jid("a"), 2, 4, 0.0)
     job.move(KvState.ASSIGNING)
-    with pytest.raises(AssertionError, match=r"assigning -> host is not legal \(story: arrived, assigning"):
+    with pytest.raises(AssertionError, match=r"illegal move assigning -> host \(history: arrived, assigning"):
         job.move(KvState.HOST)
 
 
@@ -111,7 +111,7 @@ def test_a_job_larger_than_the_pool_holds_nobody_up() -> None:
 
 def test_levels_are_bounded() -> None:
     kv = Kv("reactive")
-    with pytest.raises(ProtocolError, match="levels"):
+    with pytest.raises(ProtocolError, match=r"level .* must be less than"):
         kv.arrive("a", 2, 4, level=LEVEL_LIMIT)
 
 
@@ -138,7 +138,7 @@ def test_status_counts_jobs_by_state() -> None:
 def test_a_batch_of_no_job_is_refused_loudly() -> None:
     kv = Kv("reactive")
     jobs = Jobs(Epoch(EPOCH + 1), (), (), 0, (), None)
-    with pytest.raises(ProtocolError, match="no job"):
+    with pytest.raises(ProtocolError, match="max_batch in Jobs is 0"):
         kv.turn(FromScheduler(jobs.epoch, jobs))
 
 

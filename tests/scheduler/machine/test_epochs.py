@@ -146,7 +146,9 @@ def test_a_result_that_does_not_fit_the_oldest_plan_is_refused_loudly(result: It
 def test_an_illegal_move_tells_the_jobs_story() -> None:
     machine = started(fcfs(), A)
     machine.turn(resident(A, capacity=123), at_s=4.5)
-    with pytest.raises(ProtocolError, match=r"job a: resident -> resident .* Story: 4.5.* resident \(capacity 123"):
+    with pytest.raises(
+        ProtocolError, match=r"job a: illegal move resident -> resident .* History: 4.5.* resident \(capacity 123"
+    ):
         machine.turn(resident(A))
 
 

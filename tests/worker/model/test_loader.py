@@ -94,13 +94,13 @@ def test_a_missing_tensor_is_named(folder: Path) -> None:
 
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder: Path) -> None:
     rewrite(folder, model__layers__0__mlp__down_proj__weight=torch.zeros(48, 79))
-    with pytest.raises(ModelFolderError, match=rf"{DOWN} has the shape \[48, 79\], config.json asks for \[48, 80\]"):
+    with pytest.raises(ModelFolderError, match=rf"{DOWN} has the shape \[48, 79\]; config.json requires \[48, 80\]"):
         load(folder)
 
 
 def test_a_tensor_that_the_model_would_not_use_is_named(folder: Path) -> None:
     rewrite(folder, model__layers__0__self_attn__q_norm__weight=torch.zeros(12))
-    with pytest.raises(ModelFolderError, match=r"q_norm.weight, which a model of this config.json does not use"):
+    with pytest.raises(ModelFolderError, match=r"q_norm.weight, which the model described by config.json does not use"):
         load(folder)
 
 
@@ -113,7 +113,7 @@ def test_whole_numbers_as_weights_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize("kept_bytes", [0, 7, 600, 20_000])
 def test_a_truncated_file_is_an_error(folder: Path, kept_bytes: int) -> None:
     (folder / FILE).write_bytes((folder / FILE).read_bytes()[:kept_bytes])
-    with pytest.raises(ModelFolderError, match=r"model.safetensors is truncated or no safetensors file"):
+    with pytest.raises(ModelFolderError, match=r"model.safetensors is truncated or not a safetensors file"):
         load(folder)
 
 

@@ -134,20 +134,23 @@ LINEAR: dict[str, Any] = {"rope_type": "linear"}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported, only llama, mistral, qwen2, qwen3"),
+        (
+            {"model_type": "mixtral"},
+            "model_type 'mixtral' is not supported; supported are llama, mistral, qwen2, qwen3",
+        ),
         ({"model_type": None}, "model_type None is not supported"),
         (
             {"architectures": ["LlamaForSequenceClassification"]},
-            "LlamaForSequenceClassification.*only LlamaForCausalLM",
+            "LlamaForSequenceClassification.*must be LlamaForCausalLM",
         ),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized weights are not supported"),
-        ({"auto_map": {"AutoModel": "x.Y"}}, "models with code of their own are not supported"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "models that bring their own code are not supported"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "64"}, "hidden_size must be a whole number from 1 to .*, not '64'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number from 1"),
         ({"vocab_size": 10**12}, "vocab_size must be a whole number"),
-        ({"num_key_value_heads": 3}, "num_attention_heads 8 is no multiple of num_key_value_heads 3"),
-        ({"hidden_size": 60}, "hidden_size 60 is no multiple of num_attention_heads 8"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 8 is not a multiple of num_key_value_heads 3"),
+        ({"hidden_size": 60}, "hidden_size 60 is not a multiple of num_attention_heads 8"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
