@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from benchmarks.engine_copies import EngineCopies
+from benchmarks.offline_engine import OfflineEngine, OfflineJob, offline_jobs
 from services.domain.ids import JobId
 from services.domain.job_sampling import JobSampling
-from services.worker.engine.build import build
-from services.worker.engine.offline import OfflineEngine, OfflineJob, read_trace
+from services.worker.build import build
 from services.worker.settings import KeptEngineSettings
+from services.workloads.workload import read_trace
 
 Figures = dict[str, Any]
 
@@ -41,7 +42,8 @@ class EngineUnderTest:
 
     def trace(self, file: str) -> Figures:
         """All jobs of a trace at once."""
-        jobs = read_trace(Path(file), self._vocabulary_size)
+        with Path(file).open(encoding="utf-8") as lines:
+            jobs = offline_jobs(read_trace(lines), self._vocabulary_size)
         report = self._offline.generate(jobs)
         return {
             "jobs": len(jobs),

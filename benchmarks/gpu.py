@@ -43,7 +43,7 @@ from benchmarks.swapping import check_swapping
 from services.domain.copying import CopyDirection
 from services.domain.ids import BlockId
 from services.domain.protocol import BlockMove
-from services.worker.engine.engine import make_copier
+from services.worker.kv.copier_choice import make_copier
 from services.worker.kv.pools import BlockShape, make_pools
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
 from services.worker.model.llama import DecoderModel

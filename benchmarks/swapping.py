@@ -18,8 +18,9 @@ from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork
 from services.domain.job_sampling import JobSampling
 from services.domain.protocol import Assign, BlockMove, Offload, Upload
-from services.worker.engine.engine import Engine, make_copier
+from services.worker.engine.engine import Engine
 from services.worker.kv.copier import Copier, CpuCopier, Ticket
+from services.worker.kv.copier_choice import make_copier
 from services.worker.kv.cuda_copier import CudaCopier
 from services.worker.kv.pools import KvPools
 

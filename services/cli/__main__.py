@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "services.cli.bench.trace_command",
         "convert a public trace into one that bench and simulate accept",
     ),
-    "profile": ("services.worker.profiling.profile_command", "measure the cost model of a model on this machine"),
+    "profile": ("services.worker.profile_command", "measure the cost model of a model on this machine"),
     "top": ("services.cli.client.top_command", "watch queues, jobs and KV residency live"),
     "replay": (
         "services.cli.simulate.replay_command",

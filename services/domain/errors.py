@@ -52,7 +52,7 @@ class PeerMismatchError(FastServeError):
 
 
 class SupersededError(FastServeError):
-    """A newer life of the same peer took over (ABORTED): do not dial again."""
+    """A newer stream or epoch of the same peer took over (ABORTED): do not dial again."""
 
 
 class ModelFolderError(FastServeError):

@@ -12,7 +12,7 @@ CommandNumber = NewType("CommandNumber", int)
 """Number of a KV command, rising by one within a worker epoch."""
 
 Epoch = NewType("Epoch", int)
-"""A life of a worker: later lives have greater numbers; 0 means that no worker has been seen."""
+"""Number of a start of a worker with empty pools; later ones are greater, 0 means that no worker has been seen."""
 
 BlockId = NewType("BlockId", int)
 """Index of a block in the device pool or in the host pool; which one, its name says."""

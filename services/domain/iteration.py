@@ -49,7 +49,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounters:
-    """Since the worker's present life began.
+    """Since the worker's present epoch began.
 
     `stall_s`: a plan at hand waited for a copy; `plan_wait_s`: jobs known, no plan at hand, between iterations.
     """

@@ -131,7 +131,7 @@ class IterationTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServerCounters:
-    """Counters since the scheduler started, over all lives of its workers; the difference of two is what happened
+    """Counters since the scheduler started, over all epochs of its workers; the difference of two is what happened
     between them.
     """
 
@@ -151,7 +151,7 @@ class ServerCounters:
     jobs_finished: int = 0
 
     def since(self, before: "ServerCounters") -> "ServerCounters":
-        """What happened after `before`, of the same life of the scheduler."""
+        """What happened after `before`, of the same process of the scheduler."""
         names = [one.name for one in fields(self)]
         return ServerCounters(**{name: getattr(self, name) - getattr(before, name) for name in names})
 

@@ -16,21 +16,21 @@ from services.worker.driver import PeerAddresses, WorkerDriver
 from services.worker.engine.compute_environment import set_compute_environment
 from services.worker.engine.compute_thread import ComputeThread
 from services.worker.metrics import EngineCollector
-from services.worker.model.model_config import read_config
+from services.worker.model.model_config import read_model_config
 from services.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from services.worker.engine.build import Built
+    from services.worker.build import Built
 
 CLOSE_LIMIT_S = 0.5
 
 
 def _build(settings: WorkerSettings) -> "Built":
     # A folder that can't be served is refused before torch is imported, which takes seconds.
-    read_config(settings.model)
+    read_model_config(settings.model)
     fingerprint(settings.model)
     set_compute_environment()
-    from services.worker.engine.build import build
+    from services.worker.build import build
 
     built = build(settings, settings.profile_folder)
     # What exists now stays: a full collection would walk torch's objects for a tenth of a second, between two tokens.

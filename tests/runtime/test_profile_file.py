@@ -10,7 +10,7 @@ from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
 from services.runtime.profile_file import Profile, read_profile, write_profile
-from services.worker.profiling import profile_command
+from services.worker import profile_command
 
 COST = CostProfile((PrefillCost(16, 0.5), PrefillCost(32, 1.0)), (DecodeCost(1, 64, 0.25),))
 WHOLE = Profile(

@@ -19,7 +19,6 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
-from services.experiments.figure_pages import PICTURE_SUFFIX
 from services.runtime.command_line import ExitCode
 
 _COLOURS = ("#6c757d", "#d1495b", "#30638e", "#3d9970")
@@ -97,7 +96,7 @@ def draw_latency(runs: Sequence[PicturedRun], path: Path) -> None:
     _cdf(jct, runs, "Job completion time", "jct_s", of_jobs("last_token_s", per_token=False))
     _cdf(ttft, runs, "Time to first token", "ttft_s", of_jobs("first_token_s", per_token=False))
     _cdf(per_token, runs, "Latency per output token", "per_output_token_s", of_jobs("last_token_s", per_token=True))
-    figure.savefig(path)
+    figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
@@ -127,7 +126,7 @@ def draw_levels(runs: Sequence[PicturedRun], path: Path) -> None:
         axes.set_ylabel("jobs")
         axes.set_title(f"{run.label}: jobs per level" if count > 1 else f"{run.label}: jobs")
         axes.legend(loc="upper right", ncols=2, fontsize=8)
-    figure.savefig(path)
+    figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
@@ -154,14 +153,15 @@ def draw_kv(runs: Sequence[PicturedRun], path: Path) -> None:
         axes.set_ylabel("tokens of KV cache")
         axes.set_title(f"{run.label}: where the KV cache is")
         axes.legend(loc="upper right", fontsize=8)
-    figure.savefig(path)
+    figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
 def draw(folders: Mapping[str, Path], out: Path) -> list[Path]:
     """Draws all pictures of these trace runs (label -> folder) into `out` and returns their paths."""
     runs = [read_run(label, folder) for label, folder in folders.items()]
-    paths = [out / f"{name}{PICTURE_SUFFIX}" for name in ("latency", "levels", "kv")]
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / name for name in ("latency.png", "levels.png", "kv.png")]
     with mpl.rc_context(_STYLE):
         for picture, path in zip((draw_latency, draw_levels, draw_kv), paths, strict=True):
             picture(runs, path)

@@ -5,7 +5,7 @@ Theory of operation. The scheduler reports its jobs, the order in which they wou
 reports its pools and the progress of its commands. From this the machine decides where each job's KV is. It alone
 issues block ids. It never waits for a plan, and no plan waits for it (PROTOCOL 7, 8).
 
-All state belongs to one life of the worker, its epoch. The ledger of an epoch is created by the scheduler's
+All state belongs to one epoch of the worker. The ledger of an epoch is created by the scheduler's
 Jobs(epoch) and opened by WorkerPools of the same epoch from every stage, in whatever order these arrive; nothing is
 decided before then (PROTOCOL 20). Epochs are ordered: a message newer than the other side's epoch is kept until the
 other side follows, an older one is dropped. When the scheduler's stream breaks, the worker's tables are void and the
@@ -89,7 +89,7 @@ class KvManager:
             ledger.commands.clear()
         return commands
 
-    # --- lives -------------------------------------------------------------------------------------------------------
+    # --- epochs ------------------------------------------------------------------------------------------------------
 
     def _from_scheduler(self, event: FromScheduler, now_s: float) -> None:
         message = event.message

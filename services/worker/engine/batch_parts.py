@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from services.domain.errors import ProtocolError
 from services.domain.iteration import Plan, PlanWork
-from services.worker.engine.job_progress import JobProgress
+from services.worker.job_progress import JobProgress
 from services.worker.kv.tables import KvPlace, KvTables
 from services.worker.model.batch import SequenceRows
 

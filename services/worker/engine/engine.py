@@ -40,8 +40,8 @@ from services.domain.iteration import Plan, WorkerCounters, WorkerResult
 from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, SampledToken
 from services.worker.engine.batch_parts import BatchPart, checked_parts, computed_together, token_ids_of
 from services.worker.engine.prefill_clock import Mark, PrefillClock
-from services.worker.kv.copier import Copier, CpuCopier
-from services.worker.kv.cuda_copier import CudaCopier
+from services.worker.kv.copier import Copier
+from services.worker.kv.copier_choice import make_copier
 from services.worker.kv.pools import KvPools
 from services.worker.kv.tables import KvTables
 from services.worker.model.batch import BatchLayout, PagedKv
@@ -50,10 +50,6 @@ from services.worker.model.prefill_cut import PrefillCut
 from services.worker.sampling.sampler import sample
 
 _log = logging.getLogger(__name__)
-
-
-def make_copier(pools: KvPools) -> Copier:
-    return CudaCopier(pools) if pools.device.is_cuda else CpuCopier(pools)
 
 
 def _ignore(_: Done) -> None:

@@ -32,7 +32,7 @@ from services.domain.protocol import (
     ReleaseBlocks,
     Upload,
 )
-from services.worker.engine.job_progress import JobProgress
+from services.worker.job_progress import JobProgress
 from services.worker.kv.copier import Copier, Ticket
 
 STORY_LENGTH = 12

@@ -17,7 +17,7 @@ from services.domain.errors import InvalidFieldError, ModelFolderError
 from services.runtime import model_files
 from services.worker.model.linear import Linear, packing_helps
 from services.worker.model.llama import DecoderModel
-from services.worker.model.model_config import ModelConfig, read_config
+from services.worker.model.model_config import ModelConfig, read_model_config
 
 _UNUSED = re.compile(r"(.*\.rotary_emb\.inv_freq|.*\.masked_bias|.*\.attn\.bias)$")
 
@@ -31,7 +31,7 @@ def load_model(
     Raises ModelFolderError for a folder that is missing, broken or not supported, InvalidFieldError for a max_model_len
     beyond the model's context.
     """
-    config = read_config(folder)
+    config = read_model_config(folder)
     if max_model_len is not None and not 1 <= max_model_len <= config.max_position:
         raise InvalidFieldError(
             "max_model_len",

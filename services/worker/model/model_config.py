@@ -107,7 +107,7 @@ _ACTIVATIONS = frozenset({"silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tan
 _SCALED_BY_ORIGINAL_LENGTH = frozenset({RopeType.LLAMA3, RopeType.YARN, RopeType.LONGROPE})
 
 
-def read_config(folder: Path) -> ModelConfig:
+def read_model_config(folder: Path) -> ModelConfig:
     """The ModelConfig of a model folder.
 
     Raises ModelFolderError if config.json is missing, broken or asks for something unsupported.

@@ -18,8 +18,8 @@ from services.domain.copying import CopyDirection, LinkSpeed
 from services.domain.errors import FastServeError
 from services.domain.ids import BlockId
 from services.domain.protocol import BlockMove
-from services.worker.engine.engine import make_copier
 from services.worker.kv.copier import Copier
+from services.worker.kv.copier_choice import make_copier
 from services.worker.kv.pools import KvPools
 
 JOB_TOKENS = 512

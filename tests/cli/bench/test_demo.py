@@ -34,7 +34,7 @@ async def test_the_demo_runs_one_trace_under_both_policies_and_writes_everything
     for name in ("fcfs", "fastserve"):
         assert json.loads((tmp_path / name / "result.json").read_text())["jobs"] == jobs
         assert (tmp_path / name / "jobs.jsonl").exists()
-    assert {path.name for path in tmp_path.glob("*.svg")} == {"latency.svg", "levels.svg", "kv.svg"}
+    assert {path.name for path in tmp_path.glob("*.png")} == {"latency.png", "levels.png", "kv.png"}
     text = console.export_text()
     for words in ("FCFS sustains", "between tokens: FastServe", "GB offloaded", "P99 of job completion"):
         assert words in text

@@ -37,8 +37,8 @@ def test_every_picture_is_drawn_from_the_files_of_two_trace_runs(tmp_path: Path)
     for name, slowness, level_count in (("a", 2.0, 1), ("b", 0.5, 5)):
         write_run(tmp_path / name, slowness, level_count)
     paths = draw({"FCFS": tmp_path / "a", "FastServe": tmp_path / "b"}, tmp_path)
-    assert [path.name for path in paths] == ["latency.svg", "levels.svg", "kv.svg"]
-    assert all("<svg " in path.read_text() and path.stat().st_size > 10_000 for path in paths)
+    assert [path.name for path in paths] == ["latency.png", "levels.png", "kv.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000 for path in paths)
 
 
 def test_pictures_need_labels_and_folders() -> None:

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from services.domain.errors import ModelFolderError
-from services.worker.model.model_config import ModelConfig, RopeConfig, RopeType, parse_config, read_config
+from services.worker.model.model_config import ModelConfig, RopeConfig, RopeType, parse_config, read_model_config
 
 PLAIN: dict[str, Any] = {
     "model_type": "llama",
@@ -186,14 +186,14 @@ def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], messa
 
 def test_a_folder_must_hold_a_config_that_is_a_json_object(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="is not a folder"):
-        read_config(tmp_path / "none")
+        read_model_config(tmp_path / "none")
     with pytest.raises(ModelFolderError, match=r"has no config\.json"):
-        read_config(tmp_path)
+        read_model_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelFolderError, match="is not JSON"):
-        read_config(tmp_path)
+        read_model_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelFolderError, match="must be a JSON object"):
-        read_config(tmp_path)
+        read_model_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
-    assert read_config(tmp_path) == parsed()
+    assert read_model_config(tmp_path) == parsed()

@@ -9,9 +9,9 @@ from models.make_random import PRESETS, write_random_model
 from services.domain.errors import FastServeError, InvalidFieldError, ModelFolderError
 from services.runtime.profile_file import read_profile
 from services.runtime.settings import Settings
-from services.worker.engine.build import build, default_dtype
+from services.worker import profile_command
+from services.worker.build import build, default_dtype
 from services.worker.kv.pools import BlockShape, block_counts
-from services.worker.profiling import profile_command
 from services.worker.profiling.cost_measurement import MeasuringLimits, measure
 from services.worker.profiling.link_speed import measure_link
 from services.worker.settings import EngineSettings, ProfileSettings

@@ -17,7 +17,7 @@ from services.worker.engine.compute_environment import set_compute_environment
 from services.worker.settings import ProfileSettings
 
 if TYPE_CHECKING:
-    from services.worker.engine.build import Built
+    from services.worker.build import Built
 
 _SOURCES = {
     "prefill": "measured: median of a few iterations that prefill one prompt, from layout to sampled token",
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = load(ProfileSettings, "profile", sys.argv[1:] if argv is None else argv, os.environ)
         check_writable(settings.out)
         set_compute_environment()
-        from services.worker.engine.build import build
+        from services.worker.build import build
         from services.worker.profiling.link_speed import measure_link
 
         built = build(settings)

@@ -15,7 +15,7 @@ from services.worker.engine.compute_environment import usable_cores
 from services.worker.engine.engine import Engine
 from services.worker.kv.pools import BlockShape, available_device_bytes, available_host_bytes, block_counts, make_pools
 from services.worker.model.loader import load_model
-from services.worker.model.model_config import read_config
+from services.worker.model.model_config import read_model_config
 from services.worker.profiling.cost_measurement import MeasuringLimits, measure_or_read
 from services.worker.settings import EngineSettings
 
@@ -41,7 +41,7 @@ def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built
     threads = settings.threads or usable_cores()
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
-    config = read_config(settings.model)
+    config = read_model_config(settings.model)
     dtype_name = settings.dtype or default_dtype(config.dtype, device)
     model_fingerprint = fingerprint(settings.model)
     model = load_model(settings.model, device, _DTYPES[dtype_name], settings.max_model_len)

@@ -1,12 +1,11 @@
 """The engine alone gives the same tokens as any other way to run its jobs."""
 
-from pathlib import Path
-
 import pytest
 
+from benchmarks.offline_engine import OfflineEngine, OfflineJob, offline_jobs
 from services.domain.errors import InvalidFieldError
 from services.domain.ids import JobId
-from services.worker.engine.offline import OfflineEngine, OfflineJob, read_trace
+from services.workloads.workload import TraceJob
 from tests.worker.tiny import alone, new_engine, prompt_of, sampling
 
 
@@ -33,10 +32,8 @@ def test_a_job_that_never_fits_is_refused() -> None:
     engine.close()
 
 
-def test_a_trace_becomes_jobs_of_its_lengths(tmp_path: Path) -> None:
-    file = tmp_path / "trace.jsonl"
-    file.write_text('{"arrival_s": 0.5, "prompt_tokens": 3, "output_tokens": 2}\n' * 2)
-    jobs = read_trace(file, vocabulary_size=50)
+def test_a_trace_becomes_jobs_of_its_lengths() -> None:
+    jobs = offline_jobs([TraceJob(name, 0.5, prompt_tokens=3, output_tokens=2) for name in "ab"], vocabulary_size=50)
     assert [(len(job.prompt), job.sampling.max_tokens) for job in jobs] == [(3, 2), (3, 2)]
     assert jobs[0].prompt != jobs[1].prompt
     assert max(jobs[0].prompt + jobs[1].prompt) < 50

@@ -7,13 +7,11 @@ ever need and its prompt's share of the token budget are free, and stays until i
 nothing moves. An iteration decodes one token of every job under way and prefills the ones that join.
 """
 
-import json
 import random
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from services.domain.errors import InvalidFieldError
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
@@ -21,6 +19,7 @@ from services.domain.iteration import JobSpec, Plan, PlanWork
 from services.domain.job_sampling import JobSampling
 from services.domain.protocol import Assign, ReleaseBlocks
 from services.worker.engine.engine import Engine
+from services.workloads.workload import TraceJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +126,12 @@ class OfflineEngine:
         return CommandNumber(self._next_command)
 
 
-def read_trace(file: Path, vocabulary_size: int, seed: int = 0) -> list[OfflineJob]:
-    """The jobs of a trace of JSON lines, arrival times ignored: seeded random prompts, forced lengths, greedy."""
+def offline_jobs(trace: Sequence[TraceJob], vocabulary_size: int, seed: int = 0) -> list[OfflineJob]:
+    """The jobs of a trace, arrival times ignored: seeded random prompts, forced lengths, greedy."""
     numbers = random.Random(seed)
     jobs = []
-    for number, line in enumerate(file.read_text().splitlines()):
-        fields = json.loads(line)
-        prompt = tuple(numbers.randrange(vocabulary_size) for _ in range(int(fields["prompt_tokens"])))
-        sampling = JobSampling(max_tokens=int(fields["output_tokens"]), seed=number, temperature=0.0)
+    for number, job in enumerate(trace):
+        prompt = tuple(numbers.randrange(vocabulary_size) for _ in range(job.prompt_tokens))
+        sampling = JobSampling(max_tokens=job.output_tokens, seed=number, temperature=0.0)
         jobs.append(OfflineJob(JobId(f"{number}/0"), prompt, sampling))
     return jobs
