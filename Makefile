@@ -25,7 +25,7 @@ help: ## list the targets
 
 install: $(INSTALLED) ## make .venv with the exact versions of requirements.lock
 
-demo: $(INSTALLED) ## serve the bundled model, stream a completion, replay a burst under FCFS and FastServe, draw pictures
+demo: $(INSTALLED) ## serve the bundled model, stream a completion, run a burst under FCFS and FastServe, draw pictures
 	$(BIN)/python -m services.cli.bench.demo
 
 test: $(INSTALLED) ## run the whole test suite

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.builders.repository_paths import ROOT
+
 FOLDERS = ("services", "evaluation", "profiles", "models", "benchmarks", "tests")
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 70
@@ -107,6 +108,22 @@ def test_a_class_name_is_defined_once() -> None:
 def test_a_module_name_is_defined_once_unless_every_service_has_that_part() -> None:
     modules = ((path.stem, path) for path in services() if path.stem not in SAME_IN_EVERY_SERVICE)
     assert repeated(modules) == {}
+
+
+def of_tests() -> list[Path]:
+    return [path for path in sources() if path.is_relative_to(ROOT / "tests")]
+
+
+def test_a_double_has_a_class_name_of_its_own() -> None:
+    """Its name says what it stands for and who meets it: FakeWorkerForScheduler is at the worker's end of the
+    scheduler's WorkerLink.
+    """
+    assert repeated((node.name, path) for path in of_tests() for node in classes(path)) == {}
+
+
+def test_what_tests_share_is_in_modules_with_names_of_their_own() -> None:
+    shared = (path for path in of_tests() if path.name not in ("__init__.py", "conftest.py"))
+    assert repeated((path.stem, path) for path in shared if not path.name.startswith("test_")) == {}
 
 
 def test_no_package_holds_a_single_module() -> None:

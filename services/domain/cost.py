@@ -1,11 +1,11 @@
 """The cost model: seconds of an iteration, interpolated from a measured profile.
 
-Prefill time grows about linearly with the prompt, decode time is nearly flat in the context and grows slowly with the
-batch (PAPER 1), so linear interpolation between measured points is enough. Beyond the last point the last slope goes
-on; before the first its value holds.
+Prefill time grows about linearly with the prompt. Decode time is nearly flat in the context and grows slowly with the
+batch (PAPER 1). So linear interpolation between measured points is enough. Beyond the last point the last slope
+continues; before the first point its value holds.
 
-An iteration of a mixed batch is put together from the two tables. Whatever it computes, it reads the weights once:
-what even the shortest iteration takes is that fixed part, and it counts once.
+The time of a mixed batch combines the two tables. Every iteration reads the weights once. This fixed part is the time
+of the shortest iteration, and it counts once.
 """
 
 from bisect import bisect_right
@@ -19,7 +19,7 @@ from services.domain.errors import InvalidFieldError
 
 
 class PrefillCost(NamedTuple):
-    """Seconds of an iteration that prefills one prompt of so many tokens."""
+    """Seconds of an iteration that prefills one prompt of `tokens` tokens."""
 
     tokens: int
     seconds: float
@@ -34,15 +34,14 @@ class DecodeCost(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """Piecewise linear through points of ascending x; flat before the first, the last slope after the last, but never
-    below the last point.
+    """Piecewise linear through points of ascending x: flat before the first point, and the last slope after the last
+    point, but never below it.
     """
 
     xs: tuple[int, ...]
     ys: tuple[float, ...]
 
     def at(self, x: float) -> float:
-        """y of x."""
         xs, ys = self
         if len(xs) == 1 or x <= xs[0]:
             return ys[0]
@@ -51,49 +50,49 @@ class _Line(NamedTuple):
 
 
 def _through(x0: int, y0: float, x1: int, y1: float, x: float) -> float:
-    """y of x on the line through two points, but beyond the second never below it."""
+    """y at x on the line through two points, but beyond the second point never below it."""
     y = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
     return y1 if x > x1 and y < y1 else y
 
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """Measured seconds; both tuples ascending and not empty, decode sorted by (batch, context_tokens) with the same
-    contexts for every batch.
+    """Measured seconds. Both tuples are ascending and not empty; `decode` is sorted by (batch, context_tokens), with
+    the same contexts for every batch.
 
-    Raises InvalidFieldError for an empty table, a time that is not above 0, or one out of order.
+    Raises InvalidFieldError for an empty table, a time that is not greater than 0, or points out of order.
     """
 
     prefill: tuple[PrefillCost, ...]
     decode: tuple[DecodeCost, ...]
     smallest_iteration_s: float = field(init=False, repr=False, compare=False)
-    """The shortest iteration measured: the first quantum (PAPER 2, v3)."""
+    """The shortest measured iteration: the first quantum (PAPER 2, v3)."""
     _prefill_line: _Line = field(init=False, repr=False, compare=False)
     _decode_batches: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _decode_lines: tuple[_Line, ...] = field(init=False, repr=False, compare=False)
-    """Seconds by context, one for each of the batches."""
+    """Seconds by context, one line per batch size."""
 
     def __post_init__(self) -> None:
         if not self.prefill or not self.decode:
-            raise InvalidFieldError("profile", "prefill and decode need at least one measured point each")
+            raise InvalidFieldError("profile", "must have at least one measured point each for prefill and decode")
         measured_s = [point.seconds for point in self.prefill] + [point.seconds for point in self.decode]
         if not all(0 < seconds < inf for seconds in measured_s):
-            raise InvalidFieldError("profile", "seconds must be above 0 and finite")
+            raise InvalidFieldError("profile", "seconds must be greater than 0 and finite")
         prefill_tokens = [point.tokens for point in self.prefill]
         decode_places = [point[:2] for point in self.decode]
         if sorted(set(prefill_tokens)) != prefill_tokens or sorted(set(decode_places)) != decode_places:
-            raise InvalidFieldError("profile", "points must be ascending and distinct")
+            raise InvalidFieldError("profile", "measured points must be ascending and distinct")
         self._make_tables()
 
     def _make_tables(self) -> None:
-        """What the questions below look up, made once: they are asked in every iteration."""
+        """Compute the lookup tables once, because they are used in every iteration."""
         rows = [(batch, list(points)) for batch, points in groupby(self.decode, key=lambda point: point.batch)]
         lines = [
             _Line(tuple(point.context_tokens for point in points), tuple(point.seconds for point in points))
             for _, points in rows
         ]
         prefill = _Line(tuple(point.tokens for point in self.prefill), tuple(point.seconds for point in self.prefill))
-        # The one way to fill a field of a frozen value that is made from its others.
+        # The only way to set a derived field of a frozen dataclass.
         object.__setattr__(self, "smallest_iteration_s", min(*prefill.ys, *(min(line.ys) for line in lines)))
         object.__setattr__(self, "_prefill_line", prefill)
         object.__setattr__(self, "_decode_batches", tuple(batch for batch, _ in rows))
@@ -114,9 +113,9 @@ class CostProfile:
 
     def iteration_s(self, prefills: Sequence[tuple[int, int]], decode_batch: int, mean_context_tokens: float) -> float:
         """Seconds of an iteration that prefills positions from_token to to_token - 1 of some jobs and decodes one token
-        of each of `decode_batch` others, with `mean_context_tokens` of context on average. Something must be done.
+        of each of `decode_batch` others, with `mean_context_tokens` of context on average. The batch must not be empty.
 
-        Exact at the profile's own points. Decodes and prefills share one reading of the weights.
+        Exact at the points of the profile. Decodes and prefills read the weights only once.
         """
         if not prefills:
             return self.decode_s(decode_batch, mean_context_tokens)
@@ -126,9 +125,9 @@ class CostProfile:
         return prefills_s + self.decode_s(decode_batch, mean_context_tokens) - self.smallest_iteration_s
 
     def _prefills_s(self, prefills: Sequence[tuple[int, int]]) -> float:
-        """Several prompts together take no longer than one after another, and no longer than one prompt of all their
-        tokens, which has more context to attend to: the lesser of the two bounds. A chunk costs what it adds to its
-        prompt, and at least what a prompt of its length does.
+        """The lesser of two bounds: several prompts together take no longer than one after another, and no longer than
+        one prompt with all their tokens, which has more context to attend to. A chunk costs what it adds to its prompt,
+        and at least as much as a prompt of its length.
         """
         prefill_s = self._prefill_line.at
         rows = 0

@@ -1,14 +1,14 @@
-"""Typed errors. Each becomes one gRPC status by the table in services.runtime.error_statuses, which alone decides."""
+"""Typed errors. Only the table in services.runtime.error_statuses determines which gRPC status each becomes."""
 
 
 class FastServeError(Exception):
-    """Base of what the world can break. `str(error)` is one sentence for the person who can mend it."""
+    """Base of errors with a cause outside the code. `str(error)` is one sentence for the person who can fix it."""
 
 
 class InvalidFieldError(FastServeError):
-    """A field of a request or of the settings is out of its limits (INVALID_ARGUMENT).
+    """A field of a request or of the settings is invalid (INVALID_ARGUMENT).
 
-    `field` is its path, the message names the limit.
+    `field` is its path; the message names the limit.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -21,11 +21,11 @@ class UnknownModelError(FastServeError):
 
 
 class DuplicateRequestError(FastServeError):
-    """The request id is known with another body (ALREADY_EXISTS)."""
+    """The request id is already in use with a different body (ALREADY_EXISTS)."""
 
 
 class AdmissionFullError(FastServeError):
-    """Too many jobs or tokens are queued (RESOURCE_EXHAUSTED). Try again after `retry_after_s`."""
+    """Too many jobs or tokens are queued (RESOURCE_EXHAUSTED). Retry after `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class AdmissionFullError(FastServeError):
 
 
 class NotReadyError(FastServeError):
-    """No worker group is ready, or a peer can't be reached (UNAVAILABLE). Try again after `retry_after_s`."""
+    """No worker group is ready, or a peer can't be reached (UNAVAILABLE). Retry after `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class NotReadyError(FastServeError):
 
 
 class PeerMismatchError(FastServeError):
-    """A peer that dials in does not fit (FAILED_PRECONDITION): another model, block size or context.
+    """A peer that dialled in is incompatible (FAILED_PRECONDITION): its model, block size or context differs.
 
     `field` names what differs.
     """
@@ -52,32 +52,34 @@ class PeerMismatchError(FastServeError):
 
 
 class SupersededError(FastServeError):
-    """A newer stream or epoch of the same peer took over (ABORTED): do not dial again."""
+    """A newer instance of the same peer took over (ABORTED): do not redial."""
 
 
 class ModelFolderError(FastServeError):
-    """A model folder is missing, truncated, or of a kind that is not supported."""
+    """A model folder is missing, truncated, or in an unsupported format."""
 
 
 class ProtocolError(FastServeError):
-    """A peer broke PROTOCOL: a bug on its side, told with the job's story. The stream is ended; INTERNAL."""
+    """A peer broke PROTOCOL, which is a bug on its side. The message includes the job's history. Ends the stream with
+    INTERNAL.
+    """
 
 
 class DeadlineError(FastServeError):
-    """The client's deadline passed before the end (DEADLINE_EXCEEDED)."""
+    """The client's deadline passed before the job ended (DEADLINE_EXCEEDED)."""
 
 
 class UnreachableError(NotReadyError):
-    """Nobody answers at a peer's address, or the connection broke (UNAVAILABLE without a word from the peer itself)."""
+    """Nothing answers at a peer's address, or the connection broke (UNAVAILABLE from the transport, not the peer)."""
 
 
 class PeerFailedError(FastServeError):
-    """A peer ended a call for a reason of its own, most likely a bug that its log tells of (INTERNAL)."""
+    """A peer ended a call with an unexpected status, most likely because of a bug; see the peer's log (INTERNAL)."""
 
 
 class AddressInUseError(FastServeError):
-    """The address to listen on is taken or can't be had. Ends a service at its start."""
+    """The address to listen on is in use or not available. Ends a service at its start."""
 
 
 class RecordingError(FastServeError):
-    """A recording can't be read: it is none, damaged, or of another version."""
+    """A recording can't be read: it is damaged, from another version, or not a recording."""

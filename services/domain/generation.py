@@ -1,6 +1,7 @@
-"""What a client asks for and what it gets: the public API as values.
+"""The public API as values: requests and responses.
 
-A request is as the client put it, before anything is checked: absent is None, limits and defaults are the gateway's.
+A request is as the client sent it, before any checks: an absent field is None, and the gateway applies limits and
+defaults.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ class SamplingRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One `GenerateRequest`. At most one of `text` and `token_ids` is set; `request_id` None: the server makes one."""
+    """At most one of `text` and `token_ids` is set. `request_id` None: the server generates one."""
 
     model: str = ""
     request_id: str | None = None
@@ -54,8 +55,8 @@ class GenerateRequest:
 
 
 class EndReason(Enum):
-    """Why a job ended, or is to end. Clients are told of the first three: STOP is an end-of-sequence token, a stop
-    token or a stop string, LENGTH is max_tokens, ABORT is a server that shuts down or a job taken back.
+    """Why a job ended or must end. Clients see only the first three. STOP: an end-of-sequence token, a stop token or a
+    stop string; LENGTH: max_tokens; ABORT: the server is shutting down, or the job was withdrawn.
     """
 
     STOP = "stop"
@@ -78,7 +79,7 @@ class TokenLogprob(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a request took: tokens of the prompt (counted once), output tokens and preemptions of all choices."""
+    """The usage of a request: prompt tokens (counted once), and output tokens and preemptions of all choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -86,12 +87,12 @@ class Usage(NamedTuple):
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and output together."""
+        """Prompt and output tokens together."""
         return self.prompt_tokens + self.completion_tokens
 
 
 class OutputPiece(NamedTuple):
-    """Some output of a choice that a reader has not had. `finish` is set on the last piece of the choice."""
+    """A piece of a choice's output that is new to the reader. `finish` is set on the last piece of the choice."""
 
     choice: int
     first_token_number: int
@@ -102,7 +103,7 @@ class OutputPiece(NamedTuple):
 
 
 class StreamMessage(NamedTuple):
-    """One message of a client's stream; `usage` comes with the last."""
+    """One message of a client's stream; the last one has `usage`."""
 
     request_id: str
     piece: OutputPiece
@@ -110,7 +111,7 @@ class StreamMessage(NamedTuple):
 
 
 class StreamProgress(NamedTuple):
-    """What a load generator keeps of a message of a stream."""
+    """What a load generator needs of a stream's message."""
 
     token_count: int
     finish: EndReason | None
@@ -118,7 +119,7 @@ class StreamProgress(NamedTuple):
 
 
 class ServedModel(NamedTuple):
-    """A model as ListModels names it. `created_s`: when the gateway loaded it, in seconds since 1970."""
+    """A model as listed by ListModels. `created_s`: when the gateway loaded it, in seconds since 1970."""
 
     model_id: str
     created_s: int

@@ -1,4 +1,4 @@
-"""Identifiers. Made outside the pure code and handed in; a distinct type each, so that mypy keeps them apart."""
+"""Identifiers. They are created outside the pure code; each has its own type, so that mypy catches mix-ups."""
 
 from typing import NewType
 
@@ -6,13 +6,13 @@ JobId = NewType("JobId", str)
 """One choice of one request: "<request id>/<choice>"."""
 
 PlanNumber = NewType("PlanNumber", int)
-"""Number of a plan, rising by one within a worker epoch."""
+"""Number of a plan, increasing by one within a worker epoch."""
 
 CommandNumber = NewType("CommandNumber", int)
-"""Number of a KV command, rising by one within a worker epoch."""
+"""Number of a KV command, increasing by one within a worker epoch."""
 
 Epoch = NewType("Epoch", int)
 """Number of a start of a worker with empty pools; later ones are greater, 0 means that no worker has been seen."""
 
 BlockId = NewType("BlockId", int)
-"""Index of a block in the device pool or in the host pool; which one, its name says."""
+"""Index of a block in the device or host pool; the variable's name says which."""

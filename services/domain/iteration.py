@@ -1,4 +1,4 @@
-"""One iteration as scheduler and worker exchange it: the plan with its tokens, and the result with what it cost."""
+"""An iteration as scheduler and worker exchange it: the plan with its tokens, and the result with its counters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,9 @@ from services.domain.protocol import IterationResult
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a worker must know of a job to go on with it. Tokens of a prefill beyond `prompt_tokens` are output made
-    earlier.
+    """What a worker needs to know to start or resume a job. Prefill tokens beyond `prompt_tokens` are earlier output.
 
-    A token is sampled when `known_tokens` tokens are computed.
+    A token is sampled once `known_tokens` tokens have been computed.
     """
 
     prompt_tokens: int
@@ -24,10 +23,10 @@ class JobSpec:
 
 
 class PlanWork(NamedTuple):
-    """A plan entry as the worker gets it. `token_ids` are those of a prefill's positions, empty for a decode; `spec`
-    comes with position 0.
+    """A plan entry as the worker receives it. `token_ids` are the tokens of a prefill, empty for a decode; `spec` is
+    present at position 0.
 
-    A prefill is abandoned after `cut_after_s` seconds of compute, None never.
+    A prefill is abandoned after `cut_after_s` seconds of compute; None: never.
     """
 
     job_id: JobId
@@ -40,7 +39,7 @@ class PlanWork(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One iteration as the worker gets it."""
+    """An iteration as the worker receives it."""
 
     epoch: Epoch
     plan_number: PlanNumber
@@ -49,9 +48,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounters:
-    """Since the worker's present epoch began.
+    """Counters since the worker's present epoch began.
 
-    `stall_s`: a plan at hand waited for a copy; `plan_wait_s`: jobs known, no plan at hand, between iterations.
+    `stall_s`: time that a plan waited for a copy. `plan_wait_s`: time between iterations in which the worker had jobs
+    but no plan.
     """
 
     stall_s: float = 0.0
@@ -61,7 +61,7 @@ class WorkerCounters:
     uploaded_bytes: int = 0
 
     def since(self, earlier: "WorkerCounters") -> "WorkerCounters":
-        """What was counted after `earlier`."""
+        """The difference to `earlier` counters."""
         return WorkerCounters(
             self.stall_s - earlier.stall_s,
             self.busy_s - earlier.busy_s,
@@ -73,7 +73,7 @@ class WorkerCounters:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """An iteration's result with what only clients and operators look at."""
+    """An iteration's result, with log probabilities for clients and counters for operators."""
 
     result: IterationResult
     logprobs: Mapping[JobId, TokenLogprob]

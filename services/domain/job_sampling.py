@@ -1,15 +1,15 @@
-"""How a job's output tokens are chosen: the resolved parameters, shared by gateway, scheduler and worker."""
+"""The resolved sampling parameters of a job, shared by gateway, scheduler and worker."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class JobSampling:
-    """All parameters of one choice, every default filled in. Meanings and limits are those of `SamplingParams` in
+    """All parameters of one choice, with defaults filled in. For meanings and limits see `SamplingParams` in
     inference.proto.
 
-    `top_k` 0 is off. `stop_token_ids` holds the model's end-of-sequence tokens too, unless they are to be ignored.
-    `logprobs` None reports none. `logit_bias` is sorted by token id.
+    `top_k` 0 means off. `stop_token_ids` includes the model's end-of-sequence tokens, unless they are ignored.
+    `logprobs` None: no log probabilities are reported. `logit_bias` is sorted by token id.
     """
 
     max_tokens: int

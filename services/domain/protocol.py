@@ -1,12 +1,12 @@
 """The messages between scheduler, KV manager and worker, as values.
 
-Positions count the tokens of a job from 0: prompt first, then output. A plan entry (job, from_token, to_token) computes
-the KV cache of positions from_token to to_token - 1; when to_token reaches the job's known tokens (prompt and output so
-far), the iteration samples the next one. The last output token's KV is never written, so a job's KV holds at most
-prompt + max_tokens - 1 tokens.
+Positions number the tokens of a job from 0, prompt first, then output. A plan entry (job, from_token, to_token)
+computes the KV cache of positions from_token to to_token - 1; when to_token reaches the job's known tokens (prompt and
+output so far), the iteration samples the next token. The KV of the last output token is never written, so a job's KV
+holds at most prompt + max_tokens - 1 tokens.
 
-The same values are events of one side's `handle` and commands of the other's. Those made once per job and iteration are
-NamedTuples, because making a frozen dataclass costs three times as much.
+The same values are events of one side's `handle` and commands of the other's. Values created once per job and iteration
+are NamedTuples, because creating a frozen dataclass takes three times as long.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
 
 
 class Rank(NamedTuple):
-    """Place of a job in the total order; the smaller runs sooner. `arrival_number` breaks the last tie."""
+    """A job's place in the total order; the smaller rank runs sooner. `arrival_number` breaks remaining ties."""
 
     level: int
     key: float
@@ -24,7 +24,7 @@ class Rank(NamedTuple):
 
 
 class PlanEntry(NamedTuple):
-    """A job's part in an iteration: positions from_token to to_token - 1."""
+    """A job's part of an iteration: positions from_token to to_token - 1."""
 
     job_id: JobId
     from_token: int
@@ -35,8 +35,8 @@ class PlanEntry(NamedTuple):
 
 
 class ArrivedJob(NamedTuple):
-    """A job as the KV manager must know it: tokens it has now, all to be computed, and the most that its KV may come to
-    hold.
+    """A job as announced to the KV manager: its present tokens, all still to be computed, and the most tokens that its
+    KV may hold.
     """
 
     job_id: JobId
@@ -45,7 +45,7 @@ class ArrivedJob(NamedTuple):
 
 
 class OrderChange(NamedTuple):
-    """A job's new place."""
+    """A job's new rank."""
 
     job_id: JobId
     rank: Rank
@@ -53,10 +53,10 @@ class OrderChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """First on a stream, and at a new worker epoch: all jobs, none of them resident, and what ENST needs to know of the
-    policy.
+    """The first message on a stream and of a new worker epoch: all jobs, none of them resident, and the policy's
+    parameters for ENST.
 
-    `quanta_s` is empty for a policy without quanta; `starvation_limit_s` is None where nobody is promoted.
+    `quanta_s` is empty for a policy without quanta; `starvation_limit_s` is None if no job is promoted.
     """
 
     epoch: Epoch
@@ -68,7 +68,7 @@ class Jobs:
 
 
 class Arrive(NamedTuple):
-    """A new job. Its place follows in the Order of the same turn."""
+    """A new job. Its rank follows in the Order of the same turn."""
 
     job: ArrivedJob
 
@@ -81,8 +81,8 @@ class Planned(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A plan's result is back from the last stage. `cut`: its jobs whose prefill was abandoned; of that entry no KV is
-    kept.
+    """A plan's result is back from the last stage. `cut_job_ids`: jobs whose prefill was abandoned; no KV of that entry
+    is kept.
     """
 
     plan_number: PlanNumber
@@ -90,25 +90,27 @@ class Finished(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Consent to a ReclaimRequest: no unfinished plan names the job, no new one will until it is Resident again."""
+    """Consent to a ReclaimRequest: no unfinished plan names the job, and no new plan will until it is Resident
+    again.
+    """
 
     job_id: JobId
 
 
 class Refuse(NamedTuple):
-    """The job outranks the beneficiary now: it stays. The Order that says so was sent before."""
+    """The job now outranks the beneficiary, so it stays. The Order that says so has been sent before."""
 
     job_id: JobId
 
 
 class Release(NamedTuple):
-    """The job ended and is in no unfinished plan."""
+    """The job ended, and no unfinished plan names it."""
 
     job_id: JobId
 
 
 class Order(NamedTuple):
-    """Places that changed since the last Order."""
+    """Ranks that changed since the last Order."""
 
     changes: tuple[OrderChange, ...]
 
@@ -134,7 +136,7 @@ class Grown(NamedTuple):
 
 
 class ReclaimRequest(NamedTuple):
-    """May this job's device blocks be taken, for `beneficiary` or (None) to make room ahead of need?"""
+    """Asks for this job's device blocks, for the job `beneficiary_id` or (None) to make room ahead of need."""
 
     job_id: JobId
     beneficiary_id: JobId | None
@@ -146,7 +148,7 @@ KvToScheduler = Resident | Grown | ReclaimRequest
 
 
 class BlockMove(NamedTuple):
-    """One block's copy between the pools: table_index in the job's table, and the block on either side."""
+    """The copy of one block between the pools: its index in the job's table, and the block on each side."""
 
     table_index: int
     device_block: BlockId
@@ -162,7 +164,7 @@ class Assign(NamedTuple):
 
 
 class Offload(NamedTuple):
-    """Copy blocks to the host. The device table ends at once, the host table begins."""
+    """Copy blocks to the host. The device table ends at once, and the host table begins."""
 
     command_number: CommandNumber
     job_id: JobId
@@ -173,7 +175,8 @@ class Offload(NamedTuple):
 class Upload(NamedTuple):
     """Copy blocks to the device.
 
-    `device_blocks` is the whole new device table and may be longer than `moves`. The host copy is void at Done.
+    `device_blocks` is the whole new device table and may be longer than `moves`. The host copy is void once the command
+    is Done.
     """
 
     command_number: CommandNumber
@@ -184,7 +187,7 @@ class Upload(NamedTuple):
 
 
 class ReleaseBlocks(NamedTuple):
-    """Forget both tables and the job. Copies under way go on and are reported Done as usual."""
+    """Forget the job and both its tables. Copies under way continue and are reported Done as usual."""
 
     command_number: CommandNumber
     job_id: JobId
@@ -197,7 +200,7 @@ KvToWorker = Assign | Offload | Upload | ReleaseBlocks
 
 @dataclass(frozen=True, slots=True)
 class WorkerPools:
-    """First of a worker's stage at a new epoch: its pools, both empty."""
+    """The first message of a worker's stage in a new epoch: its two pools, both empty."""
 
     epoch: Epoch
     block_size: int
@@ -208,14 +211,14 @@ class WorkerPools:
 
 
 class Applied(NamedTuple):
-    """The command's effect on the tables is known at this stage."""
+    """This stage has applied the command's effect on the tables."""
 
     command_number: CommandNumber
     stage: int
 
 
 class Done(NamedTuple):
-    """The command's copies have ended at this stage (at once for a command without copies: then it is not sent)."""
+    """The command's copies have ended on this stage. Not sent for a command without copies."""
 
     command_number: CommandNumber
     stage: int
@@ -227,7 +230,7 @@ WorkerToKv = WorkerPools | Applied | Done
 
 
 class SampledToken(NamedTuple):
-    """One output token. `end_of_sequence`: it is one of the job's stop tokens, the job ends."""
+    """An output token. `end_of_sequence`: it is one of the job's stop tokens, so the job ends."""
 
     job_id: JobId
     token_id: int
@@ -236,9 +239,9 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """What a plan made, in `duration_s` seconds of the worker's time.
+    """The result of a plan, which took `duration_s` seconds of the worker's time.
 
-    `cut`: prefills abandoned at their limit, nothing of them is kept.
+    `cut_job_ids`: jobs whose prefill was abandoned at its limit; nothing of it is kept.
     """
 
     epoch: Epoch

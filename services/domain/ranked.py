@@ -1,8 +1,8 @@
-"""A total order of what has a rank, best first.
+"""A total order of items with ranks, best first.
 
-Plain sorted lists beat trees here: the longest queue holds some 20,000 jobs, bisecting it takes 15 comparisons and an
-insertion moves 160 kB at most (about 4 us), while its top, which every decision walks, is a slice. Ranks and items are
-two lists in parallel: comparing bare ranks is quicker than comparing pairs, and a slice of items needs no unpacking.
+Plain sorted lists beat trees here. The longest queue holds some 20,000 jobs: bisecting it takes 15 comparisons, and an
+insertion moves at most 160 kB (about 4 us), while the top, which every decision walks, is a slice. Ranks and items are
+two parallel lists: comparing bare ranks is faster than comparing pairs, and a slice of items needs no unpacking.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,11 +13,11 @@ from services.domain.protocol import Rank
 
 
 class HasRank(Protocol):
-    """What can be put in order."""
+    """An item that can be ordered."""
 
     @property
     def rank(self) -> Rank | None:
-        """Its place; None while it has none, and then it is in no order."""
+        """The item's rank; None while it has no rank and is in no order."""
 
 
 ItemT = TypeVar("ItemT", bound=HasRank)
@@ -39,23 +39,23 @@ class Ranked(Generic[ItemT]):
         return iter(self._items)
 
     def add(self, item: ItemT) -> None:
-        """Put an item at its rank."""
+        """Add an item at its rank."""
         assert item.rank is not None
         at = bisect_left(self._ranks, item.rank)
         self._ranks.insert(at, item.rank)
         self._items.insert(at, item)
 
     def remove(self, item: ItemT) -> None:
-        """Take an item out, by the rank it was put at."""
+        """Remove an item, by the rank at which it was added."""
         at = self._place(item)
         del self._ranks[at]
         del self._items[at]
 
     def move(self, item: ItemT, rank: Rank) -> None:
-        """Put an item at another rank than its own; to note it as its own is the caller's."""
+        """Move an item to a new rank. The caller then updates `item.rank`."""
         ranks, items = self._ranks, self._items
         at = self._place(item)
-        # The ranks of many policies change while the order does not.
+        # With many policies ranks change while the order stays the same.
         if (at == 0 or ranks[at - 1] < rank) and (at + 1 == len(ranks) or rank < ranks[at + 1]):
             ranks[at] = rank
             return
@@ -65,7 +65,7 @@ class Ranked(Generic[ItemT]):
         items.insert(at, item)
 
     def rank_at(self, place: int) -> Rank | None:
-        """The rank of the item at this place, counted from 0; None beyond the last."""
+        """The rank of the item at this place, counted from 0; None beyond the last place."""
         return self._ranks[place] if place < len(self._ranks) else None
 
     def slice(self, start: int, stop: int) -> list[ItemT]:
@@ -77,7 +77,7 @@ class Ranked(Generic[ItemT]):
         return self._items[-1] if self._items else None
 
     def below(self, rank: Rank, limit: int) -> list[ItemT]:
-        """At most `limit` items ranking strictly below, lowest first."""
+        """At most `limit` items that rank strictly below `rank`, lowest first."""
         start = bisect_right(self._ranks, rank)
         lowest = self._items[max(start, len(self._items) - limit) :]
         lowest.reverse()
@@ -86,5 +86,5 @@ class Ranked(Generic[ItemT]):
     def _place(self, item: ItemT) -> int:
         assert item.rank is not None
         at = bisect_left(self._ranks, item.rank)
-        assert self._items[at] is item, f"{item!r} is not where its rank says"
+        assert self._items[at] is item, f"{item!r} is not at the place of its rank"
         return at

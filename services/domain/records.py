@@ -1,7 +1,7 @@
-"""Many NamedTuples at once.
+"""Creates many NamedTuples at once.
 
-Messages that are made once per job and iteration are NamedTuples. Calling such a class runs `__new__`, which is Python
-code and takes most of the time; making the tuples of a whole batch without it takes half as long.
+Messages created once per job and iteration are NamedTuples. Calling such a class runs `__new__`, which is Python code
+and takes most of the time; creating the tuples of a whole batch without it takes half as long.
 """
 
 from collections.abc import Iterable
@@ -12,5 +12,5 @@ RecordT = TypeVar("RecordT", bound=tuple[object, ...])
 
 
 def records(kind: type[RecordT], rows: Iterable[tuple[object, ...]]) -> list[RecordT]:
-    """One of `kind`, a NamedTuple, for each row. A row holds all fields in their order: defaults are not filled in."""
+    """One `kind`, a NamedTuple, per row. A row must hold all fields in order: defaults are not filled in."""
     return list(map(tuple.__new__, repeat(kind), rows))

@@ -1,5 +1,5 @@
-"""What operators see of the server: one set of values from scheduler and KV manager to /metrics, GetStatus, `top` and
-result.json. Meanings and units are those of admin.proto.
+"""The status that operators see: one set of values from scheduler and KV manager for /metrics, GetStatus, `top` and
+result.json. For meanings and units see admin.proto.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from services.domain.ids import JobId
 from services.domain.protocol import KvToScheduler
 
 RESTART_MARGIN_S = 2.0
-"""How much longer a status may be under way than the one before it. A restart costs more of the uptime than that."""
+"""How much longer a status may be under way than the previous one. A restart reduces the uptime by more than that."""
 
 ITERATION_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Upper bounds of the buckets of `IterationTokens`; one more without a bound follows."""
+"""Upper bounds of the buckets of `IterationTokens`; one more bucket without a bound follows."""
 
 
 class PoolUsage(NamedTuple):
@@ -36,7 +36,7 @@ class PoolUsage(NamedTuple):
 
 
 NO_POOLS = PoolUsage(0, 0, 0, 0)
-"""Of a group without a worker."""
+"""The pools of a group without a worker."""
 
 
 def _used_share(total: int, free: int) -> float:
@@ -45,8 +45,8 @@ def _used_share(total: int, free: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """What the KV manager tells the scheduler for operators, beside the protocol: free blocks, and the jobs that left
-    for the host or came back.
+    """What the KV manager reports to the scheduler for operators, beside PROTOCOL: free blocks, and the jobs that were
+    swapped out or back in.
     """
 
     device_blocks_free: int
@@ -57,12 +57,12 @@ class PoolStatus:
 
 
 KvLinkItem = KvToScheduler | PoolStatus
-"""All that the KV manager sends to the scheduler."""
+"""Everything that the KV manager sends to the scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
 class LevelStatus:
-    """Jobs of one level; each is counted once. `quantum_s` is 0 for a policy without quanta."""
+    """The jobs of one level, each counted once. `quantum_s` is 0 for a policy without quanta."""
 
     level: int
     quantum_s: float
@@ -73,8 +73,8 @@ class LevelStatus:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """One worker group. Every job is exactly one of running (in a plan under way), swapped out (its KV cache is in
-    host memory or on its way there) and waiting.
+    """One worker group. Every job is in exactly one state: running (in a plan under way), swapped out (its KV cache is
+    in host memory or on its way there) or waiting.
     """
 
     group: int
@@ -92,7 +92,7 @@ class GroupStatus:
 
     @property
     def waiting(self) -> int:
-        """Jobs neither running nor swapped out."""
+        """Jobs that are neither running nor swapped out."""
         return sum(level.waiting for level in self.levels)
 
     @property
@@ -106,7 +106,7 @@ class GroupStatus:
         return self.running + self.waiting + self.swapped_out
 
     def as_json(self) -> dict[str, object]:
-        """A group in a line of `status.jsonl`."""
+        """A group as part of a line of `status.jsonl`."""
         return {
             "group": self.group,
             "ready": self.ready,
@@ -122,7 +122,7 @@ class GroupStatus:
 
 
 class IterationTokens(NamedTuple):
-    """A histogram of the tokens of an iteration: `counts` are not cumulated and have one entry more than `bounds`."""
+    """A histogram of tokens per iteration. `counts` are not cumulative and have one entry more than `bounds`."""
 
     bounds: tuple[float, ...] = ITERATION_TOKEN_BOUNDS
     counts: tuple[int, ...] = (0,) * (len(ITERATION_TOKEN_BOUNDS) + 1)
@@ -131,8 +131,8 @@ class IterationTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServerCounters:
-    """Counters since the scheduler started, over all epochs of its workers; the difference of two is what happened
-    between them.
+    """Counters since the scheduler started, over all epochs of its workers; the difference of two is what happened in
+    between.
     """
 
     preemptions: int = 0
@@ -151,15 +151,15 @@ class ServerCounters:
     jobs_finished: int = 0
 
     def since(self, before: "ServerCounters") -> "ServerCounters":
-        """What happened after `before`, of the same process of the scheduler."""
+        """What happened since `before`, which must be from the same run of the scheduler."""
         names = [one.name for one in fields(self)]
         return ServerCounters(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """The whole server at one moment. `rejections` counts jobs that were not admitted, by reason; over the wire comes
-    only "full".
+    """The whole server at one moment. `rejections` counts jobs that were not admitted, by reason; the wire carries only
+    "full".
     """
 
     model: str
@@ -179,12 +179,12 @@ class ServerStatus:
 
     @property
     def admission_rejections(self) -> int:
-        """Jobs refused because too many, or too many tokens, were queued."""
+        """Jobs refused because too many jobs or tokens were queued."""
         return self.rejections.get("full", 0)
 
     def counters_since(self, before: "ServerStatus", elapsed_s: float) -> ServerCounters:
-        """What happened after `before`, which came `elapsed_s` earlier. A scheduler that was restarted in between
-        counts from 0; it is younger than it was, or than it would be.
+        """What happened since `before`, which was taken `elapsed_s` earlier. A scheduler that was restarted in between
+        counts from 0; it is recognised by a shorter uptime than expected, or by smaller counters.
         """
         is_younger = self.uptime_s < before.uptime_s + max(0.0, elapsed_s - RESTART_MARGIN_S)
         old = before.counters

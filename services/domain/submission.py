@@ -1,4 +1,4 @@
-"""What gateway and scheduler tell each other of a job: how it is submitted, what is new of it, what a job may be."""
+"""What gateway and scheduler exchange about jobs: submissions, updates and the limits of a job."""
 
 from array import array
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from services.domain.job_sampling import JobSampling
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """What a job may be. Not `ready`: no worker has joined yet."""
+    """Limits that a job must meet. Not `ready`: no worker has joined yet."""
 
     ready: bool
     max_model_len: int
@@ -22,7 +22,7 @@ class ServingLimits:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job as a gateway submits it: `body_digest` is that of the request's body."""
+    """A job as a gateway submits it. `body_digest` is the digest of the request's body."""
 
     job_id: JobId
     body_digest: bytes
@@ -33,7 +33,7 @@ class Submission:
 
 
 class JobTimings(NamedTuple):
-    """Where a job's time went, in seconds, and how often it left the running batch before its end."""
+    """How a job's time was spent, in seconds, and how often it left the running batch before it ended."""
 
     queue_s: float
     prefill_s: float
@@ -42,9 +42,9 @@ class JobTimings(NamedTuple):
 
 
 class JobUpdate(NamedTuple):
-    """News of one job for one gateway. With `finish` (and timings) or `error` it is the last.
+    """New output of one job for one gateway. An update with `finish` (and timings) or `error` is the last one.
 
-    `is_joined`: the job had been submitted before, and its tokens are no new work.
+    `is_joined`: the job had been submitted before, so its tokens are not new work.
     """
 
     job_id: JobId

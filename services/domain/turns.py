@@ -1,7 +1,7 @@
-"""A turn of a state machine: what it was told at once, and what it said to that.
+"""A turn of a state machine: the events that it took at once, and the commands that it returned.
 
-Scheduler and KV manager are machines whose commands follow from their events and the times of their turns alone, and so
-a list of turns is all there is to know of a run. Recordings keep it, the simulator's replay goes through it again.
+Scheduler and KV manager are machines whose commands depend only on their events and the times of their turns, so a
+list of turns describes a run completely. Recordings store it, and the simulator's replay repeats it.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ CommandT = TypeVar("CommandT")
 class Turn(Generic[EventT, CommandT]):
     """One call of `handle`.
 
-    `fault` is the name of the error that it raised, None if it returned; a fault gives no commands, and a new machine
-    takes the turns after it.
+    `fault` is the name of the error that it raised, None if it returned. A turn with a fault has no commands, and a new
+    machine takes the turns after it.
     """
 
     now_s: float

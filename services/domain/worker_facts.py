@@ -1,4 +1,4 @@
-"""What a worker says of itself when it joins the scheduler and the KV manager."""
+"""What a worker reports when it joins the scheduler and the KV manager."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from services.domain.protocol import WorkerPools
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What a worker says of itself when it joins. `device` is "cpu" or the GPU's name."""
+    """What a worker reports when it joins the scheduler. `device` is "cpu" or the GPU's name."""
 
     epoch: Epoch
     group: int
@@ -25,8 +25,6 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class KvWorkerFacts:
-    """What a worker says of itself when it joins the KV manager."""
-
     group: int
     pools: WorkerPools
     block_bytes: int

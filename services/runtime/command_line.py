@@ -1,7 +1,7 @@
-"""What every command shares: argument parsing that fails in one line, exit codes, and the error that carries one.
+"""Shared by all commands: argument parsing with one-line errors, exit codes, and the error that carries one.
 
-A command module has `main(argv) -> int`. It raises CommandError for what the world can break; `services.cli.__main__`
-prints it as one line on stderr and exits with its code.
+A command module has `main(argv) -> int`. It raises CommandError for problems outside the program;
+`services.cli.__main__` prints the error as one line on stderr and exits with its code.
 """
 
 import argparse
@@ -22,7 +22,7 @@ class ExitCode:
 
 
 class CommandError(Exception):
-    """A command can't do what it was asked. `str(error)` is one line for the person who can mend it."""
+    """A command can't do what it was asked to do. `str(error)` is one line for the person who can fix it."""
 
     def __init__(self, message: str, exit_code: int = ExitCode.FAILED) -> None:
         super().__init__(" ".join(message.split()))
@@ -43,9 +43,9 @@ def parser(command: str, description: str) -> OneLineParser:
 
 
 def add_server(to: argparse.ArgumentParser) -> None:
-    """The flag that every client command has."""
+    """Add the `--server` flag, which every client command has."""
     to.add_argument(
-        "--server", default=DEFAULT_SERVER, metavar="HOST:PORT", help=f"the gateway's gRPC address [{DEFAULT_SERVER}]"
+        "--server", default=DEFAULT_SERVER, metavar="HOST:PORT", help=f"gRPC address of the gateway [{DEFAULT_SERVER}]"
     )
 
 
@@ -53,33 +53,33 @@ def positive_int(text: str) -> int:
     """An argparse type: 1 or more."""
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return value
 
 
 def at_most(value: int, most: int) -> int:
-    """For argparse types: `value`, unless it is above `most`."""
+    """For argparse types: returns `value` unless it is greater than `most`."""
     if value > most:
-        raise argparse.ArgumentTypeError(f"{value} is above {most}")
+        raise argparse.ArgumentTypeError(f"{value} is greater than {most}")
     return value
 
 
 def not_negative_float(text: str) -> float:
-    """An argparse type: a finite number, 0 or more."""
+    """An argparse type: a finite number that is at least 0."""
     value = float(text)
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number of 0 or more")
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number that is at least 0")
     return value
 
 
 def positive_float(text: str) -> float:
-    """An argparse type: a finite number above 0."""
+    """An argparse type: a finite number greater than 0."""
     value = not_negative_float(text)
     if value == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not greater than 0")
     return value
 
 
 def tell(command: str, message: str) -> None:
-    """One line on stderr."""
+    """Print one line on stderr."""
     print(f"fastserve {command}: {message}", file=sys.stderr, flush=True)

@@ -1,9 +1,9 @@
-"""A stream that this side dials: one attempt, and the loop that dials again.
+"""A stream that this side dials: one attempt, and the loop that redials.
 
-An attempt says hello, then writes what its outbox gets and hands on what it reads, until the stream ends. It always
-ends with a typed error that says why: that of the peer's status, UnreachableError where the peer is gone or closed the
-stream, ProtocolError for a message that makes no sense, or what the outbox was closed with. `keep_dialling` runs
-attempts for ever, with pauses that double while none of them succeeds.
+An attempt sends hello, then writes the items of its outbox and passes on what it reads, until the stream ends. It
+always ends with a typed error that says why: the error in the peer's status, UnreachableError if the peer is gone or
+closed the stream, ProtocolError for an invalid message, or the error that the outbox was closed with. `keep_dialling`
+makes attempts forever, with pauses that double as long as none of them succeeds.
 """
 
 import asyncio
@@ -37,11 +37,12 @@ async def keep_dialling(
     steady_s: float = 0.0,
     jitter: float = 0.0,
 ) -> NoReturn:
-    """Runs `attempt(is_up)` for ever; it calls `is_up` once the peer has taken the stream, and raises why it ended.
+    """Runs `attempt(is_up)` forever. An attempt calls `is_up` once the peer has accepted the stream, and raises the
+    reason for its end.
 
-    The pauses start again from the shortest after an attempt that was up and lasted for `steady_s`; `jitter` is the
-    share of a pause that is left to chance, so that many do not come at once. Raises an error of `final`, after which
-    dialling again can't help. A failure is logged if the stream had been up, or is the first.
+    The pauses start over from the shortest after an attempt that was up and lasted for `steady_s`. `jitter` is the
+    share of a pause that is random, so that many peers do not dial at once. Raises the errors in `final`, for which
+    redialling can't help. A failure is logged if the stream had been up, or if it is the first.
     """
     backoff = Backoff()
     was_told = False
@@ -61,7 +62,7 @@ async def keep_dialling(
         except FastServeError as error:
             reason = str(error)
         if was_up or not was_told:
-            _log.warning("no stream to %s: %s; dialling again", peer, reason)
+            _log.warning("no stream to %s: %s; redialling", peer, reason)
             was_told = True
         if was_up and time.monotonic() - began_s >= steady_s:
             backoff.reset()
@@ -69,8 +70,8 @@ async def keep_dialling(
 
 
 class DialledStream(Generic[RequestT, ResponseT]):
-    """One attempt over `call`, a bidirectional call of grpc.aio that has just been begun; `peer` is who answers. Use it
-    as a context manager: at its end the call is cancelled, and an error of gRPC has become a typed one.
+    """One attempt over `call`, a bidirectional grpc.aio call that has just begun; `peer` names the peer in errors. Use
+    it as a context manager: on exit the call is cancelled, and a gRPC error is converted to a typed one.
     """
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[RequestT, ResponseT]", peer: str) -> None:
@@ -86,7 +87,7 @@ class DialledStream(Generic[RequestT, ResponseT]):
             raise from_grpc(error) from None
 
     async def connect(self) -> None:
-        """Until the peer has accepted the connection, where nothing is said first."""
+        """Wait until the connection is established, for a stream without a hello."""
         await self._call.wait_for_connection()
 
     async def say(self, hello: RequestT) -> None:
@@ -98,7 +99,7 @@ class DialledStream(Generic[RequestT, ResponseT]):
             raise self._silence() from None
 
     async def answer(self) -> ResponseT:
-        """Read the peer's first message. Raises UnreachableError if none comes in time."""
+        """Read the peer's first message. Raises UnreachableError if none arrives in time."""
         try:
             async with asyncio.timeout(HELLO_LIMIT_S):
                 first: ResponseT = await self._call.read()
@@ -114,15 +115,16 @@ class DialledStream(Generic[RequestT, ResponseT]):
         to_wire: Callable[[Sequence[ItemT]], Iterable[RequestT]],
         on_message: Callable[[ResponseT], None],
     ) -> NoReturn:
-        """Write what the outbox gets and hand on what is read, in order, until the stream ends. Raises why it ended.
+        """Write the items of the outbox and pass on what is read, in order, until the stream ends. Raises the reason
+        for its end.
 
-        `to_wire` makes messages of the items that wait together.
+        `to_wire` makes messages from the items that are waiting together.
         """
         reading = asyncio.create_task(self._read(on_message))
         writing = asyncio.create_task(self._write(outbox, to_wire))
         closing = asyncio.create_task(outbox.until_closed())
         try:
-            # A write that fails is no news: the stream has ended, and reading tells why.
+            # A failed write needs no handling: the stream has ended, and reading raises the reason.
             await asyncio.wait((reading, closing), return_when=asyncio.FIRST_COMPLETED)
             if closing.done():
                 closing.result()
@@ -144,7 +146,7 @@ class DialledStream(Generic[RequestT, ResponseT]):
                 await self._call.write(message)
 
     async def _end(self) -> Exception:
-        """Why a stream ended that gives no further message."""
+        """The error for a stream that has no further messages."""
         call = self._call
         code = await call.code()
         if code is grpc.StatusCode.OK:

@@ -1,9 +1,9 @@
-"""The one table of errors and gRPC statuses, read in both directions.
+"""The one table of errors and gRPC statuses, used in both directions.
 
-`status_of` and `error_of` turn a typed error into an ErrorStatus (what a status can say: code, sentence, field, time to
-wait) and back; `to_grpc` and `from_grpc` put an ErrorStatus on the wire as google.rpc details: BadRequest names the
-field, PreconditionFailure what differs, RetryInfo how long to wait. An error of no known kind is INTERNAL; a code of no
-known kind comes back as PeerFailedError.
+`status_of` and `error_of` convert a typed error to an ErrorStatus (code, message, field, time to wait) and back.
+`to_grpc` and `from_grpc` convert between an ErrorStatus and the wire, with google.rpc details: BadRequest names the
+field, PreconditionFailure what differs, RetryInfo how long to wait. An error that is not in the table becomes INTERNAL;
+a code that is not in the table comes back as PeerFailedError.
 """
 
 import math
@@ -31,13 +31,13 @@ from services.domain.errors import (
 )
 
 MOST_MESSAGE_BYTES = 1000
-"""Statuses travel in HTTP/2 trailers, twice and encoded, and those are bounded to 8 KiB: longer sentences are cut."""
+"""Messages travel in HTTP/2 trailers, twice and encoded, and trailers are limited to 8 KiB: longer ones are cut off."""
 
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
 class ErrorStatus(NamedTuple):
-    """What a status says. `field` and `retry_after_s` are None where the code has none."""
+    """The content of a status. `field` and `retry_after_s` are None for codes without them."""
 
     code: grpc.StatusCode
     message: str
@@ -87,7 +87,7 @@ _BY_CODE = {row.code: row for row in _TABLE}
 
 
 def code_of_number(number: int) -> grpc.StatusCode:
-    """The gRPC code of a google.rpc.Code; UNKNOWN for a number that is none."""
+    """The gRPC code of a google.rpc.Code; UNKNOWN for an invalid number."""
     return next((code for code in grpc.StatusCode if code.value[0] == number), grpc.StatusCode.UNKNOWN)
 
 
@@ -98,7 +98,7 @@ def number_of_code(code: grpc.StatusCode) -> int:
 
 
 def status_of(error: FastServeError) -> ErrorStatus:
-    """The status that tells a client of the error."""
+    """The status that reports the error to a client."""
     message = str(error)
     row = next((row for row in _TABLE if isinstance(error, row.kind)), None)
     if row is None:
@@ -111,7 +111,7 @@ def status_of(error: FastServeError) -> ErrorStatus:
 
 
 def error_of(status: ErrorStatus) -> FastServeError:
-    """The inverse of status_of, as far as the table goes."""
+    """The inverse of status_of for the errors in the table."""
     row = _BY_CODE.get(status.code)
     if row is None:
         return PeerFailedError(f"{status.code.name}: {status.message}")
@@ -136,7 +136,7 @@ def _details(status: ErrorStatus) -> list[Any]:
 
 
 def to_grpc(status: ErrorStatus) -> grpc.Status:
-    """A status for `context.abort_with_status`, or for its parts: code, details, trailing metadata."""
+    """A status for `context.abort_with_status`; also used for its parts: code, details, trailing metadata."""
     bounded = status._replace(
         message=status.message.encode("utf-8", "replace")[:MOST_MESSAGE_BYTES].decode("utf-8", "ignore")
     )
@@ -175,5 +175,5 @@ def from_grpc(error: grpc.aio.AioRpcError) -> FastServeError:
         try:
             status = _read_details(status_pb2.Status.FromString(packed), status)
         except DecodeError:
-            return PeerFailedError(f"{status.code.name}: {status.message} (with details that are none)")
+            return PeerFailedError(f"{status.code.name}: {status.message} (the status details can't be decoded)")
     return error_of(status)

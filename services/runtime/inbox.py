@@ -1,8 +1,8 @@
-"""The bounded inbox of a driver: everything that happened since its last turn.
+"""The bounded inbox of a driver: everything that has happened since its last turn.
 
-Handlers and streams put in what they hear; one task takes all of it at once, so that a turn sees every event that
-waited, in the order in which it came. What must never wait (a result, a stream that ended) is posted; what a peer can
-wait with is put, and waits at its stream while the inbox is full.
+Handlers and streams add what they receive; one task takes all of it at once, so that a turn sees every waiting event,
+in the order of arrival. `post` is for events that must never wait (a result, the end of a stream). `put` is for events
+that can wait: they stay in their stream while the inbox is full.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ ItemT = TypeVar("ItemT")
 
 
 class Wakeup(NamedTuple):
-    """Nothing happened but time."""
+    """Time has passed, and nothing else has happened."""
 
 
 class Inbox(Generic[ItemT]):
-    """At most `limit` items, and those that are posted. Used on one event loop."""
+    """`put` waits while there are `limit` items or more; `post` is not bounded. Used on one event loop."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -28,19 +28,19 @@ class Inbox(Generic[ItemT]):
         return len(self._items)
 
     def post(self, item: ItemT) -> None:
-        """Add an item, however many wait."""
+        """Add an item at once, even if the inbox is full."""
         self._items.append(item)
         self._filled.set()
 
     async def put(self, item: ItemT) -> None:
-        """Add an item; waits while the inbox is full."""
+        """Add an item. Waits while the inbox is full."""
         while len(self._items) >= self._limit:
             self._has_room.clear()
             await self._has_room.wait()
         self.post(item)
 
     async def take(self) -> list[ItemT]:
-        """All items, in order; waits for the first."""
+        """Remove and return all items in order. Waits until there is one."""
         await self._filled.wait()
         self._filled.clear()
         items, self._items = self._items, []

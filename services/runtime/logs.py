@@ -1,4 +1,4 @@
-"""Logging: to stderr, a line a record, one format for all services, so that the log of `fastserve up` reads as one."""
+"""Logging to stderr, one line per record. All services have one format, so that `fastserve up` prints a single log."""
 
 import logging
 import os
@@ -10,8 +10,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class _Formatter(logging.Formatter):
-    """`2026-01-31T12:00:00.123Z INFO scheduler: text`; line breaks of a message are kept visible on one line,
-    tracebacks follow it.
+    """`2026-01-31T12:00:00.123Z INFO scheduler: text`. Line breaks in a message are escaped, so that it stays on one
+    line; tracebacks follow it.
     """
 
     converter = staticmethod(time.gmtime)
@@ -26,8 +26,8 @@ class _Formatter(logging.Formatter):
 
 
 def set_up_logs(service: str, level: LogLevel) -> None:
-    """Sends all records of the process to stderr under the name of its service."""
-    # gRPC's core prints its own multi-line reports to stderr; what matters of them reaches us as errors.
+    """Sends all log records of the process to stderr under the name of its service."""
+    # gRPC's core prints multi-line reports to stderr; what matters in them reaches us as errors.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(service))

@@ -1,4 +1,4 @@
-"""The /metrics endpoint of a service: a registry of its own with the process's figures, and a small HTTP server."""
+"""The /metrics endpoint of a service: its own registry with metrics of the process, and a small HTTP server."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 def new_registry() -> CollectorRegistry:
-    """A registry that holds memory, CPU time, open files and garbage collections of this process already."""
+    """A registry with memory, CPU time, open files and garbage collections of this process."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -25,8 +25,9 @@ def new_registry() -> CollectorRegistry:
 
 
 def asking_loop(question: Callable[[], Awaitable[AnswerT] | AnswerT]) -> Callable[[], AnswerT | None]:
-    """For collectors, which run on the thread of the metrics server: asks the present event loop. None if it has ended,
-    does not answer within SCRAPE_LIMIT_S, or the question fails with a FastServeError.
+    """For collectors, which run on the metrics server's thread: returns a function that asks the current event loop. It
+    returns None if the loop has ended or does not answer within SCRAPE_LIMIT_S, or if the question raises a
+    FastServeError.
     """
     loop = asyncio.get_running_loop()
 
@@ -48,10 +49,10 @@ def asking_loop(question: Callable[[], Awaitable[AnswerT] | AnswerT]) -> Callabl
 
 
 class MetricsServer:
-    """Serves `GET /metrics` from a daemon thread, in which it calls the collectors of the registry once a scrape."""
+    """Serves `GET /metrics` from a daemon thread, which calls the registry's collectors once per scrape."""
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        """Listens at once; port 0 takes a free one. Raises AddressInUseError."""
+        """Starts listening at once; port 0 picks a free port. Raises AddressInUseError."""
         try:
             self._server, self._thread = start_http_server(port, bare_host(host), registry)
         except OSError as error:

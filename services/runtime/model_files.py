@@ -1,12 +1,13 @@
-"""A model folder in Hugging Face layout, seen without torch: is it whole, what are its numbers, which one is it.
+"""Reads a model folder in Hugging Face layout without torch: checks that it is complete, and gets its dimensions and
+its fingerprint.
 
-All services that are given `--model` read the same folder (or copies of it). The scheduler compares their fingerprints,
-so that a worker with other weights, or a gateway with another tokenizer, is refused when it joins and not noticed by
-its gibberish. A fingerprint must cost milliseconds, so it covers of each weights file the header, the size and some
-samples of the data, not all of it.
+All services with a `--model` flag read the same folder or a copy of it. The scheduler compares their fingerprints, so
+that a worker with different weights, or a gateway with a different tokenizer, is refused when it joins instead of
+producing gibberish. Computing a fingerprint must take only milliseconds, so of each weights file it covers the header,
+the size and some samples of the data.
 
-Weights are safetensors only: 8 bytes of header length (little endian), the header as JSON ({name: {dtype, shape,
-data_offsets}}), the data.
+Only safetensors weights are supported: 8 bytes of header length (little endian), the header as JSON ({name: {dtype,
+shape, data_offsets}}), then the data.
 """
 
 import hashlib
@@ -19,10 +20,10 @@ from typing import Any
 from services.domain.errors import ModelFolderError
 
 BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
-"""Comes with the source tree, not with a wheel."""
+"""Part of the source tree, but not of a wheel."""
 BUNDLED_MODEL_NAME = "fastserve-bundled"
 MOST_NAME_CHARACTERS = 128
-"""Of the model's name for clients."""
+"""The most characters of the model name that clients see."""
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -37,7 +38,7 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The numbers of a model that services without its weights go by. Every token id is less than `vocabulary_size`."""
+    """The facts about a model that services without its weights need. Token ids are less than `vocabulary_size`."""
 
     max_model_len: int
     vocabulary_size: int
@@ -47,11 +48,11 @@ class ModelFacts:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST_JSON_BYTES:
-            raise ModelFolderError(f"{path} is too large for what it is")
+            raise ModelFolderError(f"{path} is larger than {_MOST_JSON_BYTES} bytes")
         document = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ModelFolderError(
-            f"{path.parent} has no {path.name}: it is no model folder in Hugging Face layout"
+            f"{path.parent} has no {path.name}: it is not a model folder in Hugging Face layout"
         ) from None
     except OSError as error:
         raise ModelFolderError(f"can't read {path}: {error.strerror}") from None
@@ -63,7 +64,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json as it is. Raises ModelFolderError."""
+    """The content of config.json. Raises ModelFolderError."""
     if not folder.is_dir():
         raise ModelFolderError(f"{folder} is not a folder")
     return _read_json(folder / CONFIG)
@@ -72,19 +73,19 @@ def read_config(folder: Path) -> dict[str, Any]:
 def _whole_number(config: dict[str, Any], key: str, folder: Path) -> int:
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelFolderError(f"{folder / CONFIG}: {key} must be a whole number above 0, is {value!r}")
+        raise ModelFolderError(f"{folder / CONFIG}: {key} must be a whole number greater than 0, but is {value!r}")
     return value
 
 
 def _ids(value: Any) -> list[int]:
-    """Token ids of a field that holds one, several or none."""
+    """The token ids of a field that holds one id, several or none."""
     values = value if isinstance(value, list) else [value]
     return [one for one in values if isinstance(one, int) and not isinstance(one, bool)]
 
 
 def read_facts(folder: Path) -> ModelFacts:
-    """The numbers of a model. End-of-sequence ids are those of config.json and generation_config.json together, as chat
-    models name the end of a turn only in the latter. Raises ModelFolderError.
+    """The facts about a model. End-of-sequence ids are those of config.json and generation_config.json together,
+    because chat models define the end of a turn only in the latter. Raises ModelFolderError.
     """
     config = read_config(folder)
     generation_file = folder / "generation_config.json"
@@ -99,27 +100,27 @@ def read_facts(folder: Path) -> ModelFacts:
 
 
 def tokenizer_file(folder: Path) -> Path:
-    """The tokenizer. Raises ModelFolderError if the folder has none of the one kind that is read."""
+    """The path of tokenizer.json. Raises ModelFolderError if the folder has none."""
     read_config(folder)
     path = folder / TOKENIZER
     if not path.is_file():
-        raise ModelFolderError(f"{folder} has no {TOKENIZER}: tokenizers of other kinds are not supported")
+        raise ModelFolderError(f"{folder} has no {TOKENIZER}: no other tokenizer format is supported")
     return path
 
 
 def _indexed_names(index_file: Path) -> set[str]:
     weight_map = _read_json(index_file).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelFolderError(f"{index_file} is damaged: it must have a weight_map")
+        raise ModelFolderError(f"{index_file} is damaged: it has no weight_map")
     names = {name for name in weight_map.values() if isinstance(name, str)}
     if len(names) == 0 or any(Path(name).name != name for name in names):
-        raise ModelFolderError(f"{index_file} names files outside of its folder")
+        raise ModelFolderError(f"{index_file} must name files in its own folder only")
     return names
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of the model, sorted: those of its index, else model.safetensors. Others may be of another
-    model, or the same one in another layout.
+    """The safetensors files of the model, sorted: those named in its index, or else model.safetensors. Other files may
+    belong to another model, or hold the same model in another layout.
 
     Raises ModelFolderError.
     """
@@ -129,7 +130,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         paths = tuple(sorted(folder / name for name in _indexed_names(index_file)))
         missing = [path.name for path in paths if not path.is_file()]
         if missing:
-            raise ModelFolderError(f"{folder} lacks {', '.join(missing[:3])}, named by {_WEIGHTS_INDEX}")
+            raise ModelFolderError(f"{folder} lacks {', '.join(missing[:3])}, which {_WEIGHTS_INDEX} names")
         return paths
     if (folder / _WEIGHTS).is_file():
         return (folder / _WEIGHTS,)
@@ -139,27 +140,27 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLE_SUFFIXES)
     if pickles:
         raise ModelFolderError(
-            f"{folder} has its weights only as pickles ({pickles[0]}), which could run code when loaded: "
+            f"{folder} has weights only as pickles ({pickles[0]}), which could run code when they are loaded: "
             "convert them to safetensors"
         )
     raise ModelFolderError(f"{folder} has no weights: neither {_WEIGHTS} nor {_WEIGHTS_INDEX}")
 
 
 def _end_of_data(header: dict[str, Any], path: Path) -> int:
-    """Bytes of data that the header speaks of."""
+    """The number of data bytes that the header describes."""
     ends = [0]
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
         if not (isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(one, int) for one in offsets)):
-            raise ModelFolderError(f"{path} is damaged: its header does not say where {name} is")
+            raise ModelFolderError(f"{path} is damaged: its header has no data_offsets for {name}")
         ends.append(offsets[1])
     return max(ends)
 
 
 def read_header(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """The header of a safetensors file, raw and read.
+    """The header of a safetensors file, raw and parsed.
 
     Raises ModelFolderError for a file that is shorter than its header says.
     """
@@ -169,7 +170,7 @@ def read_header(path: Path) -> tuple[bytes, dict[str, Any]]:
             start = file.read(_LENGTH_BYTES)
             length_bytes = struct.unpack("<Q", start)[0] if len(start) == _LENGTH_BYTES else _MOST_HEADER_BYTES + 1
             if length_bytes > min(_MOST_HEADER_BYTES, size_bytes - _LENGTH_BYTES):
-                raise ModelFolderError(f"{path} is truncated or no safetensors file: its header does not fit")
+                raise ModelFolderError(f"{path} is truncated or not a safetensors file: its header does not fit in it")
             raw = file.read(length_bytes)
     except OSError as error:
         raise ModelFolderError(f"can't read {path}: {error.strerror}") from None
@@ -181,12 +182,12 @@ def read_header(path: Path) -> tuple[bytes, dict[str, Any]]:
         raise ModelFolderError(f"{path} is damaged: its header must be a JSON object")
     whole_bytes = _LENGTH_BYTES + length_bytes + _end_of_data(header, path)
     if whole_bytes > size_bytes:
-        raise ModelFolderError(f"{path} is truncated: {size_bytes} bytes of {whole_bytes}")
+        raise ModelFolderError(f"{path} is truncated: it has {size_bytes} of {whole_bytes} bytes")
     return raw, header
 
 
 def _add_samples(digest: "hashlib._Hash", path: Path) -> None:
-    """Both ends of the file and places between: a model tuned from another differs in most of its layers."""
+    """Add samples from both ends of the file and in between: a fine-tuned model differs in most layers."""
     last_offset = max(0, path.stat().st_size - _SAMPLE_BYTES)
     with path.open("rb") as file:
         for number in range(_SAMPLES):
@@ -195,7 +196,7 @@ def _add_samples(digest: "hashlib._Hash", path: Path) -> None:
 
 
 def fingerprint(folder: Path) -> str:
-    """Identity of the model: equal for copies of a folder. Checks its files on the way. Raises ModelFolderError."""
+    """A hash that identifies the model, equal for copies of a folder. Checks the files too. Raises ModelFolderError."""
     digest = hashlib.sha256()
     config = read_config(folder)
     digest.update(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())
@@ -214,7 +215,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def served_name(folder: Path, given: str | None) -> str:
-    """The model's name for clients: the given one, else that of the bundled model, else the folder's."""
+    """The model name that clients see: the given name, or that of the bundled model, or the folder's name."""
     if given is not None:
         return given
     resolved = folder.resolve()

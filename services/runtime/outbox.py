@@ -1,8 +1,9 @@
-"""The outgoing side of a stream: what waits to be written to a peer, bounded, and how the stream is told to end.
+"""The outgoing side of a stream: a bounded queue of what is waiting to be written to a peer, and the request to end the
+stream.
 
-A driver fills it and never waits; the stream's writer empties it. Nothing here grows with a peer's slowness: one that
-lets the bound be reached has stopped reading and loses its stream, even while the writer is stuck in a write to it.
-What is put in after that is dropped, because the next stream opens with all there is to know.
+A driver fills it without waiting; the stream's writer empties it. Nothing here grows because a peer is slow: a peer
+that lets the bound be reached has stopped reading and loses its stream, even while the writer is stuck in a write to
+it. Items added after that are dropped, because the next stream opens with the full state.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ ItemT = TypeVar("ItemT")
 
 
 class OutgoingSide:
-    """Something may wait to be written; the stream may have to end."""
+    """Signals that something is waiting to be written, or that the stream must end."""
 
     def __init__(self) -> None:
         self._error: FastServeError | None = None
@@ -25,28 +26,28 @@ class OutgoingSide:
 
     @property
     def is_closed(self) -> bool:
-        """The stream is to end."""
+        """Whether the stream must end."""
         return self._error is not None
 
     def close(self, error: FastServeError) -> None:
-        """End the stream with this error, unless it is to end with another already."""
+        """End the stream with this error, unless it is already ending with another one."""
         if self._error is None:
             self._error = error
             self._closed.set()
             self._written.set()
 
     async def until_closed(self) -> None:
-        """Raises the error that the stream is to end with, once there is one."""
+        """Wait until the stream must end, and raise its error."""
         await self._closed.wait()
         assert self._error is not None
         raise self._error
 
     async def flushed(self) -> None:
-        """Until the writer has written everything and waits for more, or will write nothing more."""
+        """Wait until the writer has written everything, or will write nothing more."""
         await self._written.wait()
 
     async def wait(self) -> None:
-        """For the writer: until there is something to write."""
+        """For the writer: wait until there is something to write."""
         if not self._filled.is_set():
             self._written.set()
         await self._filled.wait()
@@ -58,7 +59,7 @@ class OutgoingSide:
 
 
 class Outbox(OutgoingSide, Generic[ItemT]):
-    """Items in order, at most `limit` of them. `peer` is who reads them, for the error."""
+    """Items in order, at most `limit` of them. `peer` names the reader in the error."""
 
     def __init__(self, limit: int, peer: str) -> None:
         super().__init__()
@@ -67,20 +68,21 @@ class Outbox(OutgoingSide, Generic[ItemT]):
         self._items: deque[ItemT] = deque()
 
     def put(self, item: ItemT) -> None:
-        """Add an item. Closes the stream if the peer has let too many wait; drops it if the stream is to end."""
+        """Add an item. Closes the stream if too many items are waiting; drops the item if the stream is closed."""
         if self.is_closed:
             return
         self._items.append(item)
         self._wake()
         if len(self._items) > self._limit:
-            self.close(NotReadyError(f"{self._peer} does not read: {self._limit} messages wait for it"))
+            message = f"{self._peer} is not reading its stream: more than {self._limit} messages are waiting for it"
+            self.close(NotReadyError(message))
 
     def close(self, error: FastServeError) -> None:
         super().close(error)
         self._items.clear()
 
     async def take(self) -> list[ItemT]:
-        """For the writer: all items; waits for the first."""
+        """For the writer: remove and return all items. Waits until there is one."""
         await self.wait()
         items = list(self._items)
         self._items.clear()

@@ -1,11 +1,13 @@
-"""What a command asks of the disk before work that takes long."""
+"""A check of the output folder before long work begins."""
 
 from pathlib import Path
 from tempfile import TemporaryFile
 
 
 def make_writable(folder: Path) -> None:
-    """Make the folder and try a file in it, so that hours of work don't end at its door. Raises OSError."""
+    """Create the folder and a temporary file in it, so that hours of work are not lost when the result is written.
+    Raises OSError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=folder):
         pass

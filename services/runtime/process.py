@@ -1,11 +1,12 @@
-"""Life of a service's process: settings, logs, signals, the word that it is ready, and its end.
+"""The life of a service's process: settings, logs, signals, the announcement that it is ready, and its end.
 
-`service_main` is the body of every service's `main`. The first SIGTERM or SIGINT sets `ServiceProcess.stopping`, upon
-which `serve` drains and returns; the second ends the process at once. What the world can break ends in one line on
-stderr and exit status 1.
+`service_main` is the body of every service's `main`. The first SIGTERM or SIGINT sets `ServiceProcess.stopping`,
+whereupon `serve` drains and returns; the second ends the process at once. Errors with an outside cause end the process
+with one line on stderr and exit status 1.
 
-A service started by another process is told its parent's id (`--die-with-parent`) and is killed when that ends, even by
-SIGKILL: Linux sends the signal (prctl); elsewhere a thread looks every second whether the parent is still the parent.
+A service started by another process gets its parent's process id (`--die-with-parent`) and is killed when the parent
+ends, even by SIGKILL: Linux sends the signal (prctl); elsewhere a thread checks every second whether the parent is
+still the parent.
 """
 
 import asyncio
@@ -34,22 +35,22 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class ServiceProcess(Generic[SettingsT]):
-    """What a running service sees of its process."""
+    """A running service's view of its process."""
 
     def __init__(self, name: str, settings: SettingsT) -> None:
         self.name = name
         self.settings = settings
         self.stopping = asyncio.Event()
-        """Set by the first signal to end; `serve` may set it too."""
+        """Set by the first signal; `serve` may set it too."""
 
     def announce_ready(self, grpc: str, metrics: str | None = None) -> None:
-        """Says that the service serves on these addresses: one log line, and the ready file."""
+        """Announces that the service is ready at these addresses: in one log line, and in the ready file."""
         if self.settings.ready_file is not None:
             write_ready_file(self.settings.ready_file, grpc, metrics)
         _log.info("ready %s %s", self.name, grpc)
 
     async def until_stopped(self, *tasks: "asyncio.Task[None]") -> None:
-        """Returns at the first signal to end. `tasks` are to run for ever: raises what ended one of them."""
+        """Returns at the first signal. `tasks` must run forever: raises the exception that ended one of them."""
         stopping = asyncio.create_task(self.stopping.wait())
         try:
             await asyncio.wait((stopping, *tasks), return_when=asyncio.FIRST_COMPLETED)
@@ -61,16 +62,16 @@ class ServiceProcess(Generic[SettingsT]):
 
 
 async def cancelled(*tasks: "asyncio.Task[None]") -> None:
-    """Cancels the tasks and waits until they have ended, however they end."""
+    """Cancels the tasks and waits until they have ended; their exceptions are ignored."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def write_ready_file(path: Path, grpc: str, metrics: str | None) -> None:
-    """Writes the addresses as JSON so that a reader sees all or nothing.
+    """Writes the addresses as JSON, atomically.
 
-    Raises InvalidFieldError if it can't be written.
+    Raises InvalidFieldError if the file can't be written.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -88,14 +89,14 @@ def _watch_parent(parent_id: int) -> None:
 
 
 def die_with_parent(parent_id: int) -> None:
-    """Ties this process's life to its parent's. A parent that is gone already ends it here."""
+    """Ties this process's life to its parent's. If the parent has already ended, the process exits here."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     else:
         threading.Thread(target=_watch_parent, args=(parent_id,), daemon=True, name="parent-watch").start()
-    # The signal is sent only for an end that is still to come.
+    # The signal is not sent if the parent ended before prctl was called.
     if os.getppid() != parent_id:
         os._exit(1)
 
@@ -121,10 +122,10 @@ def service_main(
     argv: Sequence[str] | None,
     serve: Callable[[ServiceProcess[SettingsT]], Awaitable[None]],
 ) -> int:
-    """Runs a service until a signal ends it; the exit status of its process. `name` is also its table in the TOML file.
+    """Runs a service until a signal ends it. Returns the exit status. `name` is also its table in the TOML file.
 
-    `serve` sets everything up, calls `announce_ready`, waits for `stopping`, drains and returns. It must not start
-    before its settings are read, so that a bad flag is told without loading a model.
+    `serve` sets everything up, calls `announce_ready`, waits for `stopping`, drains and returns. It starts only after
+    the settings have been read, so that a bad flag is reported without loading a model.
     """
     try:
         settings = load(settings_class, name, sys.argv[1:] if argv is None else argv, os.environ)
@@ -136,9 +137,9 @@ def service_main(
         print(f"fastserve {name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        # Before the loop took the signal over: nothing to drain yet.
+        # The loop does not handle the signal yet, so there is nothing to drain.
         return 128 + signal.SIGINT
     except Exception:
-        _log.exception("ended by a bug")
+        _log.exception("the service ended because of a bug")
         return 1
     return 0

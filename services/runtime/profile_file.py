@@ -1,5 +1,5 @@
-"""A cost model as a JSON file: seconds of iterations, the hardware around them, and where the numbers come from. One
-format for what was measured and for what was derived from published figures. No torch here.
+"""A cost model as a JSON file: seconds of iterations, the hardware, and the source of the numbers. Measured profiles
+and profiles derived from published figures have the same format. No torch here.
 
 {"name": "opt-13b-a100-40gb", "description": "...",
  "prefill": [{"tokens": 16, "seconds": 0.004}, ...],
@@ -9,8 +9,8 @@ format for what was measured and for what was derived from published figures. No
  "stages": 1, "tensor_parallel": 1, "max_model_len": 2048,
  "source": {"model": "...", "device": "...", "dtype": "...", ...}}
 
-Only `prefill`, `decode` and `source` are required: a file without the others still is a cost model. Figures are those
-of a whole group, all its GPUs together; the link's are those of one of its stages.
+Only `prefill`, `decode` and `source` are required: a file without the others is still a cost model. Figures cover a
+whole group, all its GPUs together; those of the link cover one of its stages.
 """
 
 import errno
@@ -27,15 +27,15 @@ from services.domain.errors import InvalidFieldError
 from services.runtime.output_folder import make_writable
 
 Source = Mapping[str, object]
-"""Where the numbers come from: names with values that JSON can hold."""
+"""Where the numbers come from: names and JSON values."""
 
 MOST_FILE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The content of a file. `kv_bytes_per_token`: keys and values of one token in all layers. The pools are in
-    tokens: what the hardware has room for beside the weights, or what was measured with.
+    """The content of a file. `kv_bytes_per_token`: keys and values of one token in all layers. The sizes of the pools
+    are in tokens: the room that the hardware has beside the weights, or the sizes used in the measurement.
     """
 
     cost: CostProfile
@@ -54,7 +54,7 @@ class Profile:
         for field, least in _LEAST.items():
             value = getattr(self, field)
             if value is not None and value < least:
-                raise InvalidFieldError(field, f"must be {least} or more, is {value}")
+                raise InvalidFieldError(field, f"is {value}, but must be at least {least}")
 
 
 _LEAST = {
@@ -68,7 +68,7 @@ _LEAST = {
 
 
 def profile_text(profile: Profile) -> str:
-    """The file's text: the same for the same profile."""
+    """The file's text; deterministic."""
     document: dict[str, object] = {
         "name": profile.name or None,
         "description": profile.description or None,
@@ -82,7 +82,7 @@ def profile_text(profile: Profile) -> str:
 
 
 def _rows(document: Mapping[str, object]) -> str:
-    """JSON with one measured point per line, as a person reads and a diff shows it."""
+    """JSON with one measured point per line, for readable files and diffs."""
     parts = []
     for field, value in document.items():
         if isinstance(value, list):
@@ -96,7 +96,7 @@ def _rows(document: Mapping[str, object]) -> str:
 
 
 def check_writable(file: Path) -> None:
-    """To be asked before a long measurement: whether the file could be written. Raises InvalidFieldError."""
+    """Check that the file can be written, before a long measurement. Raises InvalidFieldError."""
     try:
         make_writable(file.parent)
         if file.is_dir():
@@ -106,9 +106,7 @@ def check_writable(file: Path) -> None:
 
 
 def write_profile(file: Path, profile: Profile) -> None:
-    """Writes the file so that a reader sees all of it or nothing. Raises InvalidFieldError where it can't be
-    written.
-    """
+    """Writes the file atomically. Raises InvalidFieldError if it can't be written."""
     part = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +117,7 @@ def write_profile(file: Path, profile: Profile) -> None:
 
 
 def read_profile(file: Path) -> Profile:
-    """The profile of a file. Raises InvalidFieldError for a file that is missing or holds no profile."""
+    """Reads a file. Raises InvalidFieldError if it is missing or not a profile."""
     try:
         if file.stat().st_size > MOST_FILE_BYTES:
             raise InvalidFieldError("profile", f"{file} is larger than {MOST_FILE_BYTES} bytes")
@@ -127,12 +125,12 @@ def read_profile(file: Path) -> Profile:
     except OSError as error:
         raise InvalidFieldError("profile", f"can't read {file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise InvalidFieldError("profile", f"{file} holds no profile: {error!r}") from None
+        raise InvalidFieldError("profile", f"{file} is not a valid profile: {error!r}") from None
 
 
 def profile_of(document: Mapping[str, Any]) -> Profile:
-    """The profile of a parsed file. Raises the errors of a document that holds none as they come, and
-    InvalidFieldError.
+    """The profile in a parsed file. Raises InvalidFieldError, and for a document that is not a profile also ValueError,
+    KeyError, TypeError, AttributeError or OverflowError.
     """
     prefill = tuple(PrefillCost(int(p["tokens"]), float(p["seconds"])) for p in document["prefill"])
     decode = tuple(
@@ -153,5 +151,5 @@ def profile_of(document: Mapping[str, Any]) -> Profile:
 def _parsed_link(link: Mapping[str, Any]) -> LinkSpeed:
     duplex = link.get("duplex", True)
     if not isinstance(duplex, bool):
-        raise ValueError(f"link.duplex must be true or false, is {duplex!r}")
+        raise ValueError(f"link.duplex must be true or false, but is {duplex!r}")
     return LinkSpeed(float(link["bytes_per_s"]), float(link["latency_s"]), duplex)

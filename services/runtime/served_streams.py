@@ -1,4 +1,4 @@
-"""What the servicers of bidirectional streams share: the first message, and both directions until the stream ends."""
+"""Shared by the servicers of bidirectional streams: the first message, and both directions until the stream ends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -12,7 +12,9 @@ HELLO_LIMIT_S = 5.0
 
 
 async def first_message(requests: AsyncIterator[MessageT]) -> MessageT:
-    """The stream's first message, which says who dials. Raises InvalidFieldError where none comes in time."""
+    """The stream's first message, which identifies the peer. Raises InvalidFieldError if none arrives within
+    HELLO_LIMIT_S.
+    """
     try:
         async with asyncio.timeout(HELLO_LIMIT_S):
             return await anext(requests)
@@ -21,8 +23,8 @@ async def first_message(requests: AsyncIterator[MessageT]) -> MessageT:
 
 
 async def until_one_ends(reading: Awaitable[None], writing: Awaitable[None], closing: Awaitable[None]) -> None:
-    """Until the peer ends its side, or `closing` raises why the stream is to end: also while writing is stuck, because
-    the peer does not read.
+    """Wait until the peer ends its side or `closing` raises the reason to end the stream. This works even while writing
+    is stuck because the peer does not read.
     """
     tasks = [asyncio.ensure_future(one) for one in (closing, reading, writing)]
     try:

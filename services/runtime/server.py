@@ -1,11 +1,11 @@
-"""A gRPC server as every service runs it: health, reflection, typed errors to statuses, bounded messages, a drain at
-its end.
+"""The gRPC server of every service: health, reflection, conversion of typed errors to statuses, bounded messages, and a
+drain at the end.
 
-Handlers raise typed errors; the interceptor turns them into statuses by the one table, at the one edge. An exception of
-no known kind is a bug: it is logged here, once, and the client reads INTERNAL. A request whose bytes are no message
-(invalid UTF-8 in a string, say) would end as UNKNOWN inside gRPC; so the interceptor replaces the deserializer by one
-that cannot fail, and refuses the request as INVALID_ARGUMENT. Handlers of streams must read by iterating over their
-request iterator, not by `context.read()`.
+Handlers raise typed errors; the interceptor converts them to statuses with the one table, in this one place. Any other
+exception is a bug: it is logged here, once, and the client gets INTERNAL. A request that can't be decoded (because of
+invalid UTF-8 in a string, for example) would end as UNKNOWN inside gRPC. So the interceptor replaces the deserializer
+by one that can't fail, and refuses the request with INVALID_ARGUMENT. Handlers of streams must read by iterating over
+their request iterator, not with `context.read()`.
 """
 
 import asyncio
@@ -35,30 +35,30 @@ READINESS = "readiness"
 
 
 def server_options(ping_interval_s: float = PING_INTERVAL_S) -> Options:
-    """Options of every server whose clients ping at this interval (channel.py)."""
+    """Options for a server whose clients ping at this interval (channel.py)."""
     return (
         ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
-        # Without this two servers share a port silently, each getting half of the calls.
+        # Otherwise two servers can silently share a port, each getting half of the calls.
         ("grpc.so_reuseport", 0),
         *keepalive_options(ping_interval_s),
-        # Calls that came and were not looked at yet. Beyond gRPC's own limits, 1000 and 3000, a burst is cancelled.
+        # Calls that have arrived but not started. With gRPC's defaults, 1000 and 3000, calls of a burst are cancelled.
         ("grpc.server.max_pending_requests", 50_000),
         ("grpc.server.max_pending_requests_hard_limit", 100_000),
-        # Half an interval, as pings may come early. gRPC's own limit of one in 5 minutes would call theirs abuse.
+        # Half an interval, as pings may arrive early. By gRPC's default, one in 5 minutes, they would count as abuse.
         ("grpc.http2.min_ping_interval_without_data_ms", round(ping_interval_s * 500)),
     )
 
 
 class _Undecodable:
-    """Stands for a request whose bytes are no message."""
+    """Stands for a request that can't be decoded."""
 
 
 _UNDECODABLE = _Undecodable()
 
 
 def _undecodable_error() -> InvalidFieldError:
-    return InvalidFieldError("request", "is no message of its type: malformed, or a string in it is not valid UTF-8")
+    return InvalidFieldError("request", "can't be decoded: it is malformed, or a string in it is not valid UTF-8")
 
 
 def _safe(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
@@ -97,11 +97,11 @@ async def _abort(context: Any, method: str, error: Exception) -> NoReturn:
     if isinstance(error, FastServeError):
         status = status_of(error)
     else:
-        status = ErrorStatus(grpc.StatusCode.INTERNAL, "internal error; the server has logged it")
+        status = ErrorStatus(grpc.StatusCode.INTERNAL, "internal error; see the server's log")
     if status.code is grpc.StatusCode.INTERNAL:
         _log.error("%s failed", method, exc_info=error)
     if context.done():
-        # The client is gone and nobody reads a status.
+        # The client is gone, so the status would not be read.
         raise asyncio.CancelledError from error
     told = to_grpc(status)
     await context.abort(told.code, told.details, told.trailing_metadata)
@@ -132,7 +132,7 @@ def _stream(behavior: Callable[..., Any], method: str, streams: bool) -> Callabl
 
 
 class EdgeInterceptor(grpc.aio.ServerInterceptor):
-    """Maps errors of all handlers to statuses and refuses undecodable requests."""
+    """Converts errors of all handlers to statuses, and refuses undecodable requests."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -153,7 +153,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _check_bindable(address: str) -> None:
-    """Says in one sentence why an address can't be listened on. gRPC itself would not tell the reasons apart."""
+    """Raises AddressInUseError with the reason if an address can't be listened on; gRPC does not report the reason."""
     host, port = split_address(address)
     try:
         family, _, _, _, place = socket.getaddrinfo(
@@ -173,7 +173,7 @@ class RpcServer:
     """A grpc.aio server. `register` adds the servicers; `service_names` are their full names, for health and
     reflection.
 
-    Health names: "" and `liveness` serve from the start; `readiness` and the service names as `set_ready` says.
+    Health: "" and `liveness` are SERVING from the start; `readiness` and the service names follow `set_ready`.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class RpcServer:
         options: Options | None = None,
     ) -> None:
         self.address = address
-        """HOST:PORT as asked for; after `start` with the port that it got."""
+        """HOST:PORT as requested; after `start` with the actual port."""
         self._service_names = tuple(service_names)
         self._server = grpc.aio.server(interceptors=(EdgeInterceptor(),), options=options or server_options())
         self._health = health_aio.HealthServicer()
@@ -195,12 +195,12 @@ class RpcServer:
         )
 
     async def start(self) -> None:
-        """Listens. Not ready yet. Raises AddressInUseError."""
+        """Starts listening, not ready yet. Raises AddressInUseError."""
         _check_bindable(self.address)
         try:
             port = self._server.add_insecure_port(self.address)
         except RuntimeError as error:
-            # The probe could, so it is nothing that is known: gRPC's own words.
+            # The probe succeeded, so the reason is unknown: pass gRPC's message on.
             raise AddressInUseError(f"can't listen on {self.address}: {error}") from None
         self.address = join_address(split_address(self.address).host, port)
         serving = health_pb2.HealthCheckResponse.SERVING
@@ -210,12 +210,12 @@ class RpcServer:
         await self._server.start()
 
     async def set_ready(self, ready: bool) -> None:
-        """What the health service says of `readiness` and of every service."""
+        """Sets the health of `readiness` and of every service."""
         states = health_pb2.HealthCheckResponse
         for name in (READINESS, *self._service_names):
             await self._health.set(name, states.SERVING if ready else states.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no new calls, lets those under way end for `grace_s` seconds, then ends them."""
+        """Refuses new calls, gives those under way `grace_s` seconds to end, then cancels them."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)

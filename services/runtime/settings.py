@@ -1,10 +1,11 @@
-"""Settings of a service: one frozen, validated value, read once at its start from four places.
+"""Settings of a service: one frozen, validated value, read once at the start from four sources.
 
-A value comes from the first place that has it: the flag `--max-batch`, the environment (`FASTSERVE_SCHEDULER_MAX_BATCH`
-for one service, `FASTSERVE_MAX_BATCH` for all), the service's table in the TOML file named by `--config` (or
-FASTSERVE_CONFIG), the default. Flags and their help are made from the fields of the model, so that there is one place
-to add a knob. Fields that may be None take `off` for it. Whatever is wrong raises InvalidFieldError naming the place
-where the value was written, and the limit; so does a table of the file that no command reads.
+A value comes from the first source that has it: the flag `--max-batch`, the environment
+(`FASTSERVE_SCHEDULER_MAX_BATCH` for one service, `FASTSERVE_MAX_BATCH` for all), the service's table in the TOML file
+named by `--config` (or FASTSERVE_CONFIG), the default. Flags and their help are generated from the fields of the model,
+so that a new setting is added in one place. Fields that may be None accept `off`. An invalid value raises
+InvalidFieldError, which names the source of the value and the limit; so does a table in the file that no command
+reads.
 """
 
 import argparse
@@ -24,34 +25,34 @@ from services.runtime.logs import LogLevel
 
 ENVIRONMENT_PREFIX = "FASTSERVE_"
 TABLES = frozenset({"gateway", "kvmanager", "profile", "scheduler", "simulate", "up", "worker"})
-"""Tables that a file may have: one file is for all commands, each of which reads its own."""
+"""The tables that a file may have: all commands share one file, and each reads its own table."""
 _OFF = ("off", "none")
 
 
 class HostPort(NamedTuple):
-    """The two parts of an address; port 0 is a free one."""
+    """The two parts of an address; port 0 stands for a free port."""
 
     host: str
     port: int
 
 
 def split_address(address: str) -> HostPort:
-    """Parts of HOST:PORT, the host of IPv6 in brackets. Raises ValueError."""
+    """The parts of HOST:PORT; an IPv6 host must be in brackets. Raises ValueError."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError("must be HOST:PORT with a port of 0 to 65535")
+        raise ValueError("must be HOST:PORT with a port from 0 to 65535")
     if ":" in bare_host(host) and host == bare_host(host):
         raise ValueError("must have an IPv6 host in brackets, [HOST]:PORT")
     return HostPort(host, int(port))
 
 
 def bare_host(host: str) -> str:
-    """A host without the brackets that one of IPv6 has before a port."""
+    """The host without the brackets that an IPv6 host has before a port."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def join_address(host: str, port: int) -> str:
-    """The inverse of split_address; the host of IPv6 may have brackets or not."""
+    """The inverse of split_address; an IPv6 host may be with or without brackets."""
     bare = bare_host(host)
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
@@ -66,18 +67,20 @@ Address = Annotated[str, AfterValidator(_checked_address)]
 
 
 class Settings(BaseModel):
-    """What every service can be told. A service's own settings are a subclass."""
+    """The settings that all services have. A service's own settings are a subclass."""
 
-    # pydantic keeps names that begin with model_ for itself, unless told not to.
+    # By default pydantic reserves names that begin with model_.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
-    log_level: LogLevel = Field("info", description="least level that is logged")
-    metrics_port: int = Field(0, ge=0, le=65535, description="port of /metrics on the host listened on; 0: a free one")
+    log_level: LogLevel = Field("info", description="lowest level that is logged")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="port of /metrics, on the same host as the gRPC server; 0 picks a free port"
+    )
     ready_file: Path | None = Field(
-        None, description="file that is written when the service is ready, with the addresses it serves on, as JSON"
+        None, description="file to write as JSON when the service is ready, with the addresses it listens on"
     )
     die_with_parent: int | None = Field(
-        None, ge=1, description="process id of the parent: the service is killed when that ends, however it ends"
+        None, ge=1, description="process id of the parent; the service is killed when the parent ends, however it ends"
     )
 
 
@@ -85,7 +88,7 @@ SettingsT = TypeVar("SettingsT", bound=BaseModel)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises instead of printing its usage, so that every bad flag ends in the same one line."""
+    """Raises instead of printing its usage, so that every bad flag results in a one-line error."""
 
     def error(self, message: str) -> NoReturn:
         raise InvalidFieldError("command line", message)
@@ -97,7 +100,7 @@ def flag_of(field_name: str) -> str:
 
 
 def _choices(annotation: Any) -> list[str]:
-    """The words that a field takes, if it is one of a few."""
+    """The values that a field accepts, if they are an enumeration."""
     if get_origin(annotation) is Literal:
         return [str(word) for word in get_args(annotation)]
     if isinstance(annotation, type) and issubclass(annotation, Enum):
@@ -117,12 +120,12 @@ def _help(field: FieldInfo) -> str:
         note = "default: off"
     else:
         note = f"default: {default.value if isinstance(default, Enum) else default}"
-    # argparse reads % as a format.
+    # argparse interprets % as a format specifier.
     return f"{field.description or ''} ({note})".strip().replace("%", "%%")
 
 
 def add_flags(parser: argparse.ArgumentParser, settings_class: type[BaseModel]) -> None:
-    """Adds a flag for every field, and `--config`. Absent flags leave no attribute behind."""
+    """Adds a flag for every field, and `--config`. Absent flags leave no attribute in the result of parsing."""
     parser.add_argument("--config", type=Path, default=argparse.SUPPRESS, help="TOML file, one table per service")
     for name, field in settings_class.model_fields.items():
         common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": _help(field)}
@@ -135,7 +138,9 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[BaseModel]) 
 
 
 def parse_flags(settings_class: type[BaseModel], argv: Sequence[str], prog: str) -> dict[str, Any]:
-    """The flags of a command line that has no other flags, by field name; `config` among them. `--help` exits."""
+    """Parses a command line that has only these flags. Returns their values by field name, including `config`. `--help`
+    exits.
+    """
     parser = _Parser(prog=prog, allow_abbrev=False, description=settings_class.__doc__)
     add_flags(parser, settings_class)
     return vars(parser.parse_args(argv))
@@ -154,7 +159,7 @@ def _read_table(config_file: Path, table: str) -> dict[str, _Found]:
         raise InvalidFieldError("--config", f"can't read {config_file}: {reason}") from None
     known = TABLES | {table}
     if unknown := sorted(document.keys() - known):
-        what = f"{unknown[0]} is no table of settings, one of {', '.join(sorted(known))}"
+        what = f"{unknown[0]} is not a table of settings; the tables are {', '.join(sorted(known))}"
         raise InvalidFieldError("--config", f"{config_file}: {what}")
     section = document.get(table, {})
     if not isinstance(section, dict):
@@ -184,9 +189,9 @@ def resolve(
     environ: Mapping[str, str],
     config_file: Path | None = None,
 ) -> SettingsT:
-    """Settings from parsed flags (fields that the class lacks must not be among them), environment, file and defaults.
+    """Settings from parsed flags (which must all be fields of the class), environment, file and defaults.
 
-    `config_file` is used where neither flag nor environment names one. Raises InvalidFieldError.
+    `config_file` is used if neither a flag nor the environment names a file. Raises InvalidFieldError.
     """
     named = flags.get("config") or environ.get(ENVIRONMENT_PREFIX + "CONFIG") or config_file
     found = _read_table(Path(named), table) if named else {}
@@ -203,7 +208,7 @@ def resolve(
 
 
 def _as_field_error(problem: Any, found: Mapping[str, _Found]) -> InvalidFieldError:
-    """What pydantic found, in one line under the name of the place."""
+    """A pydantic error as one line that names the source of the value."""
     if not problem["loc"]:
         return InvalidFieldError("settings", problem["msg"].removeprefix("Value error, "))
     name = str(problem["loc"][0])
@@ -223,6 +228,8 @@ def load(
     environ: Mapping[str, str],
     config_file: Path | None = None,
 ) -> SettingsT:
-    """Settings of the service whose TOML table is `table`. Raises InvalidFieldError; `--help` prints and exits 0."""
+    """The settings of the service with the TOML table `table`. Raises InvalidFieldError; `--help` prints and exits
+    0.
+    """
     flags = parse_flags(settings_class, argv, prog=f"fastserve {table}")
     return resolve(settings_class, table, flags, environ, config_file)

@@ -1,5 +1,5 @@
-"""The server's status as metric families, in the names that dashboards know (vLLM's under our prefix): for the
-scheduler, which has it, and the gateways, which ask for it during a scrape.
+"""The server's status as metric families, named like vLLM's metrics but with our prefix, so that dashboards are easy to
+adapt. Used by the scheduler, which has the status, and by the gateways, which ask for it during a scrape.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,17 +13,29 @@ PREFIX = "fastserve:"
 LABELS = ("model_name", "group")
 
 _JOB_GAUGES: tuple[tuple[str, str, Callable[[GroupStatus], float]], ...] = (
-    ("num_requests_running", "Jobs in an iteration under way.", lambda group: group.running),
+    ("num_requests_running", "Number of jobs in an iteration under way.", lambda group: group.running),
     (
         "num_requests_waiting",
-        "Jobs that wait for an iteration, those in host memory among them.",
+        "Number of jobs waiting for an iteration, including those in host memory.",
         lambda group: group.waiting + group.swapped_out,
     ),
-    ("num_requests_swapped", "Waiting jobs whose KV cache is in host memory.", lambda group: group.swapped_out),
+    (
+        "num_requests_swapped",
+        "Number of waiting jobs whose KV cache is in host memory.",
+        lambda group: group.swapped_out,
+    ),
 )
 _POOL_GAUGES: tuple[tuple[str, str, Callable[[PoolUsage], float]], ...] = (
-    ("kv_cache_usage_perc", "Used share of the device's KV pool: 0 to 1.", lambda pools: pools.device_share),
-    ("kv_offload_cpu_cache_usage_perc", "Used share of the host's KV pool: 0 to 1.", lambda pools: pools.host_share),
+    (
+        "kv_cache_usage_perc",
+        "Share of the device's KV pool that is in use, from 0 to 1.",
+        lambda pools: pools.device_share,
+    ),
+    (
+        "kv_offload_cpu_cache_usage_perc",
+        "Share of the host's KV pool that is in use, from 0 to 1.",
+        lambda pools: pools.host_share,
+    ),
 )
 
 
@@ -41,8 +53,8 @@ def pool_gauges(model_name: str, pools_by_group: Sequence[tuple[int, PoolUsage]]
 
 
 def iteration_token_histogram(model_name: str, group: int, tokens: IterationTokens) -> Metric:
-    """Tokens of an iteration, prefill and decode together."""
-    family = HistogramMetricFamily(PREFIX + "iteration_tokens", "Tokens of an iteration.", labels=LABELS)
+    """Tokens per iteration, prefill and decode together."""
+    family = HistogramMetricFamily(PREFIX + "iteration_tokens", "Number of tokens per iteration.", labels=LABELS)
     buckets: list[tuple[str, float]] = []
     total = 0
     for bound, count in zip((*map(float, tokens.bounds), float("inf")), tokens.counts, strict=False):

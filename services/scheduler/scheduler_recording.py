@@ -11,9 +11,15 @@ SCHEDULER_FORMAT = MachineFormat(
     settings=SchedulerConfig,
     event=Event,
     command=Command,
-    # The machine passes tokens on without reading them. The reason for dropping a worker may contain job ids.
+    # The machine passes tokens on without reading them. The reason for dropping a worker may contain job ids. What a
+    # refused client reads may be worded better in a later version, which decides the same.
     rules=Rules(
-        left_out={(SampledToken, "token_id"): 0, (Emit, "token_id"): 0, (DropWorker, "reason"): ""},
+        left_out={
+            (SampledToken, "token_id"): 0,
+            (Emit, "token_id"): 0,
+            (DropWorker, "reason"): "",
+            (Reject, "message"): "",
+        },
         last_words=frozenset({Release, Reject}),
     ),
 )

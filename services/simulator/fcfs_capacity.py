@@ -1,9 +1,9 @@
-"""What load is relative to: the jobs per second that FCFS sustains on a server. Pure.
+"""The reference for load: the jobs per second that FCFS sustains on a server. Pure.
 
-Measured as on a live server: all jobs at once, FCFS with KV reserved at admission (`defer`), counted up to the moment
-at which the last of them has started, because from then on batches are no longer full. Work is counted in output
-tokens: jobs per second = (share of all output tokens made until then) x jobs / (seconds until then). The jobs should
-be a few hundred with lengths like the workload's; their arrivals do not matter.
+Measured as on a live server: all jobs arrive at once, under FCFS with KV reserved at admission (`defer`). The
+measurement ends when the last job has started, because batches are no longer full after that. Work is counted in output
+tokens: jobs per second = (share of all output tokens made until then) x jobs / (seconds until then). There should be a
+few hundred jobs with lengths like the workload's; their arrival times do not matter.
 """
 
 from bisect import bisect_right
@@ -18,7 +18,7 @@ from services.simulator.simulation import simulate
 
 
 def fcfs_setup(setup: ServerSetup, jobs: Sequence[SimulatedJob]) -> ServerSetup:
-    """The server under FCFS and defer, with all else as it was but for admission, which takes all jobs at once."""
+    """The same server under FCFS and `defer`, with admission limits that allow all jobs at once."""
     tokens = sum(job.prompt_tokens + job.most_output_tokens for job in jobs)
     scheduler = replace(
         setup.scheduler,
@@ -32,15 +32,15 @@ def fcfs_setup(setup: ServerSetup, jobs: Sequence[SimulatedJob]) -> ServerSetup:
 def fcfs_capacity_per_s(
     setup: ServerSetup, jobs: Sequence[SimulatedJob], on_progress: Callable[[int], None] | None = None
 ) -> float:
-    """Jobs per second that FCFS sustains of jobs with these lengths. Jobs that the server refuses are left out.
+    """Jobs per second that FCFS sustains for jobs with these lengths. Jobs that the server refuses are left out.
 
-    Raises InvalidFieldError if it refuses all.
+    Raises InvalidFieldError if it refuses all jobs.
     """
     at_once = [replace(job, arrival_s=0.0, cancel_s=None) for job in jobs]
     outcomes = simulate(fcfs_setup(setup, at_once), at_once, on_progress).outcomes
     served = [outcome for outcome in outcomes if outcome.error is None]
     if not served:
-        raise InvalidFieldError("workload", "no job fits this server: there is no capacity to measure")
+        raise InvalidFieldError("workload", "no job fits this server, so there is no capacity to measure")
     saturated_s = max(outcome.token_times_s[0] for outcome in served)
     made = sum(bisect_right(outcome.token_times_s, saturated_s) for outcome in served)
     whole = sum(len(outcome.token_times_s) for outcome in served)

@@ -1,4 +1,4 @@
-"""What came of a simulation, as values."""
+"""The results of a simulation, as values."""
 
 from array import array
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ from services.domain.server_status import ServerCounters
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """One job. Times are as its client sees them: a message's delay after the scheduler gave the token out.
+    """The outcome of one job. Times are as its client sees them: one message delay after the scheduler emitted the
+    token.
 
-    `finish_reason` is "length", "stop", "cancelled" or "abort"; for a job that was refused it is empty, and `error`
-    says why. `queue_s`: arrival to its first plan. `executing_s`: seconds of the iterations that it took part in; what
-    else of its time is spent waiting. `uploading_s`, a part of that: from each upload command to the end of its copies,
-    so that what it waited for the link is in it. `preemptions`: how often it left the batch for another's sake.
+    `finish_reason` is "length", "stop", "cancelled" or "abort"; for a refused job it is empty, and `error` says why.
+    `queue_s`: from its arrival to its first plan. `executing_s`: seconds of the iterations that it took part in; it
+    spends the rest of its time waiting. `uploading_s`, a part of that: from each upload command to the end of its
+    copies, including the wait for the link. `preemptions`: how often it left the batch to make room for another job.
     """
 
     job_id: str
@@ -30,13 +31,12 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """All of it, `outcomes` in the order of the jobs given.
+    """The result of a simulation; `outcomes` are in the order of the given jobs.
 
-    Seconds are summed over groups and are those of the group, the mean of its stages. `counters` are what a server's
-    status would tell, but for what clients sent: tokens and jobs are not counted. `swap_s`: a copy ran between the
-    pools; `swap_exposed_s`: the part of it in which nothing was computed. `peak_kv_tokens`: most KV in use at any time,
-    in both pools and all groups, in tokens of whole blocks. `duration_s`: from the beginning of the clock to the last
-    token.
+    Seconds are summed over groups; those of a group are the mean of its stages. `counters` are those of a server's
+    status, except that tokens and jobs are not counted. `swap_s`: time in which a copy ran between the pools;
+    `swap_exposed_s`: the part of it in which nothing was computed. `peak_kv_tokens`: the most KV in use at any time, in
+    both pools and all groups, in tokens of whole blocks. `duration_s`: from the start of the clock to the last token.
     """
 
     outcomes: tuple[JobOutcome, ...]

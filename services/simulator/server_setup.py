@@ -1,4 +1,4 @@
-"""What is simulated: a server with its knobs, its cost model and its pools, and the jobs that come to it."""
+"""What is simulated: a server with its configuration, cost model and pools, and the jobs that it serves."""
 
 from dataclasses import dataclass
 from math import inf
@@ -12,11 +12,11 @@ from services.scheduler.scheduler_config import SchedulerConfig
 
 @dataclass(frozen=True, slots=True)
 class SimulatedJob:
-    """One job of a trace. Its length is forced: it makes `output_tokens` tokens, whatever the policy.
+    """A job of a trace. Its length is forced: it makes `output_tokens` tokens under every policy.
 
-    `max_tokens` is what scheduler and KV manager are told; None: the length itself, and the job ends by it. With a
-    greater one the job ends by a stop token, which nobody knows beforehand. `cancel_s` is when its client leaves.
-    Times are seconds on the virtual clock, which begins at 0.
+    `max_tokens` is the value that scheduler and KV manager see; None: `output_tokens`, at which the job ends. If it is
+    greater, the job ends with a stop token, which is not known beforehand. `cancel_s` is when the client leaves. Times
+    are seconds on the virtual clock, which starts at 0.
     """
 
     job_id: str
@@ -28,36 +28,40 @@ class SimulatedJob:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.arrival_s < inf:
-            raise InvalidFieldError("arrival_s", f"must be 0 or more, job {self.job_id} has {self.arrival_s}")
+            raise InvalidFieldError("arrival_s", f"must be at least 0, but job {self.job_id} has {self.arrival_s}")
         if self.prompt_tokens < 1 or self.output_tokens < 1:
             raise InvalidFieldError(
-                "output_tokens", f"job {self.job_id} needs a prompt token and an output token at least"
+                "output_tokens", f"job {self.job_id} must have at least one prompt token and one output token"
             )
         if self.max_tokens is not None and self.max_tokens < self.output_tokens:
-            raise InvalidFieldError("max_tokens", f"must be at least the output's tokens, job {self.job_id} has less")
+            raise InvalidFieldError(
+                "max_tokens",
+                f"must be at least output_tokens ({self.output_tokens}), but job {self.job_id} has {self.max_tokens}",
+            )
         if self.cancel_s is not None and not self.arrival_s <= self.cancel_s < inf:
             raise InvalidFieldError(
-                "cancel_s", f"must not be before the arrival, job {self.job_id} has {self.cancel_s}"
+                "cancel_s",
+                f"must not be before arrival_s ({self.arrival_s}), but job {self.job_id} has {self.cancel_s}",
             )
 
     @property
     def most_output_tokens(self) -> int:
-        """What scheduler and KV manager reckon with."""
+        """The max_tokens that scheduler and KV manager see."""
         return self.output_tokens if self.max_tokens is None else self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSetup:
-    """A server: `groups` worker groups of `stages` pipeline stages each.
+    """A server with `groups` worker groups of `stages` pipeline stages each.
 
-    `cost` is that of the whole model, as is `kv_bytes_per_token`: each of the stages takes its equal share of an
-    iteration's time and of the KV. Pools are those of one group: `device_tokens` and `host_tokens` of KV.
-    `hop_s` is the delay of every message between two services, and between a gateway and the scheduler. An iteration
-    takes the worker `slowdown` times what `cost` says: the scheduler reckons with a profile that was measured on an
-    idle machine, and in service other threads and processes want the same cores, caches and memory.
+    `cost` and `kv_bytes_per_token` are those of the whole model: each stage takes an equal share of an iteration's time
+    and of the KV. The pools are those of one group: `device_tokens` and `host_tokens` of KV. `hop_s` is the delay of
+    every message between two services, and between a gateway and the scheduler. On the worker an iteration takes
+    `slowdown` times as long as `cost` says: the scheduler uses a profile that was measured on an idle machine, while in
+    service other threads and processes compete for cores, caches and memory.
 
-    More than one group is a split of the workload, not a routing policy: that many schedulers, KV managers and
-    workers, which know nothing of each other, and the jobs dealt out to them in turn by their arrival.
+    Several groups split the workload; there is no routing policy. There are as many schedulers, KV managers and
+    workers, which are independent of each other, and jobs are dealt to them in turn in the order of arrival.
     """
 
     scheduler: SchedulerConfig
@@ -85,11 +89,11 @@ class ServerSetup:
             ("groups", self.groups, 1),
         ):
             if value < least:
-                raise InvalidFieldError(field, f"must be at least {least}, is {value}")
+                raise InvalidFieldError(field, f"must be at least {least}, but is {value}")
         if not 0.0 <= self.hop_s < inf:
-            raise InvalidFieldError("hop_s", "must be 0 or more")
+            raise InvalidFieldError("hop_s", f"must be at least 0, but is {self.hop_s}")
         if not 0.0 < self.slowdown < inf:
-            raise InvalidFieldError("slowdown", "must be above 0")
+            raise InvalidFieldError("slowdown", f"must be greater than 0, but is {self.slowdown}")
 
     @property
     def device_blocks(self) -> int:
@@ -103,5 +107,5 @@ class ServerSetup:
 
     @property
     def stage_block_bytes(self) -> float:
-        """What one stage holds of a block."""
+        """The bytes of a block that one stage holds."""
         return self.block_size * self.kv_bytes_per_token / self.stages

@@ -1,4 +1,4 @@
-"""The clients: what they got, when, and what the KV of all of them took at most."""
+"""The clients: what they received and when, and the peak KV usage of all jobs."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -10,8 +10,6 @@ from services.simulator.server_setup import SimulatedJob
 
 
 class _Client:
-    """One job's client."""
-
     __slots__ = ("end", "job", "refusal", "token_times_s")
 
     def __init__(self, job: SimulatedJob) -> None:
@@ -22,8 +20,8 @@ class _Client:
 
 
 class SimulatedClients:
-    """All jobs' clients. `hop_s` is what a message to or from the scheduler takes. `on_progress` is told how many jobs
-    ended.
+    """The clients of all jobs. `hop_s` is the delay of a message to or from the scheduler. `on_progress` is called with
+    the number of jobs that have ended.
     """
 
     def __init__(self, jobs: Sequence[SimulatedJob], hop_s: float, on_progress: Callable[[int], None] | None) -> None:
@@ -38,18 +36,16 @@ class SimulatedClients:
         return len(self._clients) - self.ended_count
 
     def emitted(self, emits: Sequence[Emit], now_s: float) -> None:
-        """Tokens are on their way."""
+        """The scheduler emitted tokens, which arrive `hop_s` later."""
         clients, heard_s = self._clients, now_s + self._hop_s
         for emit in emits:
             clients[emit.job_id].token_times_s.append(heard_s)
 
     def ended(self, end: End) -> None:
-        """A job ended."""
         self._clients[end.job_id].end = end
         self._count()
 
     def refused(self, refusal: Reject) -> None:
-        """A job was not admitted."""
         field = f"{refusal.field}: " if refusal.field else ""
         self._clients[refusal.job_id].refusal = field + refusal.message
         self._count()
@@ -60,7 +56,7 @@ class SimulatedClients:
             self._on_progress(self.ended_count)
 
     def outcome(self, job_id: JobId, executing_s: float, uploading_s: float) -> JobOutcome:
-        """What came of a job that ended or was refused."""
+        """The outcome of a job that ended or was refused."""
         client = self._clients[job_id]
         given = client.job
         if client.refusal is not None:
@@ -83,7 +79,7 @@ class SimulatedClients:
 
 
 class KvGauge:
-    """Blocks in use in all groups' pools, and the most there ever were."""
+    """The blocks in use in all groups' pools, and their peak."""
 
     def __init__(self, groups: int) -> None:
         self._device = [0] * groups
@@ -92,7 +88,7 @@ class KvGauge:
         self.peak_blocks = 0
 
     def set(self, group: int, device_blocks: int, host_blocks: int) -> None:
-        """A group's pools as they are now."""
+        """Set the blocks in use in a group's pools."""
         self._device[group] = device_blocks
         self._both[group] = device_blocks + host_blocks
         self.peak_device_blocks = max(self.peak_device_blocks, sum(self._device))

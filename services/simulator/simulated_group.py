@@ -1,9 +1,9 @@
 """One worker group: the real scheduler and the real KV manager, a model of the worker, and the links between them.
 
-Nothing is decided here. What one says in a turn goes to each of the others as one batch, `hop_s` later, in the order in
-which it was said, which is what the services' drivers and streams do. A message to somebody and the event that it is to
-him have the same fields, (epoch, message). The group is never lost, so there is one epoch,
-and both machines are strict: whoever breaks the protocol ends the simulation with the story.
+Nothing is decided here. The messages of a turn go to each of the other parts as one batch, `hop_s` later and in order,
+as with the services' drivers and streams. A message to a machine and the event that it becomes there have the same
+fields, (epoch, message). The group is never lost, so there is only one epoch, and both machines are strict: a part that
+breaks the protocol ends the simulation with an error that has the job's history.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ from services.simulator.virtual_clock import VirtualClock, VirtualInbox
 
 EPOCH = Epoch(1)
 TOLD_JOBS = 8
-"""Jobs whose whereabouts are told when nothing goes on."""
+"""The most jobs described when the simulation is stuck."""
 
 
 class SimulatedGroup:
-    """Scheduler, KV manager and worker number `number`."""
+    """Scheduler, KV manager and worker of group `number`."""
 
     def __init__(
         self, setup: ServerSetup, number: int, clock: VirtualClock, clients: SimulatedClients, gauge: KvGauge
@@ -50,7 +50,7 @@ class SimulatedGroup:
         self._open()
 
     def submit(self, job: SimulatedJob) -> None:
-        """The job will come, and perhaps be cancelled, at its times."""
+        """Schedule the job's arrival, and its cancellation if there is one."""
         job_id = JobId(job.job_id)
         self.worker.jobs[job_id] = SimulatedProgress(job)
         arrival = scheduling.Submit(job_id, job.prompt_tokens, job.most_output_tokens)
@@ -60,7 +60,7 @@ class SimulatedGroup:
             self._clock.post(job.cancel_s + self._hop_s, self._scheduler_inbox.put, (cancel,))
 
     def _open(self) -> None:
-        """Everybody meets, before anything else happens."""
+        """Connect all parts before anything else happens."""
         setup = self._setup
         pool_tokens = setup.device_blocks * setup.block_size
         joined = scheduling.WorkerJoined(EPOCH, pool_tokens, setup.max_model_len, setup.cost, setup.stages)
@@ -97,7 +97,7 @@ class SimulatedGroup:
                 self._wake_s = command.time_s
                 clock.post(max(command.time_s, now_s), self._wake, command.time_s)
             else:
-                raise AssertionError(f"a worker that is never lost is dropped: {command}")
+                raise AssertionError(f"the scheduler dropped a worker that is never lost: {command}")
         if emits:
             clients.emitted(emits, now_s)
             clock.progressed()
@@ -105,7 +105,7 @@ class SimulatedGroup:
             clock.post(now_s + self._hop_s, self._kv_inbox.put, records(kv.FromScheduler, to_kv))
 
     def _wake(self, time_s: float) -> None:
-        """Unless an earlier time was asked for instead."""
+        """Send a Tick, unless an earlier time has replaced this one."""
         if self._wake_s == time_s:
             self._wake_s = None
             self._scheduler_inbox.put((scheduling.Tick(),))
@@ -120,7 +120,7 @@ class SimulatedGroup:
             elif isinstance(command, kv.ToScheduler):
                 to_scheduler.append(command)
             else:
-                raise AssertionError(f"a worker that is never lost is ended: {command}")
+                raise AssertionError(f"the KV manager ended a worker that is never lost: {command}")
         if to_worker:
             self._clock.post(now_s + self._hop_s, self._commands_arrived, to_worker)
         if to_scheduler:
@@ -150,15 +150,15 @@ class SimulatedGroup:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def check_end(self) -> None:
-        """Raises AssertionError unless everything was given back."""
+        """Raises AssertionError unless all jobs were released and all blocks freed."""
         figures = self.kv.pool_usage()
-        assert figures is not None, "the worker's pools are open to the end"
-        assert not self.scheduler.jobs, f"not released: {list(self.scheduler.jobs)}"
-        assert figures.device_blocks_free == figures.device_blocks_total, f"device blocks are lost: {figures}"
-        assert figures.host_blocks_free == figures.host_blocks_total, f"host blocks are lost: {figures}"
+        assert figures is not None, "the worker's pools must be open to the end"
+        assert not self.scheduler.jobs, f"jobs were not released: {list(self.scheduler.jobs)}"
+        assert figures.device_blocks_free == figures.device_blocks_total, f"device blocks were not freed: {figures}"
+        assert figures.host_blocks_free == figures.host_blocks_total, f"host blocks were not freed: {figures}"
 
     def story(self) -> str:
-        """Who waits for what."""
+        """What each job is waiting for, for the error of a stuck simulation."""
         iterations, jobs = self.scheduler.iterations, self.scheduler.jobs
         plans = [flight.plan_number for flight in iterations.unfinished]
         lines = [f"group {self._number}: plans without a result {plans}, {self.kv.pool_usage()}, {self.kv.status()}"]

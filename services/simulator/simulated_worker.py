@@ -1,18 +1,18 @@
 """A model of a worker group: pipeline stages, each with its compute and its link to host memory.
 
-Plans run in the order in which they came. A stage takes its equal share of an iteration's time, which the cost profile
-says, and starts a plan when it ended the one before, when the stage before it ended this one, and when no upload of a
-job in it is unfinished there (PROTOCOL 17): that wait is `stall_s`. The first stage also needs the last one's token of
-a job that decodes. Commands of the KV manager take effect at once on arrival, whatever runs; their copies go on beside
-compute.
+Plans run in the order of their arrival. A stage takes an equal share of the iteration's time according to the cost
+profile. It starts a plan once it has ended the previous plan, the previous stage has ended this plan, and no upload of
+a job in it is unfinished there (PROTOCOL 17); that last wait is `stall_s`. The first stage also needs the last stage's
+token of a job that decodes. Commands of the KV manager take effect as soon as they arrive, whatever is running; their
+copies run in parallel with compute.
 
-Nothing that happens later changes when a plan runs: its jobs are resident, so their uploads are under way or over, and
-a job that is in an unfinished plan is not taken away (PROTOCOL 3, 4). So all times of a plan are known when it arrives,
-and there is one message to be posted for it, its result.
+Later events can't change when a plan runs: its jobs are resident, so their uploads are under way or done, and a job in
+an unfinished plan is not taken away (PROTOCOL 3, 4). So all times of a plan are known when it arrives, and only one
+message has to be posted for it, its result.
 
-An entry of a job that ended in an earlier plan is passed over. A prefill with a limit runs by itself, and is cut when
-it takes longer; nothing of it is kept. What breaks PROTOCOL raises ProtocolError, as a
-real worker would: a plan beyond a table, one that reads KV which is not there, a copy that leaves valid tokens behind.
+An entry of a job that ended in an earlier plan is skipped. A prefill with a limit runs on its own and is cut when it
+takes longer; nothing of it is kept. A breach of PROTOCOL raises ProtocolError, as in a real worker: a plan beyond a
+table, a plan that reads missing KV, a copy that leaves valid tokens behind.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,11 +40,11 @@ from services.simulator.server_setup import ServerSetup, SimulatedJob
 from services.simulator.time_spans import TimeSpan
 
 TOKEN = 1
-"""The token that is sampled, always."""
+"""The token id that every job samples."""
 
 
 class SimulatedProgress:
-    """A job as the worker knows it. `valid_tokens` have their KV in `device_blocks` blocks or on the host."""
+    """A job as the worker knows it. The KV of `valid_tokens` tokens is in `device_blocks` blocks or on the host."""
 
     __slots__ = (
         "device_blocks",
@@ -63,24 +63,24 @@ class SimulatedProgress:
     def __init__(self, job: SimulatedJob) -> None:
         self.known_tokens = job.prompt_tokens
         self.last_tokens = job.prompt_tokens + job.output_tokens
-        """How many tokens it will have come to at its end."""
+        """The number of its tokens at its end."""
         self.stops = job.output_tokens < job.most_output_tokens
-        """Its last token says that it is the last."""
+        """Whether its last token is a stop token."""
         self.valid_tokens = 0
         self.device_blocks = 0
         self.uploaded_s = 0.0
-        """When its last upload ends, on every stage."""
+        """When its last upload ends on every stage."""
         self.token_s = 0.0
         """When the last stage has its newest token."""
         self.running = False
-        """A plan named it since it was given blocks."""
+        """Whether a plan has named it since it received blocks."""
         self.ended = False
         self.executing_s = 0.0
         self.uploading_s = 0.0
 
 
 class SimulatedIteration:
-    """What a plan comes to: how long it takes, and what must be there before."""
+    """The work of a plan: how long it takes, and what it has to wait for."""
 
     __slots__ = ("cut", "duration_s", "jobs", "sampled", "token_s", "tokens", "uploaded_s")
 
@@ -95,7 +95,7 @@ class SimulatedIteration:
 
 
 class SimulatedWorker:
-    """One group. `post_result` and `post_answers` send a message off at a time."""
+    """The worker of one group. `post_result` and `post_answers` send a message at a given time."""
 
     def __init__(
         self,
@@ -112,9 +112,9 @@ class SimulatedWorker:
         self._post_result = post_result
         self._post_answers = post_answers
         self._free_s = [0.0] * setup.stages
-        """When each stage has ended all its plans."""
+        """When each stage will have ended all its plans."""
         self._running_jobs = 0
-        """Jobs that were in a plan and can still make tokens."""
+        """Number of jobs that were in a plan and can still make tokens."""
         self.link = HostLink(setup.link, setup.stage_block_bytes)
         self.jobs: dict[JobId, SimulatedProgress] = {}
         self.compute: list[TimeSpan] = []
@@ -124,7 +124,7 @@ class SimulatedWorker:
     # --- plans -------------------------------------------------------------------------------------------------------
 
     def run(self, plan: SendPlan, now_s: float) -> None:
-        """A plan arrived."""
+        """Take a plan that arrived."""
         if now_s > self._free_s[0] and self._running_jobs:
             self.plan_wait_s += now_s - self._free_s[0]
         work = self._work(plan)
@@ -156,7 +156,7 @@ class SimulatedWorker:
             job.token_s = end_s
 
     def _work(self, plan: SendPlan) -> SimulatedIteration:
-        """Check every entry and take what it makes; what it costs follows."""
+        """Check and carry out every entry, then compute the duration."""
         work = SimulatedIteration()
         limits_s = dict(plan.cut_after_s) if plan.cut_after_s else {}
         prefills: list[tuple[int, int]] = []
@@ -173,7 +173,7 @@ class SimulatedWorker:
                 or from_token != job.valid_tokens
                 or not from_token < to_token <= job.known_tokens
                 or to_token > job.device_blocks * block_size
-            ):  # most are decodes as they should be, and looked at no further
+            ):  # most entries are valid decodes, which need no further checks
                 job = self._checked(plan, entry)
                 if job is None:
                     continue
@@ -205,7 +205,7 @@ class SimulatedWorker:
         return work
 
     def _is_cut(self, work: SimulatedIteration, job: SimulatedProgress, entry: PlanEntry, limit_s: float) -> bool:
-        """A prefill with a limit runs by itself."""
+        """A prefill with a limit runs on its own."""
         own_s = self._cost.iteration_s([(entry.from_token, entry.to_token)], 0, 0.0) * self._slowdown
         work.duration_s += min(own_s, limit_s)
         if own_s <= limit_s:
@@ -215,10 +215,10 @@ class SimulatedWorker:
         return True
 
     def _checked(self, plan: SendPlan, entry: PlanEntry) -> SimulatedProgress | None:
-        """The entry's job, None where it is to be passed over."""
+        """The entry's job; None if the entry must be skipped. Raises ProtocolError for an invalid entry."""
         job = self.jobs.get(entry.job_id)
         if job is None:
-            raise ProtocolError(f"plan {plan.plan_number} names {entry.job_id}, which never arrived")
+            raise ProtocolError(f"plan {plan.plan_number} names job {entry.job_id}, which never arrived")
         valid_tokens = job.valid_tokens
         if entry.from_token == 0:
             valid_tokens = 0
@@ -233,15 +233,15 @@ class SimulatedWorker:
             or entry.to_token > job.device_blocks * self._block_size
         ):
             raise ProtocolError(
-                f"plan {plan.plan_number} computes {entry}, of {job.known_tokens} tokens {valid_tokens} are valid, in "
-                f"{job.device_blocks} blocks of {self._block_size}"
+                f"plan {plan.plan_number} computes {entry}, but the job has {job.known_tokens} tokens, of which "
+                f"{valid_tokens} are valid, in {job.device_blocks} blocks of {self._block_size} tokens"
             )
         return job
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def apply(self, commands: Sequence[KvToWorker], now_s: float) -> None:
-        """One batch of the KV manager arrived."""
+        """Take a batch of commands from the KV manager."""
         applied: list[WorkerToKv] = []
         ends: list[tuple[float, CommandNumber]] = []
         for command in commands:
@@ -267,14 +267,14 @@ class SimulatedWorker:
             self._post_answers(end_s, [Done(number, stage) for stage in self._stages])
 
     def _covers(self, job: SimulatedProgress, command: Offload | Upload) -> None:
-        """All valid tokens travel, and those only: at least one."""
+        """Check that a copy covers all valid tokens and no others, and at least one."""
         if (
             not command.moves
             or command.valid_tokens > job.valid_tokens
             or len(command.moves) * self._block_size < command.valid_tokens
         ):
             raise ProtocolError(
-                f"command {command.command_number} moves {command.valid_tokens} tokens of {command.job_id} in "
+                f"command {command.command_number} moves {command.valid_tokens} tokens of job {command.job_id} in "
                 f"{len(command.moves)} blocks, but {job.valid_tokens} are valid"
             )
         job.valid_tokens = command.valid_tokens

@@ -1,11 +1,11 @@
-"""Serves a trace on a virtual clock with the code that serves: what would a server do, and when?
+"""Serves a trace on a virtual clock with the production code: what would a server do, and when?
 
-The scheduler's and the KV manager's machines are the real ones, with all their decisions; this package has none. It
-knows how long things take (the worker's iterations and copies, the messages' way) and who hears what, and asks the
-machines what follows. clock.py orders time, group.py couples the machines as the services' drivers do, worker.py and
-link.py say how long a plan and a copy take.
+The machines of the scheduler and the KV manager are the real ones, and they make all decisions; this package makes
+none. It models how long things take (iterations and copies of the worker, the delay of messages) and delivers messages.
+virtual_clock.py orders events in time, simulated_group.py connects the machines as the services' drivers do,
+simulated_worker.py and host_link.py compute how long a plan and a copy take.
 
-There is no randomness and no real time in it: the same jobs and the same setup give the same figures, bit for bit.
+There is no randomness and no real time: the same jobs and setup give the same figures, bit for bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,21 +26,21 @@ __all__ = ["JobOutcome", "ServerSetup", "SimulatedJob", "Simulation", "StuckErro
 IDLE_TURNS = 10_000
 IDLE_TURNS_OF_A_JOB = 100
 IDLE_TURNS_OF_A_CHUNK = 100
-"""Turns that may pass between two tokens: everybody may have come, moved or been cut at every level, and the longest
-prompt may be prefilled in chunks.
+"""Turns that may pass between two tokens: every job may have arrived, moved or been cut at every level, and the longest
+prompt may have been prefilled in chunks.
 """
 
 
 def simulate(
     setup: ServerSetup, jobs: Sequence[SimulatedJob], on_progress: Callable[[int], None] | None = None
 ) -> Simulation:
-    """Serve the jobs. `on_progress` is told how many have ended, each time one has.
+    """Serve the jobs. `on_progress` is called with the number of ended jobs each time one ends.
 
-    Raises InvalidFieldError for two jobs of one id, StuckError when jobs are left and nothing happens any more, and
-    ProtocolError when one of the parts broke PROTOCOL: the last two are bugs.
+    Raises InvalidFieldError if two jobs have the same id, StuckError if jobs are left and nothing happens any more, and
+    ProtocolError if one of the parts broke PROTOCOL; the last two are bugs.
     """
     if len({job.job_id for job in jobs}) != len(jobs):
-        raise InvalidFieldError("id", "every job must have its own")
+        raise InvalidFieldError("id", "must be unique")
     chunks = -(-setup.max_model_len // (setup.scheduler.prefill_chunk_tokens or setup.max_model_len))
     clock = VirtualClock(IDLE_TURNS + IDLE_TURNS_OF_A_JOB * len(jobs) + IDLE_TURNS_OF_A_CHUNK * chunks)
     clients = SimulatedClients(jobs, setup.hop_s, on_progress)
@@ -53,7 +53,7 @@ def simulate(
     try:
         clock.run()
         if clients.left_count:
-            raise StuckError(f"nothing happens any more, but {clients.left_count} jobs are left")
+            raise StuckError(f"no events are left, but {clients.left_count} jobs have not ended")
     except StuckError as error:
         stories = "\n".join(group.story() for group in groups)
         raise StuckError(f"{error} (at {clock.now_s} s)\n{stories}") from None
@@ -67,7 +67,7 @@ def simulate(
 def _summed(
     setup: ServerSetup, groups: Sequence[SimulatedGroup], outcomes: tuple[JobOutcome, ...], gauge: KvGauge
 ) -> Simulation:
-    """The figures of all groups together."""
+    """Add up the figures of all groups."""
     workers = [group.worker for group in groups]
     counters = [group.scheduler.counters for group in groups]
     copied = [sum(worker.link.copied_blocks[direction] for worker in workers) for direction in CopyDirection]

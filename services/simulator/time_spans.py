@@ -1,18 +1,18 @@
-"""Spans of time: how long something went on, and how long two things went on at once."""
+"""Spans of time: their total length, and the overlap of two sets of spans."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
 class TimeSpan(NamedTuple):
-    """From begin to end, in seconds."""
+    """A span of time in seconds."""
 
     begin_s: float
     end_s: float
 
 
 def union(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
-    """The times at which at least one goes on, ascending and apart."""
+    """The times covered by at least one span, as ascending, disjoint spans."""
     joined: list[TimeSpan] = []
     for span in sorted(spans):
         if joined and span.begin_s <= joined[-1].end_s:
@@ -23,12 +23,12 @@ def union(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
 
 
 def total_s(spans: Iterable[TimeSpan]) -> float:
-    """Their lengths together."""
+    """The sum of the lengths."""
     return sum(span.end_s - span.begin_s for span in spans)
 
 
 def overlap_s(some: Sequence[TimeSpan], others: Sequence[TimeSpan]) -> float:
-    """How long a span of either goes on at once; both are unions."""
+    """The total time covered by both; both must be results of `union`."""
     overlap = 0.0
     at = 0
     for span in some:

@@ -1,8 +1,7 @@
-"""Goes through the turns of a recorded run again, with a machine of this code, and compares what it says.
+"""Repeats the turns of a recorded run with a machine of the present code, and compares its commands.
 
-A machine's commands follow from its settings, its events and the times of its turns. So a replay of a run of the same
-code says the same to the last number; where it does not, either the code has changed or something entered the machine
-by another door.
+A machine's commands depend only on its settings, its events and the times of its turns. So a replay with the same code
+gives exactly the same commands. If it does not, either the code has changed or the machine depends on something else.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +12,7 @@ from services.domain.turns import Turn
 
 
 class Machine(Protocol):
-    """The scheduler's or the KV manager's."""
+    """The machine of the scheduler or the KV manager."""
 
     def handle(self, events: Sequence[Any], now_s: float) -> list[Any]:
         """Take a turn."""
@@ -21,8 +20,8 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first turn, counted from 1, in which the machine said something else: from its command of this number on,
-    counted from 0, it gave these, or raised this.
+    """The first turn that differed. `turn_number` counts from 1; `command_number`, counted from 0, is that of the first
+    command that differed. `given` are the machine's commands from there on, `given_fault` is the error that it raised.
     """
 
     turn_number: int
@@ -34,8 +33,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came of a replay: turns and commands that were the same, the last error that the machine raised as
-    recorded, and the difference that ended it, if any.
+    """The result of a replay: the number of equal turns and commands, the last error that the machine raised as
+    recorded, and the difference that ended the replay, if any.
     """
 
     turns: int
@@ -49,7 +48,9 @@ def replay(
     turns: Iterable[Turn[Any, Any]],
     counts: Callable[[Any], object] = lambda one: one,
 ) -> Replayed:
-    """Replays until the first difference. `counts` gives what of a command is compared: recordings leave words out."""
+    """Replays up to the first difference. `counts` returns the part of a command that is compared, because recordings
+    leave some texts out.
+    """
     machine = make_machine()
     turn_count = command_count = 0
     last_fault: Exception | None = None
@@ -69,7 +70,7 @@ def replay(
 
 
 def _take(machine: Machine, turn: Turn[Any, Any]) -> tuple[Sequence[Any], Exception | None]:
-    """The machine's commands, or the error that it raised: a bug may have been recorded, and is met again."""
+    """The machine's commands, or the error that it raised: a recorded bug occurs again."""
     try:
         return machine.handle(turn.events, turn.now_s), None
     except Exception as error:
@@ -77,7 +78,7 @@ def _take(machine: Machine, turn: Turn[Any, Any]) -> tuple[Sequence[Any], Except
 
 
 def _same_from_start(recorded: Sequence[Any], given: Sequence[Any], counts: Callable[[Any], object]) -> int:
-    """How many commands are the same before the first that is not."""
+    """The number of equal commands before the first difference."""
     same = 0
     for one, other in zip(recorded, given, strict=False):
         if counts(one) != counts(other):

@@ -1,13 +1,13 @@
-"""The virtual clock: a heap of (time, sequence number), and the turns of who heard something.
+"""The virtual clock: a heap of (time, sequence number), and the turns of the inboxes that received something.
 
-A message is posted for a time and delivered then; messages of the same time in the order in which they were posted,
-so that every link is first in, first out and nothing depends on how a heap breaks ties. Who takes turns has an inbox.
-The clock stands still until everything of this time is delivered; then everybody who heard something takes one turn
-with all of it, in the order in which they first heard something. That is how the services' drivers take theirs. What
-they say in that turn is delivered before the time goes on, if no link delays it.
+A message is posted for a time and delivered at that time. Messages of the same time are delivered in the order in which
+they were posted, so that every link is first in, first out, and nothing depends on how a heap breaks ties. Each part
+that takes turns has an inbox. The clock stands still until all messages of the present time are delivered. Then each
+inbox that received something takes one turn with all of it, in the order of their first messages, like the services'
+drivers. Messages from that turn are delivered before time advances, if no link delays them.
 
-A simulation that does not get on is ended: every token, end and refusal is progress, and between two of them only so
-many turns are taken.
+A simulation that makes no progress is ended. Every token, end and refusal is progress, and the number of turns between
+two of them is limited.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,18 +16,18 @@ from typing import Any
 
 
 class StuckError(Exception):
-    """The simulated server does not get on: a bug of what is simulated, or of the simulator, told with who waits for
-    what.
+    """The simulated server makes no progress, because of a bug in what is simulated or in the simulator. The message
+    describes what each job is waiting for.
     """
 
     @property
     def reason(self) -> str:
-        """Its first line; the others tell who waits."""
+        """The first line of the message, without the state of the jobs."""
         return str(self).partition("\n")[0]
 
 
 class VirtualClock:
-    """Time, and what happens next. `most_idle_turns`: between two steps of progress."""
+    """Delivers messages in the order of time. `most_idle_turns`: the limit of turns without progress."""
 
     def __init__(self, most_idle_turns: int) -> None:
         self.now_s = 0.0
@@ -38,21 +38,21 @@ class VirtualClock:
         self._due: list[VirtualInbox] = []
 
     def post(self, at_s: float, deliver: Callable[[Any], None], item: object) -> None:
-        """Call `deliver` with the item then."""
-        assert at_s >= self.now_s, f"posted for {at_s}, which is over at {self.now_s}"
+        """Call `deliver` with the item at the time `at_s`."""
+        assert at_s >= self.now_s, f"posted for {at_s} s, but it is already {self.now_s} s"
         self._posted += 1
         heappush(self._heap, (at_s, self._posted, deliver, item))
 
     def take_turn(self, inbox: "VirtualInbox") -> None:
-        """It has something to be taken when this time's messages are delivered."""
+        """Let the inbox take a turn once all messages of the present time are delivered."""
         self._due.append(inbox)
 
     def progressed(self) -> None:
-        """Somebody got something out of it."""
+        """A job made progress."""
         self._idle_turns = 0
 
     def run(self) -> None:
-        """Until nothing happens any more. Raises StuckError when turns are taken for nothing."""
+        """Run until no messages are left. Raises StuckError if too many turns pass without progress."""
         heap = self._heap
         while heap or self._due:
             if self._due and (not heap or heap[0][0] > self.now_s):
@@ -69,7 +69,7 @@ class VirtualClock:
 
 
 class VirtualInbox:
-    """What somebody heard since the last turn. `take` is the turn."""
+    """The events received since the last turn. `take` is called with them for a turn."""
 
     def __init__(self, clock: VirtualClock, take: Callable[[list[Any]], None]) -> None:
         self._clock = clock
@@ -77,12 +77,12 @@ class VirtualInbox:
         self._events: list[Any] = []
 
     def put(self, events: Sequence[Any]) -> None:
-        """One batch of a peer."""
+        """Add a batch of events."""
         if not self._events:
             self._clock.take_turn(self)
         self._events.extend(events)
 
     def turn(self) -> None:
-        """All of it at once."""
+        """Take a turn with all waiting events."""
         events, self._events = self._events, []
         self._take(events)

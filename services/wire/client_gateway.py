@@ -1,6 +1,6 @@
-"""Values <-> wire for the public API: requests, the messages of a stream, the served models.
+"""Values <-> wire for the public API: requests, the messages of a stream, and the served models.
 
-Every pair is `x_to_wire` / `x_from_wire`; the gateway uses one half, our own clients the other.
+Functions come in pairs, `x_to_wire` / `x_from_wire`; the gateway uses one of each pair, our own clients the other.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _OPTIONAL_SAMPLING_FIELDS = tuple(
 
 
 def request_from_wire(message: inference_pb2.GenerateRequest) -> GenerateRequest:
-    """A request as the client put it. Nothing is checked; `token_ids` is the message's own list."""
+    """A request as the client sent it, unchecked; `token_ids` is the message's own list."""
     prompt = message.WhichOneof("prompt")
     return GenerateRequest(
         model=message.model,
@@ -52,7 +52,7 @@ def request_to_wire(request: GenerateRequest) -> inference_pb2.GenerateRequest:
 
 
 def sampling_from_client(message: inference_pb2.SamplingParams) -> SamplingRequest:
-    """SamplingParams, absent fields as None."""
+    """The SamplingParams of a request, with absent fields as None."""
     optional: dict[str, Any] = {
         name: getattr(message, name)
         for name in _OPTIONAL_SAMPLING_FIELDS
@@ -79,7 +79,7 @@ def sampling_to_client(sampling: SamplingRequest) -> inference_pb2.SamplingParam
 
 
 def body_digest(message: inference_pb2.GenerateRequest, served_model: str) -> bytes:
-    """Stands for model, prompt and sampling: what must be equal for two requests with one id to be the same."""
+    """A digest of model, prompt and sampling, which must be equal in two requests with the same id."""
     body = inference_pb2.GenerateRequest()
     body.CopyFrom(message)
     body.model = served_model
@@ -120,7 +120,7 @@ def piece_from_wire(message: inference_pb2.GenerateResponse) -> StreamMessage:
 
 
 def progress_from_wire(message: inference_pb2.GenerateResponse) -> StreamProgress:
-    """The same, as little of it as a load generator needs."""
+    """Like piece_from_wire, but only the parts that a load generator needs."""
     reason = message.finish_reason
     if not reason:
         return StreamProgress(len(message.token_ids), None, None)

@@ -1,7 +1,7 @@
-"""Values <-> wire for the stream between gateway and scheduler: jobs, cancels, and the news of a turn.
+"""Values <-> wire for the stream between gateway and scheduler: jobs, cancels, and the updates of a turn.
 
-Every pair is `x_to_wire` / `x_from_wire`. News cross the wire once an iteration: they are made in place by `add`,
-and read without copying the token ids.
+Functions come in pairs, `x_to_wire` / `x_from_wire`. Updates cross the wire once per iteration: they are created in
+place by `add`, and read without copying the token ids.
 """
 
 from array import array
@@ -34,7 +34,7 @@ _DEFAULT_RETRY_S = 1.0
 
 
 def submission_from_wire(message: wire.SubmitJob) -> Submission:
-    """A job of a gateway. Raises ProtocolError for an id that is none."""
+    """A job from a gateway. Raises ProtocolError for an invalid id."""
     if not 0 < len(message.job_id) <= MOST_ID_BYTES:
         raise ProtocolError(f"SubmitJob: job_id must have 1 to {MOST_ID_BYTES} characters")
     return Submission(
@@ -62,7 +62,7 @@ def submission_to_wire(submission: Submission) -> wire.SubmitJob:
 
 
 def cancel_from_wire(message: wire.CancelJob) -> tuple[JobId, EndReason]:
-    """The end of a gateway's interest; without a reason the client is gone."""
+    """A gateway's cancellation of a job; without a reason, the client is gone."""
     return JobId(message.job_id), _CANCEL_FROM_WIRE.get(message.reason, EndReason.CANCELLED)
 
 
@@ -72,7 +72,7 @@ def cancel_to_wire(job_id: JobId, reason: EndReason) -> wire.CancelJob:
 
 
 def updates_to_wire(updates: Iterable[JobUpdate]) -> wire.JobUpdates:
-    """News of jobs."""
+    """New output of jobs."""
     message = wire.JobUpdates()
     add = message.jobs.add
     for job_id, first_token_number, token_ids, logprobs, finish, error, timings, is_joined in updates:
@@ -125,7 +125,7 @@ def _read_timings(message: wire.JobTimings) -> JobTimings:
 
 
 def limits_to_wire(limits: ServingLimits) -> wire.ServingLimits:
-    """What a job may be, for gateways."""
+    """The limits of a job, for gateways."""
     return wire.ServingLimits(
         ready=limits.ready, max_model_len=limits.max_model_len, device_pool_tokens=limits.device_pool_tokens
     )
@@ -137,5 +137,5 @@ def limits_from_wire(message: wire.ServingLimits) -> ServingLimits:
 
 
 def hello_to_wire(gateway_id: str, model_fingerprint: str) -> wire.GatewayLinkRequest:
-    """First on the stream."""
+    """The first message of a gateway's stream."""
     return wire.GatewayLinkRequest(hello=wire.GatewayHello(gateway_id=gateway_id, model_fingerprint=model_fingerprint))

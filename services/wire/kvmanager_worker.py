@@ -1,8 +1,8 @@
 """Values <-> wire for the stream between KV manager and worker.
 
-A message is one turn's batch, in order, under one worker epoch. Every pair is `x_to_wire` / `x_from_wire`. Items are
-made in place by `add`, which is much cheaper than making messages and copying them in. The readers raise ProtocolError
-for an item of an unknown kind.
+A message is the batch of one turn, in order, for one worker epoch. Functions come in pairs, `x_to_wire` /
+`x_from_wire`. Items are created in place by `add`, which is much cheaper than creating messages and copying them. The
+readers raise ProtocolError for an item of an unknown kind.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ def _blocks(field: Iterable[int]) -> tuple[BlockId, ...]:
 
 
 def commands_to_wire(epoch: Epoch, commands: Iterable[KvToWorker]) -> wire.KvManagerServiceWorkerLinkResponse:
-    """One turn of the KV manager to a worker, in the order of the command numbers."""
+    """The commands of one turn to a worker, in the order of their numbers."""
     batch = wire.KvManagerServiceWorkerLinkResponse(epoch=epoch)
     add = batch.commands.add
     for value in commands:
@@ -76,7 +76,7 @@ def _command(item: wire.KvCommand) -> KvToWorker:
         case "release":
             return ReleaseBlocks(command_number, job_id)
         case _:
-            raise ProtocolError(f"KV command {command_number} for job {job_id} is of no kind that is known here")
+            raise ProtocolError(f"KV command {command_number} for job {job_id} is of an unknown kind")
 
 
 def commands_from_wire(batch: wire.KvManagerServiceWorkerLinkResponse) -> tuple[Epoch, tuple[KvToWorker, ...]]:
@@ -102,9 +102,9 @@ def kv_hello_to_wire(facts: KvWorkerFacts) -> wire.KvManagerServiceWorkerLinkReq
 
 
 def kv_hello_from_wire(message: wire.KvManagerServiceWorkerLinkRequest) -> KvWorkerFacts:
-    """The inverse of kv_hello_to_wire. Raises ProtocolError if the message is no hello or names no epoch."""
+    """The inverse of kv_hello_to_wire. Raises ProtocolError if the message is not a hello or has no epoch."""
     if not message.HasField("hello") or message.epoch == 0:
-        raise ProtocolError("the first message of a worker's stream is no hello with an epoch")
+        raise ProtocolError("the first message of a worker's stream must be a hello with an epoch greater than 0")
     hello = message.hello
     pools = WorkerPools(
         epoch=Epoch(message.epoch),
@@ -120,7 +120,7 @@ def kv_hello_from_wire(message: wire.KvManagerServiceWorkerLinkRequest) -> KvWor
 def acknowledgements_to_wire(
     epoch: Epoch, acknowledgements: Iterable[Applied | Done]
 ) -> wire.KvManagerServiceWorkerLinkRequest:
-    """One turn of a worker's stage. The stage is the stream's: it was said in the hello."""
+    """The acknowledgements of one turn of a worker's stage. The stage is not included: the hello has named it."""
     batch = wire.KvManagerServiceWorkerLinkRequest(epoch=epoch)
     add = batch.acknowledgements.add
     for value in acknowledgements:
@@ -144,5 +144,5 @@ def acknowledgements_from_wire(
         elif one.state == wire.KV_COMMAND_STATE_DONE:
             values.append(Done(command_number, stage))
         else:
-            raise ProtocolError(f"acknowledgement of KV command {command_number} does not say what happened")
+            raise ProtocolError(f"the acknowledgement of KV command {command_number} has an unknown state")
     return Epoch(batch.epoch), tuple(values)

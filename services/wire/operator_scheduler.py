@@ -1,4 +1,4 @@
-"""Values <-> wire for AdminService: the server's status, from the scheduler through the gateway to its operator."""
+"""Values <-> wire for AdminService: the server's status, from the scheduler through the gateway to the operator."""
 
 from typing import Any
 
@@ -17,16 +17,15 @@ DEFAULT_INTERVAL_S = 1.0
 
 
 def interval_from_wire(request: admin_pb2.WatchStatusRequest) -> float:
-    """Seconds between two statuses. Raises InvalidFieldError."""
+    """The interval between two statuses in seconds. Raises InvalidFieldError."""
     if not request.HasField("interval_s"):
         return DEFAULT_INTERVAL_S
     if not 0.05 <= request.interval_s <= 60:
-        raise InvalidFieldError("interval_s", f"must be 0.05 to 60 seconds, got {request.interval_s:g}")
+        raise InvalidFieldError("interval_s", f"must be between 0.05 and 60 seconds, but is {request.interval_s:g}")
     return request.interval_s
 
 
 def status_to_wire(status: ServerStatus) -> admin_pb2.Status:
-    """The server's status."""
     counters: dict[str, Any] = {name: getattr(status.counters, name) for name in ServerCounters.__slots__}
     return admin_pb2.Status(
         model=status.model,
@@ -42,7 +41,7 @@ def status_to_wire(status: ServerStatus) -> admin_pb2.Status:
 
 
 def status_from_wire(message: admin_pb2.Status) -> ServerStatus:
-    """The inverse of status_to_wire, but for rejections for other reasons than a full queue."""
+    """The inverse of status_to_wire, except that rejections for reasons other than a full queue are lost."""
     tokens = message.iteration_tokens
     return ServerStatus(
         model=message.model,

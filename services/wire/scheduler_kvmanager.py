@@ -1,7 +1,7 @@
 """Values <-> wire for the stream between scheduler and KV manager.
 
-A message on this stream is one turn's batch, in order, under one worker epoch. Every pair is `x_to_wire` /
-`x_from_wire`. Items are made in place by `add`, which is much cheaper than making messages and copying them in. The
+A message is the batch of one turn, in order, for one worker epoch. Functions come in pairs, `x_to_wire` /
+`x_from_wire`. Items are created in place by `add`, which is much cheaper than creating messages and copying them. The
 readers raise ProtocolError for an item of an unknown kind.
 """
 
@@ -97,7 +97,7 @@ def _write_scheduler_message(item: wire.SchedulerToKv, value: SchedulerToKv) -> 
 
 
 def scheduler_batch_to_wire(epoch: Epoch, messages: Iterable[SchedulerToKv]) -> wire.SchedulerLinkRequest:
-    """One turn of the scheduler. A Jobs among the messages must be about `epoch`."""
+    """The messages of one turn of the scheduler. A Jobs among them must be for `epoch`."""
     batch = wire.SchedulerLinkRequest(epoch=epoch)
     add = batch.messages.add
     for value in messages:
@@ -129,7 +129,7 @@ def scheduler_batch_from_wire(batch: wire.SchedulerLinkRequest) -> tuple[Epoch, 
     try:
         return epoch, tuple(_SCHEDULER_READERS[item.WhichOneof("message")](epoch, item) for item in batch.messages)
     except KeyError:
-        raise ProtocolError("SchedulerToKv without a message that is known here") from None
+        raise ProtocolError("a SchedulerToKv has a message of an unknown kind") from None
 
 
 # --- KV manager -> scheduler -----------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def _write_kv_message(item: wire.KvToScheduler, value: KvLinkItem) -> None:
 
 
 def kv_batch_to_wire(epoch: Epoch, messages: Iterable[KvLinkItem]) -> wire.SchedulerLinkResponse:
-    """One turn of the KV manager to the scheduler."""
+    """The messages of one turn of the KV manager to the scheduler."""
     batch = wire.SchedulerLinkResponse(epoch=epoch)
     add = batch.messages.add
     for value in messages:
@@ -194,7 +194,7 @@ def kv_batch_from_wire(batch: wire.SchedulerLinkResponse) -> tuple[Epoch, tuple[
     try:
         items = tuple(_KV_READERS[item.WhichOneof("message")](item) for item in batch.messages)
     except KeyError:
-        raise ProtocolError("KvToScheduler without a message that is known here") from None
+        raise ProtocolError("a KvToScheduler has a message of an unknown kind") from None
     return Epoch(batch.epoch), items
 
 

@@ -1,9 +1,9 @@
-"""Values <-> wire for the stream between scheduler and worker, and the parts of it that gateways use too.
+"""Values <-> wire for the stream between scheduler and worker.
 
-Every pair is `x_to_wire` / `x_from_wire`. A plan and a result cross the wire once per iteration, so their entries are
-made in place by `add`, which costs a quarter of making messages and copying them in. The readers check what only a
-peer's bug can break and raise ProtocolError; a cost profile out of its limits raises InvalidFieldError. Sampling
-parameters are single precision on the wire.
+Functions come in pairs, `x_to_wire` / `x_from_wire`. A plan and a result cross the wire once per iteration, so their
+entries are created in place by `add`, which takes a quarter of the time of creating messages and copying them. The
+readers raise ProtocolError for what only a bug of the peer can cause; an invalid cost profile raises InvalidFieldError.
+Sampling parameters are single precision on the wire.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from services.wire.shared_fields import logprob_from_wire, logprob_to_wire, samp
 
 
 def spec_to_wire(spec: JobSpec) -> wire.JobSpec:
-    """JobSpec of a plan entry that starts at position 0."""
+    """The JobSpec of a plan entry that starts at position 0."""
     return wire.JobSpec(
         prompt_tokens=spec.prompt_tokens, known_tokens=spec.known_tokens, sampling=sampling_to_wire(spec.sampling)
     )
@@ -32,7 +32,7 @@ def spec_from_wire(message: wire.JobSpec) -> JobSpec:
 
 
 def plan_to_wire(epoch: Epoch, number: PlanNumber, entries: Iterable[PlanWork]) -> wire.Plan:
-    """A plan for the worker of `epoch`. `token_ids` of an entry may be any sequence of ids, array('I') among them."""
+    """A plan for the worker of `epoch`. The `token_ids` of an entry may be any sequence, such as array('I')."""
     message = wire.Plan(epoch=epoch, plan_number=number)
     add = message.entries.add
     for job_id, from_token, to_token, token_ids, spec, cut_after_s in entries:
@@ -47,7 +47,7 @@ def plan_to_wire(epoch: Epoch, number: PlanNumber, entries: Iterable[PlanWork]) 
 
 
 def plan_from_wire(message: wire.Plan) -> Plan:
-    """The inverse of plan_to_wire. `token_ids` come as tuples."""
+    """The inverse of plan_to_wire, with `token_ids` as tuples."""
     return Plan(
         Epoch(message.epoch),
         PlanNumber(message.plan_number),
@@ -125,7 +125,7 @@ def profile_to_wire(profile: CostProfile) -> wire.CostProfile:
 
 
 def profile_from_wire(message: wire.CostProfile) -> CostProfile:
-    """The inverse of profile_to_wire. Raises InvalidFieldError for a profile that is none."""
+    """The inverse of profile_to_wire. Raises InvalidFieldError for an invalid profile."""
     return CostProfile(
         tuple(PrefillCost(point.tokens, point.seconds) for point in message.prefill),
         tuple(DecodeCost(point.batch, point.context_tokens, point.seconds) for point in message.decode),
@@ -149,9 +149,11 @@ def worker_facts_to_wire(facts: WorkerFacts) -> wire.WorkerHello:
 
 
 def worker_facts_from_wire(message: wire.WorkerHello) -> WorkerFacts:
-    """The inverse of worker_facts_to_wire. Raises ProtocolError without an epoch, InvalidFieldError for a profile."""
+    """The inverse of worker_facts_to_wire. Raises ProtocolError without an epoch, InvalidFieldError for an invalid
+    profile.
+    """
     if message.epoch == 0:
-        raise ProtocolError("WorkerHello names no epoch")
+        raise ProtocolError("WorkerHello must have an epoch greater than 0")
     return WorkerFacts(
         epoch=Epoch(message.epoch),
         group=message.group,

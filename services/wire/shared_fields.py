@@ -1,4 +1,4 @@
-"""Values <-> wire for what several streams carry: sampling parameters and log probabilities."""
+"""Values <-> wire for fields that several streams carry: sampling parameters and log probabilities."""
 
 from fastserve.v1 import scheduler_pb2 as wire
 from fastserve.v1.inference_pb2 import TokenLogprob as WireTokenLogprob
@@ -7,7 +7,7 @@ from services.domain.job_sampling import JobSampling
 
 
 def sampling_to_wire(sampling: JobSampling) -> wire.JobSampling:
-    """JobSampling for SubmitJob and JobSpec."""
+    """The JobSampling of SubmitJob and JobSpec."""
     message = wire.JobSampling(
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
@@ -50,7 +50,7 @@ def sampling_from_wire(message: wire.JobSampling) -> JobSampling:
 
 
 def logprob_to_wire(logprob: TokenLogprob) -> WireTokenLogprob:
-    """TokenLogprob, as workers, scheduler and gateway pass it on."""
+    """The TokenLogprob that workers, scheduler and gateway pass on."""
     message = WireTokenLogprob(token_id=logprob.token_id, logprob=logprob.logprob)
     for token_id, value in logprob.top:
         message.top.add(token_id=token_id, logprob=value)

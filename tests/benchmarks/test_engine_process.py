@@ -7,12 +7,11 @@ import pytest
 
 from benchmarks.engines import engine
 from benchmarks.settings import BenchError, BenchSettings
-from models.make_random import PRESETS, write_random_model
+from tests.builders.model_folders import tiny_model_folder
 
 
 async def test_an_engine_alone_runs_traces_streams_and_copies(tmp_path: Path) -> None:
-    model = tmp_path / "tiny"
-    write_random_model(PRESETS["tiny"], model)
+    model = tiny_model_folder(tmp_path)
     trace = tmp_path / "trace.jsonl"
     lengths = [(5, 3), (20, 1), (9, 7)]
     trace.write_text(

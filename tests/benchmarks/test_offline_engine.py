@@ -6,7 +6,7 @@ from benchmarks.offline_engine import OfflineEngine, OfflineJob, offline_jobs
 from services.domain.errors import InvalidFieldError
 from services.domain.ids import JobId
 from services.workloads.workload import TraceJob
-from tests.worker.tiny import alone, new_engine, prompt_of, sampling
+from tests.worker.tiny_engine import alone, new_engine, prompt_of, sampling
 
 
 def job_of(number: int, prompt_tokens: int, max_tokens: int) -> OfflineJob:

@@ -4,13 +4,13 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.cli.fake_gateway import FakeGateway, serving
+from tests.fakes.fake_gateway_for_client import FakeGatewayForClient, serving
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 
 async def test_the_python_client_streams_a_completion() -> None:
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         process = await asyncio.create_subprocess_exec(
             sys.executable, str(EXAMPLES / "generate.py"), gateway.address, "def main", stdout=asyncio.subprocess.PIPE
         )

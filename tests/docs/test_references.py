@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.builders.repository_paths import ROOT
+
 PAPERS = ROOT / "docs" / "papers.md"
 PROTOCOL = ROOT / "docs" / "protocol.md"
 CODE_FOLDERS = ("services", "evaluation", "profiles", "benchmarks", "tests", "models", "protos")

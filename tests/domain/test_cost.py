@@ -1,4 +1,4 @@
-"""The cost model goes through what was measured and stays sensible beyond it."""
+"""The cost model passes through the measured points and stays plausible beyond them."""
 
 from math import inf, nan
 
@@ -88,7 +88,9 @@ def test_prefill_and_decode_of_one_iteration_read_the_weights_once() -> None:
 
 
 def test_prompts_of_one_iteration_cost_no_more_than_alone_nor_than_one_prompt_of_their_length() -> None:
-    """One of 32 is cheaper than two of 16, one of 1024 dearer than two of 512: it attends further."""
+    """One prompt of 32 tokens is cheaper than two of 16, but one of 1024 costs more than two of 512: it has more
+    context to attend to.
+    """
     assert PROFILE.iteration_s([(0, 16), (0, 16)], 0, 0.0) == pytest.approx(PROFILE.prefill_s(32))
     bending = CostProfile((PrefillCost(1, 0.01), PrefillCost(512, 0.2), PrefillCost(1024, 0.9)), DECODE)
     assert bending.iteration_s([(0, 512), (0, 512)], 0, 0.0) == pytest.approx(0.4)

@@ -1,4 +1,4 @@
-"""Many NamedTuples at once."""
+"""Creating many NamedTuples at once."""
 
 from services.domain.ids import JobId
 from services.domain.protocol import PlanEntry

@@ -1,4 +1,4 @@
-"""The values of the protocol order, compare and complain as the services rely on."""
+"""The protocol's values compare, sort and raise as the services expect."""
 
 import dataclasses
 

@@ -80,13 +80,3 @@ async def client_of(address: str) -> AsyncIterator[Client]:
     """A client of the gateway at this address."""
     async with open_channel(address) as channel:
         yield Client(channel)
-
-
-def text_request(text: str, **sampling: Any) -> api.GenerateRequest:
-    """A prompt of text and fields of SamplingParams."""
-    return api.GenerateRequest(text=text, sampling=api.SamplingParams(**sampling))
-
-
-def ids_request(ids: Iterable[int], **sampling: Any) -> api.GenerateRequest:
-    """A prompt of token ids and fields of SamplingParams."""
-    return api.GenerateRequest(token_ids=api.TokenIds(ids=ids), sampling=api.SamplingParams(**sampling))

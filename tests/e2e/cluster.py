@@ -11,9 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,21 +20,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fastserve.v1 import admin_pb2, admin_pb2_grpc
+from tests.builders.repository_paths import ROOT
+from tests.builders.waits import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
-BUNDLED = ROOT / "models" / "bundled"
-START_LIMIT_S = 90.0
 STOP_LIMIT_S = 20.0
-
-
-def wait_until(condition: Callable[[], bool], what: str, limit_s: float = START_LIMIT_S) -> None:
-    """Polls until `condition` holds; fails the test, naming `what`, after `limit_s`."""
-    deadline_s = time.monotonic() + limit_s
-    pause = threading.Event()
-    while not condition():
-        if time.monotonic() > deadline_s:
-            raise AssertionError(f"{what}: not within {limit_s} s")
-        pause.wait(0.02)
 
 
 def free_port() -> int:

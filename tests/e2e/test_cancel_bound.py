@@ -15,8 +15,10 @@ import grpc.aio
 import pytest
 
 from models.make_random import RandomModel, write_random_model
-from tests.e2e.client import LIMIT_S, Choice, Client, client_of, ids_request
-from tests.e2e.cluster import Cluster, running_cluster, wait_until
+from tests.builders.generate_requests import ids_request
+from tests.builders.waits import wait_until
+from tests.e2e.client import LIMIT_S, Choice, Client, client_of
+from tests.e2e.cluster import Cluster, running_cluster
 from tests.e2e.observed import NONE, lines_of
 
 pytestmark = pytest.mark.timeout(240)  # a start of all services
@@ -86,7 +88,7 @@ def ended_early(cluster: Cluster) -> list[Ended]:
     return found
 
 
-class Reader:
+class LeavingReader:
     """Reads one stream. Named ones can be found in the traces; those with a deadline leave it to the scheduler."""
 
     def __init__(self, client: Client, number: int) -> None:
@@ -104,24 +106,24 @@ class Reader:
             self.choice.add(message)
 
 
-async def go_away(cluster: Cluster, readers: dict[int, Reader]) -> None:
+async def go_away(cluster: Cluster, readers: dict[int, LeavingReader]) -> None:
     """The first two go as soon as their KV is in the host pool alone, the others while they run."""
 
-    def runs(reader: Reader) -> bool:
+    def runs(reader: LeavingReader) -> bool:
         return len(reader.choice.token_ids) >= BEGUN_TOKENS and blocks(reader)[0] > 0
 
-    def is_swapped_out(reader: Reader) -> bool:
+    def is_swapped_out(reader: LeavingReader) -> bool:
         device, host = blocks(reader)
         return device == 0 and host > 0
 
-    def blocks(reader: Reader) -> tuple[int, int]:
+    def blocks(reader: LeavingReader) -> tuple[int, int]:
         return held_at(lines_of(cluster.trace_of("kvmanager")), reader.job, float("inf"))
 
     left = list(readers.values())
     for condition in (is_swapped_out, is_swapped_out, *[runs] * (len(left) - 2)):
-        found: list[Reader] = []
+        found: list[LeavingReader] = []
 
-        def one_is_found(condition: Any = condition, found: list[Reader] = found) -> bool:
+        def one_is_found(condition: Any = condition, found: list[LeavingReader] = found) -> bool:
             found[:] = [reader for reader in left if condition(reader)]
             return bool(found)
 
@@ -134,7 +136,7 @@ async def test_a_client_that_goes_or_is_out_of_time_frees_its_blocks_within_plan
     cluster: Cluster,
 ) -> None:
     async with client_of(cluster.gateway_address) as client:
-        readers = {number: Reader(client, number) for number in range(JOBS)}
+        readers = {number: LeavingReader(client, number) for number in range(JOBS)}
         going = {number: readers[number] for number in readers if number not in STAYING | DEADLINES_S.keys()}
         await go_away(cluster, going)
         ends = await asyncio.gather(*(reader.reading for reader in readers.values()), return_exceptions=True)

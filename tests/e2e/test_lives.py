@@ -8,8 +8,11 @@ import grpc.aio
 import pytest
 
 from fastserve.v1 import inference_pb2 as api
-from tests.e2e.client import Choice, Client, client_of, ids_request, text_request
-from tests.e2e.cluster import BUNDLED, Cluster, running_cluster, wait_until
+from tests.builders.generate_requests import ids_request, text_request
+from tests.builders.repository_paths import BUNDLED
+from tests.builders.waits import wait_until
+from tests.e2e.client import Choice, Client, client_of
+from tests.e2e.cluster import Cluster, running_cluster
 
 pytestmark = pytest.mark.timeout(240)  # a start of all services, and of a worker
 
@@ -59,7 +62,7 @@ async def client(cluster: Cluster) -> AsyncIterator[Client]:
     wait_until(cluster.is_idle, "every block free")
 
 
-class Reader:
+class PausedReader:
     """Reads one stream, and tells when it has so many tokens."""
 
     def __init__(self, client: Client, request: api.GenerateRequest) -> None:
@@ -77,7 +80,7 @@ class Reader:
 
 async def give_through(client: Client, cluster: Cluster, service: str) -> list[Choice]:
     """Runs the jobs, and kills and restarts the service when the first of them are under way."""
-    readers = [Reader(client, request) for request in jobs()]
+    readers = [PausedReader(client, request) for request in jobs()]
     reading = [asyncio.create_task(reader.read()) for reader in readers]
     begun = [asyncio.create_task(reader.has_begun.wait()) for reader in readers]
     done, waiting = await asyncio.wait([*begun, *reading], timeout=60.0, return_when=asyncio.FIRST_COMPLETED)

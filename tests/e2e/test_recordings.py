@@ -17,7 +17,9 @@ import pytest
 from fastserve.v1 import inference_pb2, inference_pb2_grpc
 from services.cli.simulate.replay_command import replay_file
 from services.runtime.recording.lines import Ending
-from tests.e2e.cluster import BUNDLED, Cluster, wait_until
+from tests.builders.repository_paths import BUNDLED
+from tests.builders.waits import wait_until
+from tests.e2e.cluster import Cluster
 from tests.e2e.jobs import Given, make_jobs, request_of, run_together
 
 VOCABULARY = 2048
@@ -40,7 +42,7 @@ class Recorded:
 
 
 async def say_something(address: str) -> list[int]:
-    """A request in words, under a telling id; then one that is cancelled after its first token."""
+    """A request with a text prompt and a recognisable id; then one that is cancelled after its first token."""
     sampling = inference_pb2.SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0)
     token_ids: list[int] = []
     async with grpc.aio.insecure_channel(address) as channel:
@@ -73,7 +75,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         given = asyncio.run(run_together(address, make_jobs(40, VOCABULARY)))
         said = asyncio.run(say_something(address))
         counters = cluster.status().counters
-        # The KV manager is killed, and all is begun anew with a new life of the worker.
+        # The KV manager is killed, and everything starts over with a new epoch of the worker.
         cluster.processes["kvmanager"].stop(signal.SIGKILL)
         wait_until(lambda: not cluster.status().groups[0].ready, "KV manager missed")
         cluster.restart("kvmanager").wait_ready()

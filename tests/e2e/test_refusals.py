@@ -14,10 +14,13 @@ import grpc
 import pytest
 
 from fastserve.v1 import inference_pb2 as api
-from models.make_random import PRESETS, write_random_model
-from tests.e2e.client import Client, client_of, ids_request, text_request
-from tests.e2e.cluster import BUNDLED, Cluster, running_cluster, wait_until
-from tests.gateway.harness import retry_after_s, violated_field
+from tests.builders.generate_requests import ids_request, text_request
+from tests.builders.model_folders import tiny_model_folder
+from tests.builders.repository_paths import BUNDLED
+from tests.builders.status_details import retry_after_s, violated_field
+from tests.builders.waits import wait_until
+from tests.e2e.client import Client, client_of
+from tests.e2e.cluster import Cluster, running_cluster
 
 POOL_TOKENS = 256
 VOCABULARY = 2048
@@ -198,11 +201,9 @@ async def test_workers_that_differ_are_refused_by_name_while_the_cluster_serves(
     client: Client, cluster: Cluster, tmp_path: Path
 ) -> None:
     joins = cluster.status().groups[0].worker_joins
-    write_random_model(PRESETS["tiny"], tmp_path / "other-shape")
+    other_shape = tiny_model_folder(tmp_path)
     other_weights = folder_with_other_weights(tmp_path / "other-weights")
-    aliens = [
-        cluster.start_other_worker("--model", str(folder)) for folder in (other_weights, tmp_path / "other-shape")
-    ]
+    aliens = [cluster.start_other_worker("--model", str(folder)) for folder in (other_weights, other_shape)]
     while any(alien.popen.poll() is None for alien in aliens):
         served = await client.one(text_request("def main", ignore_eos=True))
         assert len(served.token_ids) == 16

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from fastserve.v1 import inference_pb2 as api
-from tests.e2e.client import Client, client_of, ids_request, text_request
-from tests.e2e.cluster import BUNDLED, Cluster, running_cluster, wait_until
+from tests.builders.generate_requests import ids_request, text_request
+from tests.builders.repository_paths import BUNDLED
+from tests.builders.waits import wait_until
+from tests.e2e.client import Client, client_of
+from tests.e2e.cluster import Cluster, running_cluster
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import BUNDLED
+from tests.builders.repository_paths import BUNDLED
 
 LIMIT_S = 60.0
 NOBODY = "127.0.0.1:1"
@@ -39,7 +39,7 @@ def truncated(folder: Path) -> str:
     weights = folder / "model.safetensors"
     data = weights.read_bytes()
     weights.write_bytes(data[: len(data) // 2])
-    return f"is truncated: {len(data) // 2} bytes of {len(data)}"
+    return f"is truncated: it has {len(data) // 2} of {len(data)} bytes"
 
 
 def pickles_only(folder: Path) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from fastserve.v1 import inference_pb2 as api
-from models.make_random import PRESETS, write_random_model
-from tests.e2e.client import Choice, Client, client_of, ids_request
-from tests.e2e.cluster import Cluster, running_cluster, wait_until
+from tests.builders.generate_requests import ids_request
+from tests.builders.model_folders import tiny_model_folder
+from tests.builders.waits import wait_until
+from tests.e2e.client import Choice, Client, client_of
+from tests.e2e.cluster import Cluster, running_cluster
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -19,8 +21,7 @@ MOST_TOKENS = 6
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    model = tmp_path_factory.mktemp("model") / "tiny"
-    write_random_model(PRESETS["tiny"], model)
+    model = tiny_model_folder(tmp_path_factory.mktemp("model"))
     flags = ("--dtype", "float32", "--threads", "1", "--kv-device-tokens", "4096", "--max-batch", "64")
     folder = tmp_path_factory.mktemp("cluster")
     with running_cluster(model, folder, worker_flags=flags, scheduler_flags=("--max-batch", "64")) as running:

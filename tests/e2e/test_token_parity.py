@@ -1,5 +1,8 @@
 """Preempted, swapped, recomputed or not: every job gives, token for token, what it gives alone (float32, real services,
 real model).
+
+The cluster lasts as long as the test process: a worker of xdist that is given tests of other files in between would
+else start it, and run every job alone, anew.
 """
 
 import asyncio
@@ -9,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import BUNDLED, Cluster, running_cluster, wait_until
+from tests.builders.repository_paths import BUNDLED
+from tests.builders.waits import wait_until
+from tests.e2e.cluster import Cluster, running_cluster
 from tests.e2e.jobs import ForcedJob, Given, make_jobs, run_alone, run_in_waves, run_together
 from tests.e2e.observed import lines_of
 
@@ -36,7 +41,7 @@ must give the same tokens, whatever was swapped.
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     flags = (
         "--dtype",
@@ -53,7 +58,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def alone(cluster: Cluster) -> dict[ForcedJob, Given]:
     """What each of sixty jobs gives alone. Greedy jobs with a step too close to call (rounding may decide it) are left
     out.

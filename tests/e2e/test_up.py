@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import wait_until
+from tests.builders.waits import wait_until
 
 pytestmark = pytest.mark.timeout(240)
 

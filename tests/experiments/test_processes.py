@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from services.experiments.processes import over_processes
 from services.runtime.command_line import CommandError
+from tests.builders.waits import wait_until
 from tests.cli.commands import PYTHON_FASTSERVE
 
 LIMIT_S = 60.0
@@ -32,7 +32,7 @@ def die(task: int, told: Callable[[int], None]) -> int:
     return 0
 
 
-class Watched:
+class WatchedProgress:
     """What was told of the progress, at last."""
 
     def __init__(self) -> None:
@@ -44,19 +44,19 @@ class Watched:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_answers_come_in_the_order_of_the_tasks_and_progress_is_told(processes: int) -> None:
-    watched = Watched()
+    watched = WatchedProgress()
     assert over_processes(square, [5, 2, 9], processes, watched) == [25, 4, 81]
     assert watched.done == [5, 2, 9]
 
 
 def test_what_a_task_raises_is_raised() -> None:
     with pytest.raises(ValueError, match="task"):
-        over_processes(fail, [1, 2], 2, Watched())
+        over_processes(fail, [1, 2], 2, WatchedProgress())
 
 
 def test_a_process_that_is_killed_is_told_in_one_line() -> None:
     with pytest.raises(CommandError, match="was killed"):
-        over_processes(die, [1, 2], 2, Watched())
+        over_processes(die, [1, 2], 2, WatchedProgress())
 
 
 def processes_of_session(session_id: int) -> list[int]:
@@ -71,13 +71,6 @@ def processes_of_session(session_id: int) -> list[int]:
             if int(fields[3]) == session_id and fields[0] not in "ZX":
                 found.append(int(folder.name))
     return found
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < until_s, "it takes too long"
-        time.sleep(0.02)
 
 
 def heed_ctrl_c() -> None:
@@ -98,7 +91,9 @@ def simulating(out: Path) -> "subprocess.Popen[str]":
         preexec_fn=heed_ctrl_c,
     )
     # Itself, two at work, and the one in which multiprocessing keeps track of what is shared.
-    wait_for(lambda: len(processes_of_session(process.pid)) >= 4 or process.poll() is not None)
+    wait_until(
+        lambda: len(processes_of_session(process.pid)) >= 4 or process.poll() is not None, "it is at work", LIMIT_S
+    )
     return process
 
 
@@ -107,14 +102,14 @@ def test_ctrl_c_ends_all_processes_without_a_word(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, errors) == (130, "")
-    wait_for(lambda: processes_of_session(process.pid) == [])
+    wait_until(lambda: processes_of_session(process.pid) == [], "all have ended", LIMIT_S)
 
 
 def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     process = simulating(tmp_path)
     process.kill()
     process.wait(timeout=LIMIT_S)
-    wait_for(lambda: processes_of_session(process.pid) == [])
+    wait_until(lambda: processes_of_session(process.pid) == [], "all have ended", LIMIT_S)
     for pipe in (process.stdout, process.stderr):
         assert pipe is not None
         pipe.close()

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.gateway.fake_scheduler import FakeScheduler
-from tests.gateway.harness import Gateway, running_pair
+from tests.gateway.fake_scheduler_for_gateway import FakeSchedulerForGateway
+from tests.gateway.running_gateway import Pair, running_pair
 from tests.gateway.tiny_model import write_byte_level_folder
 
 
@@ -23,14 +23,14 @@ def tokenizer(model: Path) -> Tokenizer:
 
 
 @pytest.fixture
-async def pair(model: Path) -> AsyncIterator[tuple[Gateway, FakeScheduler]]:
+async def pair(model: Path) -> AsyncIterator[Pair]:
     async with running_pair(model) as both:
         yield both
 
 
 @pytest.fixture
-async def scheduler() -> AsyncIterator[FakeScheduler]:
-    fake = FakeScheduler()
+async def scheduler() -> AsyncIterator[FakeSchedulerForGateway]:
+    fake = FakeSchedulerForGateway()
     await fake.start()
     yield fake
     await fake.stop()

@@ -12,12 +12,12 @@ from fastserve.v1 import admin_pb2
 from fastserve.v1 import inference_pb2 as api
 from services.domain.errors import AddressInUseError
 from services.domain.submission import ServingLimits
-from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
-from tests.gateway.harness import Gateway, running_gateway, violated_field
+from tests.builders.status_details import violated_field
+from tests.gateway.fake_scheduler_for_gateway import SOON_S, FakeSchedulerForGateway
+from tests.gateway.running_gateway import Pair, running_gateway
 from tests.gateway.tiny_model import CONTEXT_TOKENS, VOCABULARY_SIZE
 from tests.runtime.ipv6 import has_ipv6
 
-Pair = tuple[Gateway, FakeScheduler]
 SERVICES = ("fastserve.v1.InferenceService", "fastserve.v1.AdminService")
 
 
@@ -30,7 +30,7 @@ async def test_the_served_model_is_listed_with_its_limits(pair: Pair) -> None:
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 async def test_a_gateway_listens_on_ipv6_where_the_machine_has_it(
-    host: str, model: Path, scheduler: FakeScheduler
+    host: str, model: Path, scheduler: FakeSchedulerForGateway
 ) -> None:
     if not has_ipv6():
         with pytest.raises(AddressInUseError, match=r"\[::1\]:0: "):

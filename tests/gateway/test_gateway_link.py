@@ -10,13 +10,16 @@ from fastserve.v1 import inference_pb2 as api
 from services.domain.errors import PeerMismatchError
 from services.domain.generation import EndReason
 from services.runtime.model_files import fingerprint
-from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
-from tests.gateway.harness import Gateway, retry_after_s, running_gateway
+from tests.builders.status_details import retry_after_s
+from tests.gateway.fake_scheduler_for_gateway import SOON_S, FakeSchedulerForGateway
+from tests.gateway.running_gateway import RunningGateway, running_gateway
 
 REQUEST = api.GenerateRequest(text="the dog")
 
 
-async def test_the_gateway_says_which_model_it_has(model: Path, pair: tuple[Gateway, FakeScheduler]) -> None:
+async def test_the_gateway_says_which_model_it_has(
+    model: Path, pair: tuple[RunningGateway, FakeSchedulerForGateway]
+) -> None:
     (hello,) = pair[1].hellos
     assert hello.model_fingerprint == fingerprint(model)
     assert hello.gateway_id
@@ -35,7 +38,7 @@ async def test_without_a_scheduler_requests_are_unavailable_and_the_gateway_live
 
 
 async def test_a_lost_scheduler_ends_open_requests_as_unavailable_and_a_new_one_is_found(model: Path) -> None:
-    scheduler = FakeScheduler()
+    scheduler = FakeSchedulerForGateway()
     await scheduler.start()
     async with running_gateway(model, scheduler.address) as gateway:
         streams = [gateway.generate(REQUEST) for _ in range(3)]
@@ -51,7 +54,7 @@ async def test_a_lost_scheduler_ends_open_requests_as_unavailable_and_a_new_one_
             assert retry_after_s(caught.value) > 0
         await gateway.until_health("readiness", "NOT_SERVING")
         assert (await gateway.refusal(REQUEST)).code() is grpc.StatusCode.UNAVAILABLE
-        successor = FakeScheduler(address=scheduler.address)
+        successor = FakeSchedulerForGateway(address=scheduler.address)
         await successor.start()
         await gateway.until_health("readiness", "SERVING")
         collecting = asyncio.create_task(gateway.collect(REQUEST))
@@ -60,7 +63,9 @@ async def test_a_lost_scheduler_ends_open_requests_as_unavailable_and_a_new_one_
     await successor.stop()
 
 
-async def test_a_pause_between_tokens_does_not_end_the_stream(pair: tuple[Gateway, FakeScheduler]) -> None:
+async def test_a_pause_between_tokens_does_not_end_the_stream(
+    pair: tuple[RunningGateway, FakeSchedulerForGateway],
+) -> None:
     gateway, scheduler = pair
     stream = gateway.generate(REQUEST)
     job = await scheduler.next_job()
@@ -76,7 +81,7 @@ async def test_a_pause_between_tokens_does_not_end_the_stream(pair: tuple[Gatewa
 
 
 async def test_a_gap_in_the_numbers_of_tokens_is_an_internal_error_of_that_request_alone(
-    pair: tuple[Gateway, FakeScheduler],
+    pair: tuple[RunningGateway, FakeSchedulerForGateway],
 ) -> None:
     gateway, scheduler = pair
     broken = asyncio.create_task(gateway.refusal(REQUEST))
@@ -91,7 +96,7 @@ async def test_a_gap_in_the_numbers_of_tokens_is_an_internal_error_of_that_reque
 
 
 async def test_a_scheduler_with_another_model_ends_the_gateway_with_the_reason(model: Path) -> None:
-    scheduler = FakeScheduler()
+    scheduler = FakeSchedulerForGateway()
     scheduler.mismatch = "the scheduler serves another model"
     await scheduler.start()
     with pytest.raises(PeerMismatchError, match="another model"):

@@ -10,14 +10,10 @@ from fastserve.v1 import inference_pb2 as api
 from services.domain.errors import AdmissionFullError, InvalidFieldError, NotReadyError
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.job_sampling import JobSampling
-from tests.gateway.fake_scheduler import SOON_S, TIMINGS, FakeScheduler
-from tests.gateway.harness import Gateway, retry_after_s, violated_field
-
-Pair = tuple[Gateway, FakeScheduler]
-
-
-def request(text: str = "the dog", **sampling: object) -> api.GenerateRequest:
-    return api.GenerateRequest(text=text, sampling=api.SamplingParams(**{"max_tokens": 64, **sampling}))  # type: ignore[arg-type]
+from tests.builders.generate_requests import dog_request
+from tests.builders.status_details import retry_after_s, violated_field
+from tests.gateway.fake_scheduler_for_gateway import SOON_S, TIMINGS
+from tests.gateway.running_gateway import Pair
 
 
 async def next_message(stream: grpc.aio.UnaryStreamCall) -> api.GenerateResponse:  # type: ignore[type-arg]
@@ -28,7 +24,7 @@ async def next_message(stream: grpc.aio.UnaryStreamCall) -> api.GenerateResponse
 
 async def test_each_token_reaches_the_client_before_the_next_one_is_made(pair: Pair, tokenizer: Tokenizer) -> None:
     gateway, scheduler = pair
-    stream = gateway.generate(request())
+    stream = gateway.generate(dog_request())
     job = await scheduler.next_job()
     for number, token_id in enumerate(tokenizer.encode(" jumps over").ids):
         job.send(token_id)
@@ -51,7 +47,7 @@ async def test_the_prompt_is_tokenized_and_defaults_are_resolved(pair: Pair, tok
 
 async def test_every_sampling_field_reaches_the_scheduler(pair: Pair) -> None:
     gateway, scheduler = pair
-    asked = request(
+    asked = dog_request(
         max_tokens=7, min_tokens=2, temperature=0.5, top_p=0.25, top_k=3, min_p=0.125, presence_penalty=-1.5,
         frequency_penalty=1.5, repetition_penalty=2.0, seed=-5, stop_token_ids=[9, 8, 9], ignore_eos=True, logprobs=4,
         logit_bias={5: 1.5, 3: -2.0}, n=2,
@@ -86,7 +82,7 @@ async def test_the_last_message_has_the_finish_reason_and_the_usage(
     pair: Pair, tokenizer: Tokenizer, finish: EndReason, told: int
 ) -> None:
     gateway, scheduler = pair
-    collecting = asyncio.create_task(gateway.collect(request()))
+    collecting = asyncio.create_task(gateway.collect(dog_request()))
     job = await scheduler.next_job()
     token_ids = tokenizer.encode(" lazy dog").ids
     job.send(*token_ids[:1])
@@ -108,7 +104,7 @@ async def test_the_last_message_has_the_finish_reason_and_the_usage(
 async def test_a_stop_token_is_among_the_tokens_but_not_in_the_text(pair: Pair, tokenizer: Tokenizer) -> None:
     gateway, scheduler = pair
     (dog,) = tokenizer.encode(" dog").ids
-    collecting = asyncio.create_task(gateway.collect(request(stop_token_ids=[dog])))
+    collecting = asyncio.create_task(gateway.collect(dog_request(stop_token_ids=[dog])))
     job = await scheduler.next_job()
     token_ids = [*tokenizer.encode(" lazy").ids, dog]
     job.send(*token_ids, finish=EndReason.STOP)
@@ -119,7 +115,7 @@ async def test_a_stop_token_is_among_the_tokens_but_not_in_the_text(pair: Pair, 
 
 async def test_the_end_of_sequence_token_shows_no_text(pair: Pair, tokenizer: Tokenizer) -> None:
     gateway, scheduler = pair
-    collecting = asyncio.create_task(gateway.collect(request(ignore_eos=True)))
+    collecting = asyncio.create_task(gateway.collect(dog_request(ignore_eos=True)))
     job = await scheduler.next_job()
     job.send(0, *tokenizer.encode(" dog").ids, 0, finish=EndReason.LENGTH)
     (message,) = await collecting
@@ -131,7 +127,7 @@ async def test_half_a_character_is_held_back_until_it_is_whole(pair: Pair, token
     gateway, scheduler = pair
     vocabulary = tokenizer.get_vocab()
     pieces = [vocabulary[character] for character in ("ð", "Ł", "ĺ", "Ģ")]  # the bytes of U+1F600
-    stream = gateway.generate(request())
+    stream = gateway.generate(dog_request())
     job = await scheduler.next_job()
     texts = []
     for token_id in pieces:
@@ -144,7 +140,7 @@ async def test_half_a_character_is_held_back_until_it_is_whole(pair: Pair, token
 
 async def test_choices_are_merged_into_one_stream(pair: Pair, tokenizer: Tokenizer) -> None:
     gateway, scheduler = pair
-    collecting = asyncio.create_task(gateway.collect(request(n=3)))
+    collecting = asyncio.create_task(gateway.collect(dog_request(n=3)))
     jobs = [await scheduler.next_job() for _ in range(3)]
     assert [job.job.rpartition("/")[2] for job in jobs] == ["0", "1", "2"]
     assert len({job.job.rpartition("/")[0] for job in jobs}) == 1
@@ -166,7 +162,7 @@ async def test_choices_are_merged_into_one_stream(pair: Pair, tokenizer: Tokeniz
 
 async def test_logprobs_come_with_their_tokens(pair: Pair) -> None:
     gateway, scheduler = pair
-    collecting = asyncio.create_task(gateway.collect(request(logprobs=2)))
+    collecting = asyncio.create_task(gateway.collect(dog_request(logprobs=2)))
     job = await scheduler.next_job()
     job.send(7, logprobs=[TokenLogprob(7, -0.5, ((7, -0.5), (9, -1.5)))])
     job.send(8, logprobs=[TokenLogprob(8, -2.0, ((9, -0.25), (8, -2.0)))], finish=EndReason.LENGTH)
@@ -178,7 +174,7 @@ async def test_logprobs_come_with_their_tokens(pair: Pair) -> None:
 @pytest.mark.parametrize("stop", ["zy d", "y", " lazy dog", "g"])
 async def test_a_stop_string_across_tokens_ends_choice_and_job(pair: Pair, tokenizer: Tokenizer, stop: str) -> None:
     gateway, scheduler = pair
-    collecting = asyncio.create_task(gateway.collect(request(stop=["never seen", stop])))
+    collecting = asyncio.create_task(gateway.collect(dog_request(stop=["never seen", stop])))
     job = await scheduler.next_job()
     text = "over the lazy dog sleeps"
     sent = 0
@@ -198,7 +194,7 @@ async def test_a_stop_string_across_tokens_ends_choice_and_job(pair: Pair, token
 
 async def test_text_that_only_began_a_stop_string_is_shown_after_all(pair: Pair, tokenizer: Tokenizer) -> None:
     gateway, scheduler = pair
-    stream = gateway.generate(request(stop=[" dogs"]))
+    stream = gateway.generate(dog_request(stop=[" dogs"]))
     job = await scheduler.next_job()
     (dog,) = tokenizer.encode(" dog").ids
     job.send(dog)
@@ -212,7 +208,7 @@ async def test_text_that_only_began_a_stop_string_is_shown_after_all(pair: Pair,
 async def test_a_stop_string_before_min_tokens_is_ignored(pair: Pair, tokenizer: Tokenizer) -> None:
     gateway, scheduler = pair
     (dog,) = tokenizer.encode(" dog").ids
-    collecting = asyncio.create_task(gateway.collect(request(stop=[" dog"], min_tokens=2)))
+    collecting = asyncio.create_task(gateway.collect(dog_request(stop=[" dog"], min_tokens=2)))
     job = await scheduler.next_job()
     job.send(dog)
     job.send(dog)
@@ -223,7 +219,7 @@ async def test_a_stop_string_before_min_tokens_is_ignored(pair: Pair, tokenizer:
 
 async def test_admission_refused_by_the_scheduler_is_resource_exhausted_with_a_time_to_wait(pair: Pair) -> None:
     gateway, scheduler = pair
-    refused = asyncio.create_task(gateway.refusal(request()))
+    refused = asyncio.create_task(gateway.refusal(dog_request()))
     (await scheduler.next_job()).refuse(AdmissionFullError("20000 jobs are queued", 2.5))
     error = await refused
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -232,7 +228,7 @@ async def test_admission_refused_by_the_scheduler_is_resource_exhausted_with_a_t
 
 async def test_one_refused_choice_ends_the_request_and_cancels_the_others(pair: Pair) -> None:
     gateway, scheduler = pair
-    refused = asyncio.create_task(gateway.refusal(request(n=2)))
+    refused = asyncio.create_task(gateway.refusal(dog_request(n=2)))
     first, second = await scheduler.next_job(), await scheduler.next_job()
     second.refuse(AdmissionFullError("full", 1.0))
     assert (await refused).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -242,14 +238,14 @@ async def test_one_refused_choice_ends_the_request_and_cancels_the_others(pair: 
 
 async def test_a_field_that_the_scheduler_refuses_is_named(pair: Pair) -> None:
     gateway, scheduler = pair
-    refused = asyncio.create_task(gateway.refusal(request()))
+    refused = asyncio.create_task(gateway.refusal(dog_request()))
     (await scheduler.next_job()).refuse(InvalidFieldError("sampling.max_tokens", "is too much for the pool"))
     assert violated_field(await refused) == "sampling.max_tokens"
 
 
 async def test_a_worker_group_that_is_not_ready_is_unavailable_with_a_time_to_wait(pair: Pair) -> None:
     gateway, scheduler = pair
-    refused = asyncio.create_task(gateway.refusal(request()))
+    refused = asyncio.create_task(gateway.refusal(dog_request()))
     (await scheduler.next_job()).refuse(NotReadyError("no worker", 0.5))
     error = await refused
     assert error.code() is grpc.StatusCode.UNAVAILABLE
@@ -259,7 +255,7 @@ async def test_a_worker_group_that_is_not_ready_is_unavailable_with_a_time_to_wa
 async def test_a_long_text_is_tokenized_and_streams_like_a_short_one(pair: Pair, tokenizer: Tokenizer) -> None:
     gateway, scheduler = pair
     text = "the lazy dog sleeps, " * 60
-    collecting = asyncio.create_task(gateway.collect(request(text, max_tokens=1)))
+    collecting = asyncio.create_task(gateway.collect(dog_request(text, max_tokens=1)))
     job = await scheduler.next_job()
     assert list(job.submission.prompt) == tokenizer.encode(text).ids
     job.send(5, finish=EndReason.LENGTH)

@@ -8,17 +8,15 @@ from fastserve.v1 import inference_pb2 as api
 from fastserve.v1.admin_pb2 import LevelStatus
 from services.domain.errors import AdmissionFullError
 from services.domain.generation import EndReason
-from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
-from tests.gateway.harness import Gateway, running_pair
+from tests.builders.generate_requests import ids_request
+from tests.gateway.fake_scheduler_for_gateway import SOON_S
+from tests.gateway.running_gateway import Pair, running_pair
 
-Pair = tuple[Gateway, FakeScheduler]
 LABELS = '{group="0",model_name="tiny"}'
 
 
 def request(**sampling: Any) -> api.GenerateRequest:
-    return api.GenerateRequest(
-        token_ids=api.TokenIds(ids=[5] * 7), sampling=api.SamplingParams(**{"max_tokens": 64, **sampling})
-    )
+    return ids_request([5] * 7, **{"max_tokens": 64, **sampling})
 
 
 def value(metrics: dict[str, float], name: str, **labels: str) -> float:

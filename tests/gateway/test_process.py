@@ -15,18 +15,16 @@ from fastserve.v1 import inference_pb2 as api
 from fastserve.v1 import inference_pb2_grpc
 from services.domain.generation import EndReason
 from services.runtime.channel import open_channel
-from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
+from tests.builders.module_processes import start_module
+from tests.gateway.fake_scheduler_for_gateway import SOON_S, FakeSchedulerForGateway
 
 STREAMS = 300
 TOKENS = 20
 
 
 async def start(model: Path, scheduler: str, *flags: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.gateway", "--model", str(model), "--scheduler", scheduler,
-        "--served-model-name", "tiny", "--grpc-port", "0", *flags,
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    flags = ("--model", str(model), "--scheduler", scheduler, "--served-model-name", "tiny", "--grpc-port", "0", *flags)
+    return await start_module("services.gateway", *flags, stderr=asyncio.subprocess.PIPE)
 
 
 async def address_of(process: asyncio.subprocess.Process, ready_file: Path) -> str:
@@ -42,7 +40,7 @@ async def address_of(process: asyncio.subprocess.Process, ready_file: Path) -> s
 
 @asynccontextmanager
 async def gateway_process(
-    model: Path, scheduler: FakeScheduler, folder: Path, *flags: str
+    model: Path, scheduler: FakeSchedulerForGateway, folder: Path, *flags: str
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any]]:
     ready_file = folder / "ready.json"
     process = await start(model, scheduler.address, "--ready-file", str(ready_file), *flags)
@@ -69,7 +67,7 @@ async def until_listed(stub: Any) -> None:
 
 
 async def test_hundreds_of_streams_at_a_time_each_get_their_own_tokens(
-    model: Path, tmp_path: Path, scheduler: FakeScheduler
+    model: Path, tmp_path: Path, scheduler: FakeSchedulerForGateway
 ) -> None:
     async with gateway_process(model, scheduler, tmp_path) as (_, stub):
 
@@ -90,7 +88,7 @@ async def test_hundreds_of_streams_at_a_time_each_get_their_own_tokens(
 
 
 async def test_sigterm_lets_open_streams_end_refuses_new_ones_and_exits_0(
-    model: Path, tmp_path: Path, scheduler: FakeScheduler
+    model: Path, tmp_path: Path, scheduler: FakeSchedulerForGateway
 ) -> None:
     async with gateway_process(model, scheduler, tmp_path) as (process, stub):
         stream = stub.Generate(api.GenerateRequest(text="the dog"), timeout=SOON_S)
@@ -107,7 +105,7 @@ async def test_sigterm_lets_open_streams_end_refuses_new_ones_and_exits_0(
         assert await asyncio.wait_for(process.wait(), SOON_S) == 0
 
 
-async def until_refused(stub: Any, scheduler: FakeScheduler) -> None:
+async def until_refused(stub: Any, scheduler: FakeSchedulerForGateway) -> None:
     """Sends requests until one is refused, which shows that the signal has arrived."""
     while True:
         stream = stub.Generate(api.GenerateRequest(text="another"), timeout=SOON_S)
@@ -123,7 +121,7 @@ async def until_refused(stub: Any, scheduler: FakeScheduler) -> None:
 
 
 async def test_streams_that_outlast_the_drain_are_aborted_with_what_they_have(
-    model: Path, tmp_path: Path, scheduler: FakeScheduler
+    model: Path, tmp_path: Path, scheduler: FakeSchedulerForGateway
 ) -> None:
     async with gateway_process(model, scheduler, tmp_path, "--drain-limit", "0.1") as (process, stub):
         stream = stub.Generate(api.GenerateRequest(text="the dog"), timeout=SOON_S)

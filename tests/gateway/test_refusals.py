@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from functools import partial
 from typing import Any
 
 import grpc
@@ -10,17 +11,15 @@ import pytest
 from fastserve.v1 import inference_pb2 as api
 from services.domain.generation import EndReason
 from services.domain.submission import ServingLimits
-from tests.gateway.fake_scheduler import FakeScheduler
-from tests.gateway.harness import Gateway, details, retry_after_s, violated_field
+from tests.builders.generate_requests import text_request
+from tests.builders.status_details import details, retry_after_s, violated_field
+from tests.gateway.running_gateway import Pair
 
-Pair = tuple[Gateway, FakeScheduler]
 AT_ONCE_S = 5.0
 """Far less than tokenizing four megabytes takes, and enough for a busy machine."""
 
 
-def sampling(**fields: Any) -> api.GenerateRequest:
-    return api.GenerateRequest(text="the dog", sampling=api.SamplingParams(**fields))
-
+sampling = partial(text_request, "the dog")
 
 REFUSED = [
     (sampling(max_tokens=0), "sampling.max_tokens"),

@@ -12,21 +12,10 @@ from fastserve.v1 import inference_pb2 as api
 from services.domain.generation import EndReason
 from services.gateway import cancelled_requests as leaving
 from services.gateway.service import is_late
-from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
-from tests.gateway.harness import Gateway, retry_after_s, running_gateway, running_pair
-
-Pair = tuple[Gateway, FakeScheduler]
-
-
-def request(
-    request_id: str = "", resume: int | None = None, text: str = "the dog", **sampling: Any
-) -> api.GenerateRequest:
-    made = api.GenerateRequest(
-        text=text, request_id=request_id, sampling=api.SamplingParams(**{"max_tokens": 64, **sampling})
-    )
-    if resume is not None:
-        made.resume_from_token = resume
-    return made
+from tests.builders.generate_requests import dog_request
+from tests.builders.status_details import retry_after_s
+from tests.gateway.fake_scheduler_for_gateway import SOON_S
+from tests.gateway.running_gateway import Pair, running_gateway, running_pair
 
 
 async def first(stream: Any) -> api.GenerateResponse:
@@ -48,12 +37,12 @@ def token_ids(messages: list[api.GenerateResponse]) -> list[int]:
 
 async def test_two_clients_of_one_request_both_get_everything(pair: Pair) -> None:
     gateway, scheduler = pair
-    one = gateway.generate(request("shared"))
+    one = gateway.generate(dog_request(request_id="shared"))
     job = await scheduler.next_job()
     job.send(5)
     job.send(6)
     seen = [await first(one)]
-    other = gateway.generate(request("shared"))
+    other = gateway.generate(dog_request(request_id="shared"))
     joined = [await first(other)]
     job.send(7, finish=EndReason.LENGTH)
     seen += await rest(one)
@@ -67,12 +56,12 @@ async def test_two_clients_of_one_request_both_get_everything(pair: Pair) -> Non
 
 async def test_a_client_that_resumes_gets_tokens_and_text_from_there(pair: Pair, tokenizer: Tokenizer) -> None:
     gateway, scheduler = pair
-    whole = gateway.generate(request("resumed"))
+    whole = gateway.generate(dog_request(request_id="resumed"))
     job = await scheduler.next_job()
     ids = tokenizer.encode(" the lazy dog").ids
     job.send(*ids[:2])
     await first(whole)
-    resumed = gateway.generate(request("resumed", resume=1))
+    resumed = gateway.generate(dog_request(request_id="resumed", resume=1))
     message = await first(resumed)
     assert (message.first_token_number, list(message.token_ids)) == (1, ids[1:2])
     job.send(*ids[2:], finish=EndReason.LENGTH)
@@ -85,9 +74,9 @@ async def test_a_finished_request_is_replayed_from_the_scheduler(pair: Pair, tok
     gateway, scheduler = pair
     ids = tokenizer.encode(" the lazy dog sleeps").ids
     scheduler.script = lambda _: ids
-    before = await gateway.collect(request("again", stop=["dog"]))
-    after = await gateway.collect(request("again", stop=["dog"]))
-    resumed = await gateway.collect(request("again", resume=2, stop=["dog"]))
+    before = await gateway.collect(dog_request(request_id="again", stop=["dog"]))
+    after = await gateway.collect(dog_request(request_id="again", stop=["dog"]))
+    resumed = await gateway.collect(dog_request(request_id="again", resume=2, stop=["dog"]))
     assert token_ids(before) == token_ids(after) == [*ids[:2], *token_ids(resumed)]
     assert "".join(one.text for one in before) == "".join(one.text for one in after) == " the lazy "
     assert len(scheduler.jobs) == 1
@@ -98,7 +87,7 @@ async def test_a_repeat_without_a_seed_asks_for_the_same_seed_and_a_fresh_id_for
     scheduler.keep_jobs = False
     seeds = []
     for request_id in ("same", "same", "", ""):
-        collecting = asyncio.create_task(gateway.collect(request(request_id)))
+        collecting = asyncio.create_task(gateway.collect(dog_request(request_id=request_id)))
         job = await scheduler.next_job()
         seeds.append(job.submission.sampling.seed)
         job.send(5, finish=EndReason.LENGTH)
@@ -109,15 +98,15 @@ async def test_a_repeat_without_a_seed_asks_for_the_same_seed_and_a_fresh_id_for
 
 async def test_a_known_id_with_another_body_is_refused_and_disturbs_nobody(pair: Pair) -> None:
     gateway, scheduler = pair
-    stream = gateway.generate(request("taken"))
+    stream = gateway.generate(dog_request(request_id="taken"))
     job = await scheduler.next_job()
     job.send(5)
     await first(stream)
     others = [
-        request("taken", text="another"),
-        request("taken", seed=3),
-        request("taken", n=2),
-        request("taken", stop=["x"]),
+        dog_request(request_id="taken", text="another"),
+        dog_request(request_id="taken", seed=3),
+        dog_request(request_id="taken", n=2),
+        dog_request(request_id="taken", stop=["x"]),
     ]
     for other in others:
         assert (await gateway.refusal(other)).code() is grpc.StatusCode.ALREADY_EXISTS
@@ -129,10 +118,10 @@ async def test_an_id_known_to_the_scheduler_with_another_body_is_refused_and_not
     model: Path, pair: Pair
 ) -> None:
     gateway, scheduler = pair
-    stream = gateway.generate(request("elsewhere", n=2))
+    stream = gateway.generate(dog_request(request_id="elsewhere", n=2))
     jobs = [await scheduler.next_job() for _ in range(2)]
     async with running_gateway(model, scheduler.address) as second:
-        error = await second.refusal(request("elsewhere", text="another", n=2))
+        error = await second.refusal(dog_request(request_id="elsewhere", text="another", n=2))
         assert error.code() is grpc.StatusCode.ALREADY_EXISTS
     for job in jobs:
         job.send(5, finish=EndReason.LENGTH)
@@ -146,17 +135,17 @@ async def test_an_id_reused_with_more_choices_leaves_no_job_running_and_is_free_
     gateway, scheduler = pair
     monkeypatch.setattr(leaving, "LIMIT_S", SOON_S)
     scheduler.answers_cancels = False
-    once = asyncio.create_task(gateway.collect(request("dup", n=1)))
+    once = asyncio.create_task(gateway.collect(dog_request(request_id="dup", n=1)))
     (await scheduler.next_job()).send(5, finish=EndReason.LENGTH)
     await once
-    error = await gateway.refusal(request("dup", n=3))
+    error = await gateway.refusal(dog_request(request_id="dup", n=3))
     assert error.code() is grpc.StatusCode.ALREADY_EXISTS
     scheduler.keep_jobs = False
-    again = asyncio.create_task(gateway.collect(request("dup", n=2)))
+    again = asyncio.create_task(gateway.collect(dog_request(request_id="dup", n=2)))
     new = [await scheduler.next_job() for _ in range(2)]
     assert [job.job for job in new] == ["dup/1", "dup/2"]
     assert [await job.cancel_reason() for job in new] == [EndReason.CANCELLED] * 2
-    other = gateway.generate(request("other"))
+    other = gateway.generate(dog_request(request_id="other"))
     assert (await scheduler.next_job()).job == "other/0"
     other.cancel()
     for job in new:
@@ -168,9 +157,9 @@ async def test_an_id_reused_with_more_choices_leaves_no_job_running_and_is_free_
 
 async def test_the_model_s_name_may_be_left_out_of_a_repeat(pair: Pair) -> None:
     gateway, scheduler = pair
-    stream = gateway.generate(request("named"))
+    stream = gateway.generate(dog_request(request_id="named"))
     job = await scheduler.next_job()
-    named = request("named")
+    named = dog_request(request_id="named")
     named.model = "tiny"
     other = gateway.generate(named)
     job.send(5, finish=EndReason.LENGTH)
@@ -179,7 +168,7 @@ async def test_the_model_s_name_may_be_left_out_of_a_repeat(pair: Pair) -> None:
 
 async def test_a_client_that_goes_away_cancels_its_jobs_at_once(pair: Pair) -> None:
     gateway, scheduler = pair
-    stream = gateway.generate(request(n=2))
+    stream = gateway.generate(dog_request(n=2))
     jobs = [await scheduler.next_job() for _ in range(2)]
     jobs[0].send(5)
     await first(stream)
@@ -189,7 +178,7 @@ async def test_a_client_that_goes_away_cancels_its_jobs_at_once(pair: Pair) -> N
 
 async def test_a_choice_that_ended_already_is_not_cancelled(pair: Pair) -> None:
     gateway, scheduler = pair
-    stream = gateway.generate(request(n=2))
+    stream = gateway.generate(dog_request(n=2))
     done, running = await scheduler.next_job(), await scheduler.next_job()
     done.send(5, finish=EndReason.LENGTH)
     await first(stream)
@@ -200,7 +189,7 @@ async def test_a_choice_that_ended_already_is_not_cancelled(pair: Pair) -> None:
 
 async def test_the_scheduler_is_told_the_deadline_and_the_job_is_cancelled_when_it_passes(pair: Pair) -> None:
     gateway, scheduler = pair
-    stream = gateway.generate(request(), timeout=0.5)
+    stream = gateway.generate(dog_request(), timeout=0.5)
     job = await scheduler.next_job()
     assert job.submission.deadline_in_s is not None
     assert 0 < job.submission.deadline_in_s < 0.6  # gRPC rounds timeouts up
@@ -219,11 +208,11 @@ def test_a_hang_up_within_a_hundredth_of_the_deadline_counts_as_the_deadline() -
 
 async def test_the_job_goes_on_until_its_last_listener_has_left(pair: Pair) -> None:
     gateway, scheduler = pair
-    one = gateway.generate(request("pair"))
+    one = gateway.generate(dog_request(request_id="pair"))
     job = await scheduler.next_job()
     job.send(5)
     await first(one)
-    two = gateway.generate(request("pair"))
+    two = gateway.generate(dog_request(request_id="pair"))
     await first(two)
     one.cancel()
     job.send(6)
@@ -235,10 +224,10 @@ async def test_the_job_goes_on_until_its_last_listener_has_left(pair: Pair) -> N
 
 async def test_the_deadline_of_one_listener_does_not_end_the_other_s_job(pair: Pair) -> None:
     gateway, scheduler = pair
-    one = gateway.generate(request("timed"), timeout=1.0)
+    one = gateway.generate(dog_request(request_id="timed"), timeout=1.0)
     job = await scheduler.next_job()
     assert job.submission.deadline_in_s is None
-    two = gateway.generate(request("timed"))
+    two = gateway.generate(dog_request(request_id="timed"))
     job.send(5)
     await first(two)
     assert await one.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -249,12 +238,12 @@ async def test_the_deadline_of_one_listener_does_not_end_the_other_s_job(pair: P
 async def test_the_last_update_on_a_cancelled_job_does_not_end_its_successor(pair: Pair) -> None:
     gateway, scheduler = pair
     scheduler.keep_jobs = False
-    stream = gateway.generate(request("back"))
+    stream = gateway.generate(dog_request(request_id="back"))
     job = await scheduler.next_job()
     job.send(5)
     await first(stream)
     stream.cancel()
-    again = gateway.generate(request("back"))
+    again = gateway.generate(dog_request(request_id="back"))
     successor = await scheduler.next_job()
     assert successor is not job
     assert await job.cancel_reason() is EndReason.CANCELLED
@@ -265,9 +254,9 @@ async def test_the_last_update_on_a_cancelled_job_does_not_end_its_successor(pai
 
 async def test_a_client_that_leaves_while_its_long_text_is_tokenized_leaves_no_job(pair: Pair) -> None:
     gateway, scheduler = pair
-    stream = gateway.generate(request(text="the lazy dog sleeps, " * 60, max_tokens=1))
+    stream = gateway.generate(dog_request(text="the lazy dog sleeps, " * 60, max_tokens=1))
     stream.cancel()
-    collecting = asyncio.create_task(gateway.collect(request(text="the lazy dog sleeps, " * 60, max_tokens=1)))
+    collecting = asyncio.create_task(gateway.collect(dog_request(text="the lazy dog sleeps, " * 60, max_tokens=1)))
     reached = [await scheduler.next_job()]
     while reached[-1].cancelled.done() or scheduler.waiting_jobs:
         reached.append(await scheduler.next_job())
@@ -279,9 +268,9 @@ async def test_a_client_that_leaves_while_its_long_text_is_tokenized_leaves_no_j
 
 async def test_more_open_requests_than_the_gateway_takes_are_refused_with_a_time_to_wait(model: Path) -> None:
     async with running_pair(model, max_open_requests=1) as (gateway, scheduler):
-        stream = gateway.generate(request())
+        stream = gateway.generate(dog_request())
         job = await scheduler.next_job()
-        error = await gateway.refusal(request())
+        error = await gateway.refusal(dog_request())
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert retry_after_s(error) > 0
         job.send(5, finish=EndReason.LENGTH)

@@ -1,4 +1,4 @@
-"""The stories that are told under tests/golden/transcripts."""
+"""The stories of the transcripts in tests/golden/transcripts."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from services.domain.protocol import Done, Offload, Order, ReclaimRequest, Relea
 from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.machine.scheduler_events import Cancel, Submit
 from services.scheduler.scheduler_config import SchedulerConfig
-from tests.golden.stage import Said, Setup, StageJob
+from tests.golden.story_server import Said, StoryJob, StorySetup
 from tests.golden.words import Note, Story, copied, first, plan_of
 
 TEN_MS = CostProfile(prefill=(PrefillCost(16, 0.010), PrefillCost(64, 0.040)), decode=(DecodeCost(1, 16, 0.010),))
@@ -29,15 +29,15 @@ SHORT_AFTER_LONG = Story(
     so long gives its blocks up as soon as no plan names it any more, and its KV cache goes to the host. Short runs at
     once in the block that needs no copying. When it is over long comes back and goes on where it was: no token of it is
     computed twice.""",
-    setup=Setup(
+    setup=StorySetup(
         scheduler=SchedulerConfig(max_batch=1, starvation_limit_s=None),
         kv=KvConfig(kv_policy_named("reactive")),
         profile=TEN_MS,
         device_blocks=3,
         host_blocks=6,
         jobs=(
-            StageJob("long", 0.001, prompt_tokens=24, max_tokens=16, output_tokens=7),
-            StageJob("short", 0.045, prompt_tokens=12, max_tokens=8, output_tokens=2),
+            StoryJob("long", 0.001, prompt_tokens=24, max_tokens=16, output_tokens=7),
+            StoryJob("short", 0.045, prompt_tokens=12, max_tokens=8, output_tokens=2),
         ),
     ),
     notes=(
@@ -77,7 +77,7 @@ CANCEL_DURING_OFFLOAD = Story(
     about="""As long gives way to short, its client leaves. Nobody needs the copy any more, but it runs, and what it
     reads must not be overwritten below it: the blocks, of either pool, are given away when it has ended and not when
     long is forgotten. Here short waits for just these blocks.""",
-    setup=Setup(
+    setup=StorySetup(
         scheduler=SchedulerConfig(max_batch=1, starvation_limit_s=None),
         kv=KvConfig(kv_policy_named("reactive")),
         profile=TEN_MS,
@@ -85,8 +85,8 @@ CANCEL_DURING_OFFLOAD = Story(
         host_blocks=6,
         copy_s=0.010,
         jobs=(
-            StageJob("long", 0.001, prompt_tokens=24, max_tokens=16, output_tokens=16, cancel_s=0.060),
-            StageJob("short", 0.045, prompt_tokens=20, max_tokens=8, output_tokens=1),
+            StoryJob("long", 0.001, prompt_tokens=24, max_tokens=16, output_tokens=16, cancel_s=0.060),
+            StoryJob("short", 0.045, prompt_tokens=20, max_tokens=8, output_tokens=1),
         ),
     ),
     notes=(
@@ -106,19 +106,19 @@ PROMOTION = Story(
     about="""Patient has a long prompt and joins level 2. Short jobs come one after the other, join level 0 and pass it.
     After 50 ms of waiting patient is promoted: it keeps its place behind whoever is on level 0 already, and is before
     all who come later. There is room for the KV of everybody, so that only the order decides.""",
-    setup=Setup(
+    setup=StorySetup(
         scheduler=SchedulerConfig(max_batch=1, starvation_limit_s=0.050),
         kv=KvConfig(kv_policy_named("proactive")),
         profile=TEN_MS,
         device_blocks=32,
         host_blocks=32,
         jobs=(
-            StageJob("first", 0.001, prompt_tokens=16, max_tokens=8, output_tokens=2),
-            StageJob("patient", 0.005, prompt_tokens=64, max_tokens=8, output_tokens=1),
-            StageJob("second", 0.020, prompt_tokens=16, max_tokens=8, output_tokens=2),
-            StageJob("third", 0.040, prompt_tokens=16, max_tokens=8, output_tokens=2),
-            StageJob("fourth", 0.060, prompt_tokens=16, max_tokens=8, output_tokens=1),
-            StageJob("fifth", 0.065, prompt_tokens=16, max_tokens=8, output_tokens=1),
+            StoryJob("first", 0.001, prompt_tokens=16, max_tokens=8, output_tokens=2),
+            StoryJob("patient", 0.005, prompt_tokens=64, max_tokens=8, output_tokens=1),
+            StoryJob("second", 0.020, prompt_tokens=16, max_tokens=8, output_tokens=2),
+            StoryJob("third", 0.040, prompt_tokens=16, max_tokens=8, output_tokens=2),
+            StoryJob("fourth", 0.060, prompt_tokens=16, max_tokens=8, output_tokens=1),
+            StoryJob("fifth", 0.065, prompt_tokens=16, max_tokens=8, output_tokens=1),
         ),
     ),
     notes=(

@@ -6,8 +6,8 @@ import pytest
 
 from services.domain.protocol import PlanEntry
 from services.scheduler.machine.scheduler_events import SendPlan
-from tests.golden.stage import Stage
 from tests.golden.stories import SHORT_AFTER_LONG, STORIES
+from tests.golden.story_server import StoryServer
 from tests.golden.words import Story
 from tests.golden.write import FOLDER, path_of, told
 
@@ -22,7 +22,7 @@ def test_every_transcript_has_its_story() -> None:
 
 
 def test_no_position_is_computed_twice_by_the_job_that_was_swapped_out_and_back() -> None:
-    plans = [said.message for said in Stage(SHORT_AFTER_LONG.setup).play() if isinstance(said.message, SendPlan)]
+    plans = [said.message for said in StoryServer(SHORT_AFTER_LONG.setup).play() if isinstance(said.message, SendPlan)]
     parts = [entry for plan in plans for entry in plan.entries if entry.job_id == "long"]
     assert parts[0].from_token == 0
     assert all(isinstance(part, PlanEntry) for part in parts)

@@ -1,4 +1,4 @@
-"""Messages in words, and stories as text."""
+"""Messages as sentences, and stories as text."""
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
@@ -30,14 +30,14 @@ from services.domain.protocol import (
     WorkerPools,
 )
 from services.scheduler.machine.scheduler_events import Cancel, Emit, End, Reject, SendPlan, Submit, WorkerJoined
-from tests.golden.stage import Said, Setup
+from tests.golden.story_server import Said, StorySetup
 
 WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Told before the first message for which `when` holds, after the note before it."""
+    """A note before the first message for which `when` holds, after the previous note."""
 
     text: str
     when: Callable[[Said], bool]
@@ -45,12 +45,12 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A setup, what happens in it, and why it is told."""
+    """A setup, what happens in it, and why it matters."""
 
     name: str
     title: str
     about: str
-    setup: Setup
+    setup: StorySetup
     notes: tuple[Note, ...]
 
 
@@ -60,7 +60,7 @@ def first(kind: type, job: str | None = None) -> Callable[[Said], bool]:
 
 
 def plan_of(job: str, from_token: int) -> Callable[[Said], bool]:
-    """A plan for the worker in which the job goes on from this token."""
+    """A plan for the worker in which the job continues from this token."""
     return lambda said: (
         isinstance(said.message, SendPlan) and any(entry[:2] == (job, from_token) for entry in said.message.entries)
     )
@@ -172,7 +172,7 @@ WORDS: Mapping[type, Callable[[Any], str]] = {
 
 
 def transcript(story: Story, said: Iterable[Said]) -> str:
-    """The story as text. Raises AssertionError if one of its notes finds no place."""
+    """The story as text. Raises AssertionError if a note matches no message."""
     setup = story.setup
     knobs = [
         f"policy {setup.scheduler.policy.value}",

@@ -1,9 +1,9 @@
-"""Writes the transcripts anew: `python -m tests.golden.write`. Read the difference before it is committed."""
+"""Rewrites the transcripts: `python -m tests.golden.write`. Read the difference before you commit it."""
 
 from pathlib import Path
 
-from tests.golden.stage import Stage
 from tests.golden.stories import STORIES
+from tests.golden.story_server import StoryServer
 from tests.golden.words import Story, transcript
 
 FOLDER = Path(__file__).parent / "transcripts"
@@ -11,16 +11,16 @@ FOLDER = Path(__file__).parent / "transcripts"
 
 def told(story: Story) -> str:
     """The story as it goes now."""
-    return transcript(story, Stage(story.setup).play())
+    return transcript(story, StoryServer(story.setup).play())
 
 
 def path_of(story: Story) -> Path:
-    """Where it is written."""
+    """The file of a story's transcript."""
     return FOLDER / f"{story.name}.txt"
 
 
 def main() -> None:
-    """Write them all."""
+    """Write all transcripts."""
     FOLDER.mkdir(exist_ok=True)
     for story in STORIES:
         path_of(story).write_text(told(story), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The KV manager's shell over real gRPC on loopback, with a scheduler and a worker of a few lines."""
+"""The KV manager's shell over real gRPC on loopback, with a minimal scheduler and worker."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fastserve.v1 import kvmanager_pb2 as wire
 from services.domain.errors import NotReadyError
-from services.domain.ids import Epoch
+from services.domain.ids import Epoch, JobId
 from services.domain.protocol import Assign, Grown, Offload, Resident, Upload
 from services.domain.server_status import PoolStatus, PoolUsage
 from services.kvmanager.__main__ import main
@@ -27,14 +27,16 @@ from services.kvmanager.settings import KvManagerSettings
 from services.runtime.channel import open_channel
 from services.runtime.server import RpcServer
 from services.runtime.settings import load
-from tests.kvmanager.machine.harness import jid, reclaim, resident
-from tests.kvmanager.peers import LIMIT_S, FakeScheduler, running
+from tests.builders.waits import LIMIT_S, until
+from tests.kvmanager.fake_scheduler_for_kv_manager import FakeSchedulerForKvManager
+from tests.kvmanager.machine.checked_kv_manager import reclaim, resident
+from tests.kvmanager.running_kv_manager import running_kv_manager
 
 START_LIMIT_S = 30.0
 
 
 async def test_a_job_gets_blocks_is_swapped_out_for_another_and_comes_back() -> None:
-    async with running() as served:
+    async with running_kv_manager() as served:
         scheduler = served.scheduler()
         await scheduler.jobs(5, "low")
         worker = await served.worker(5)
@@ -57,7 +59,7 @@ async def test_a_job_gets_blocks_is_swapped_out_for_another_and_comes_back() -> 
 
 
 async def test_figures_and_swaps_come_at_most_every_tenth_of_a_second() -> None:
-    async with running() as served:
+    async with running_kv_manager() as served:
         scheduler = served.scheduler()
         await scheduler.jobs(5, "low")
         worker = await served.worker(5)
@@ -75,12 +77,12 @@ async def test_figures_and_swaps_come_at_most_every_tenth_of_a_second() -> None:
         told = [await scheduler.hear_pools()]
         while not told[-1].swapped_out_job_ids:
             told.append(await scheduler.hear_pools())
-        assert told[-1].swapped_out_job_ids == (jid("low"),)
+        assert told[-1].swapped_out_job_ids == (JobId("low"),)
         assert asyncio.get_running_loop().time() - began_s >= 0.1 * len(told) * 0.9
 
 
 async def test_a_worker_of_a_newer_epoch_supersedes_the_older_and_an_older_is_refused() -> None:
-    async with running() as served:
+    async with running_kv_manager() as served:
         scheduler = served.scheduler()
         await scheduler.jobs(5, "a")
         first = await served.worker(5)
@@ -98,7 +100,7 @@ async def test_a_worker_of_a_newer_epoch_supersedes_the_older_and_an_older_is_re
 
 
 async def test_a_newer_stream_of_the_scheduler_supersedes_the_older_and_ends_the_workers_life() -> None:
-    async with running() as served:
+    async with running_kv_manager() as served:
         first = served.scheduler()
         await first.jobs(5, "a")
         worker = await served.worker(5)
@@ -114,7 +116,7 @@ async def test_a_newer_stream_of_the_scheduler_supersedes_the_older_and_ends_the
         assert await second.hear() == resident("a", 2)
 
 
-class Handlers:
+class FakeDriver:
     """In the driver's place: takes what the handlers of streams put into its inbox."""
 
     def __init__(self) -> None:
@@ -129,22 +131,20 @@ class Handlers:
 
     async def next(self) -> Inbound:
         """Waits for the next one."""
-        async with asyncio.timeout(LIMIT_S):
-            while not self.items:  # noqa: ASYNC110 (nobody tells)
-                await asyncio.sleep(0.005)
+        await until(lambda: self.items)
         return self.items.pop(0)
 
 
 async def test_a_peer_that_does_not_read_loses_its_stream_although_writing_to_it_is_stuck() -> None:
-    heard = Handlers()
+    heard = FakeDriver()
     server = RpcServer("127.0.0.1:0", (), lambda one: register(one, heard))  # type: ignore[arg-type]
     await server.start()
     try:
         async with open_channel(server.address) as channel:
-            scheduler = FakeScheduler(channel)
+            scheduler = FakeSchedulerForKvManager(channel)
             arrived = await heard.next()
             assert isinstance(arrived, SchedulerArrived)
-            batch = [Grown(jid("x" * 100), number) for number in range(40)]
+            batch = [Grown(JobId("x" * 100), number) for number in range(40)]
             sent = 0
             while not arrived.stream.is_closed:
                 for _ in range(1000):
@@ -169,7 +169,7 @@ async def test_nothing_is_kept_for_a_peer_whose_stream_is_to_end() -> None:
 
 
 async def test_when_the_scheduler_hangs_up_the_worker_is_told_to_begin_anew() -> None:
-    async with running() as served:
+    async with running_kv_manager() as served:
         scheduler = served.scheduler()
         await scheduler.jobs(5, "a")
         worker = await served.worker(5)
@@ -180,7 +180,7 @@ async def test_when_the_scheduler_hangs_up_the_worker_is_told_to_begin_anew() ->
 
 
 async def test_when_the_worker_hangs_up_all_that_its_pools_held_is_forgotten() -> None:
-    async with running() as served:
+    async with running_kv_manager() as served:
         scheduler = served.scheduler()
         await scheduler.jobs(5, "a")
         worker = await served.worker(5)
@@ -199,19 +199,19 @@ async def test_when_the_worker_hangs_up_all_that_its_pools_held_is_forgotten() -
     ids=str,
 )
 async def test_pools_that_can_not_be_used_are_refused(changes: dict[str, int]) -> None:
-    async with running() as served:
+    async with running_kv_manager() as served:
         worker = await served.worker(5, **changes)
         assert await worker.end() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_a_stream_that_does_not_begin_with_a_hello_is_refused() -> None:
-    async with running() as served:
+    async with running_kv_manager() as served:
         worker = await served.worker(0)
         assert await worker.end() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_peer_that_breaks_the_protocol_loses_its_stream_and_the_manager_goes_on() -> None:
-    async with running() as served:
+    async with running_kv_manager() as served:
         scheduler = served.scheduler()
         await scheduler.jobs(5, "a")
         worker = await served.worker(5)
@@ -226,7 +226,7 @@ async def test_a_peer_that_breaks_the_protocol_loses_its_stream_and_the_manager_
 
 
 async def test_a_message_that_is_none_ends_the_stream() -> None:
-    async with running() as served:
+    async with running_kv_manager() as served:
         worker = await served.worker(5)
         nonsense = wire.KvAcknowledgement(command_number=1)
         await worker.write(wire.KvManagerServiceWorkerLinkRequest(epoch=5, acknowledgements=[nonsense]))
@@ -234,7 +234,7 @@ async def test_a_message_that_is_none_ends_the_stream() -> None:
 
 
 async def test_its_health_says_that_it_is_ready() -> None:
-    async with running() as served:
+    async with running_kv_manager() as served:
         health: Any = health_pb2_grpc.HealthStub(served.channel)
         for name in ("", "liveness", "readiness", "fastserve.v1.KvManagerService"):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=name))

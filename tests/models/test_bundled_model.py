@@ -1,7 +1,6 @@
 """The bundled model keeps what its card promises, measured anew on a slice of held-out text."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +9,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import models
 from models.corpus import Kind, documents, is_held_out
 from models.folder import END_IDS, SPECIAL_TOKENS, generation_config, tokenizer_config, turn
 from models.llama_module import LlamaModel, config_of, read_model
 from models.measure import continue_rows, held_out_rows, measure
+from tests.builders.repository_paths import BUNDLED
 
-FOLDER = Path(models.__file__).parent / "bundled"
 FOLDER_BYTES_MAX = 16_000_000
 HELD_OUT_LOSS_MAX = 3.6
 LOGIT_GAP_MEDIAN_MIN = 0.7
@@ -25,12 +23,12 @@ ROWS_PER_KIND = 6
 
 @pytest.fixture(scope="module")
 def model() -> LlamaModel:
-    return read_model(FOLDER)
+    return read_model(BUNDLED)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    return Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +38,12 @@ def rows(tokenizer: Tokenizer) -> dict[Kind, Tensor]:
 
 
 def content_of(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((FOLDER / name).read_text())
+    content: dict[str, Any] = json.loads((BUNDLED / name).read_text())
     return content
 
 
 def test_the_folder_is_at_most_16_megabytes() -> None:
-    assert sum(file.stat().st_size for file in FOLDER.rglob("*") if file.is_file()) <= FOLDER_BYTES_MAX
+    assert sum(file.stat().st_size for file in BUNDLED.rglob("*") if file.is_file()) <= FOLDER_BYTES_MAX
 
 
 def test_the_folder_is_what_the_scripts_write(model: LlamaModel) -> None:
@@ -77,7 +75,7 @@ def test_a_slice_of_held_out_text_measures_within_the_promised_limits(
 def test_logits_equal_those_of_transformers_up_to_the_end_of_the_context(
     model: LlamaModel, rows: dict[Kind, Tensor]
 ) -> None:
-    reference = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    reference = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
     ids = rows[Kind.CODE].flatten()[None, : model.shape.context]
     assert ids.shape[1] == model.shape.context
     with torch.inference_mode():
@@ -96,7 +94,7 @@ def test_positions_near_the_end_of_the_context_are_predicted_as_well_as_those_be
 
 
 def test_the_chat_template_writes_turns_as_the_model_learned_them(tokenizer: Tokenizer) -> None:
-    reference = AutoTokenizer.from_pretrained(FOLDER)
+    reference = AutoTokenizer.from_pretrained(BUNDLED)
     conversation = [
         {"role": "user", "content": "What does json.dumps do?"},
         {"role": "assistant", "content": "Serialize obj to a JSON formatted str."},

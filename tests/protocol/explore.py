@@ -53,7 +53,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: every path ends well; 1: one does not; 2: not everything was seen."""
+    """Returns 0 if every path ends well, 1 if one does not, 2 if not all states were explored."""
     arguments = _arguments(argv)
     instance = Instance(
         jobs=arguments.jobs,

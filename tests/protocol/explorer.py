@@ -12,8 +12,8 @@ from array import array
 from dataclasses import dataclass
 
 from services.domain.errors import ProtocolError
+from tests.fakes.fake_worker_tables import ViolationError
 from tests.protocol.instance import Instance
-from tests.protocol.worker_model import ViolationError
 from tests.protocol.world import State, Step, World
 
 BROKEN = (ViolationError, ProtocolError, AssertionError, KeyError, IndexError)
@@ -22,7 +22,7 @@ BROKEN = (ViolationError, ProtocolError, AssertionError, KeyError, IndexError)
 
 
 class CounterexampleError(Exception):
-    """A path to what must not be."""
+    """A path to a forbidden state."""
 
     def __init__(self, problem: str, path: tuple[Step, ...]) -> None:
         super().__init__(problem, path)
@@ -35,12 +35,12 @@ class CounterexampleError(Exception):
 
 
 class TooManyStatesError(Exception):
-    """The instance is larger than asked for; nothing wrong was found so far."""
+    """The instance has more states than allowed; no counterexample was found so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """What was seen."""
+    """Counts of what was explored."""
 
     states: int
     steps: int
@@ -60,12 +60,12 @@ class Explorer:
         self._parents = array("l")
         self._ways: list[Step] = []
         self._targets = array("l")
-        """Targets of the steps that are no mishaps, state after state; those of a state begin at its offset."""
+        """Targets of all steps except mishaps, state after state; those of a state begin at its offset."""
         self._offsets = array("l")
         self._ends = 0
 
     def explore(self) -> Explored:
-        """See every state. Raises CounterexampleError, or TooManyStatesError if there are more than `most_states`."""
+        """Explore all states. Raises CounterexampleError, or TooManyStatesError for more than `most_states` states."""
         start = self._world.start()
         self._meet(start, -1, ("start",))
         level = [start]
@@ -152,5 +152,5 @@ class Explorer:
 
 
 def explore(instance: Instance, most_states: int = 3_000_000) -> Explored:
-    """See every state of an instance. Raises CounterexampleError, or TooManyStatesError."""
+    """Explore all states of an instance. Raises CounterexampleError or TooManyStatesError."""
     return Explorer(instance, most_states).explore()

@@ -1,4 +1,4 @@
-"""What is explored: sizes, policies, and which mishaps may happen, each at any moment."""
+"""What is explored: sizes, policies, and the mishaps that may happen, each at any moment."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,15 @@ from services.kvmanager.machine.kv_manager import KvManager
 from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
+from tests.builders.cost_profiles import flat_cost
 
-FLAT_PROFILE = CostProfile(prefill=(PrefillCost(1, 1.0),), decode=(DecodeCost(1, 1, 1.0),))
+FLAT_PROFILE = flat_cost(1.0)
 """Every iteration takes a second, and so the highest level's quantum is one iteration."""
 
 STEEP_PROFILE = CostProfile(
     prefill=(PrefillCost(1, 1.0), PrefillCost(2, 2.0)), decode=(DecodeCost(1, 1, 1.0), DecodeCost(1, 2, 1.0))
 )
-"""A prefill takes a second a token, and so one of two tokens is over the highest level's quantum."""
+"""A prefill takes a second per token, so one of two tokens exceeds the highest level's quantum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Instance:
 
     @property
     def starvation_limit_s(self) -> float | None:
-        """Any number does: time passes only in whole limits."""
+        """Any value will do: time advances only by whole limits."""
         return 100.0 if self.waits else None
 
     @property

@@ -1,4 +1,4 @@
-"""What is on the links, and the numbers in it.
+"""The messages on the links, and their numbers.
 
 Numbers of plans and commands only grow, so states of the world that differ in nothing else would never be recognised.
 On the links a command has its distance to the next one that the KV manager will give, which is renewed when it gives
@@ -19,7 +19,7 @@ NO_NUMBER = PlanNumber(-1)
 
 
 class PlanOnLink(NamedTuple):
-    """A plan on its way; `samples`: jobs that it gives a token; `may_be_cut`: jobs whose prefill may be abandoned."""
+    """A plan on its way. `samples`: jobs that get a token; `may_be_cut`: jobs whose prefill may be abandoned."""
 
     epoch: Epoch
     entries: tuple[PlanEntry, ...]
@@ -56,7 +56,7 @@ class Batches:
 
 
 def with_plan(event: sched.Event, machine: Scheduler) -> sched.Event:
-    """A result with the number of the plan that it must be of."""
+    """A result with the number of its plan."""
     if isinstance(event, IterationResult) and machine.iterations.unfinished:
         plan_number = machine.iterations.unfinished[0].plan_number
         return IterationResult(event.epoch, plan_number, event.tokens, event.cut_job_ids, event.duration_s)
@@ -91,7 +91,7 @@ def numbered(events: tuple[kv.Event, ...], machine: KvManager) -> list[kv.Event]
 
 
 def shifted(event: kv.Event, by: int) -> kv.Event:
-    """An acknowledgement of a command whose number is `by` more."""
+    """The acknowledgement of a command whose number is greater by `by`."""
     if isinstance(event, kv.FromWorker) and isinstance(event.message, Applied | Done):
         moved = event.message._replace(command_number=CommandNumber(event.message.command_number + by))
         return kv.FromWorker(event.epoch, moved)

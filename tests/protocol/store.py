@@ -27,7 +27,7 @@ class Store:
         return len(self._pickled)
 
     def put(self, machine: Any) -> int:
-        """Number of a machine's state, after its invariants were checked."""
+        """The number of a machine's state; checks its invariants."""
         self._check(machine)
         key = self._key(machine) if self._merge else len(self._pickled)
         number = self._numbers.setdefault(key, len(self._pickled))
@@ -40,7 +40,7 @@ class Store:
         return pickle.loads(self._pickled[number])
 
     def step(self, number: int, given: Hashable, act: Callable[[Any], Any]) -> tuple[int, Any]:
-        """The state after `act`, which is a function of `given`, and what it returned."""
+        """The state after `act`, which must depend on `given` only, and its result."""
         known = self._steps.get((number, given)) if self._merge else None
         if known is None:
             machine = self.get(number)

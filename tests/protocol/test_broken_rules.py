@@ -22,9 +22,9 @@ from services.scheduler.machine.releases import Releases
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.machine.scheduler_events import Event, FromKv
 from services.scheduler.scheduler_config import PolicyName
+from tests.fakes.fake_worker_tables import FakeWorkerTables
 from tests.protocol.explorer import CounterexampleError, explore
 from tests.protocol.instance import Instance, JobSize
-from tests.protocol.worker_model import WorkerModel
 
 MOST_STATES = 60_000
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -123,7 +123,7 @@ def resident_before_uploaded(patch: pytest.MonkeyPatch) -> None:
         original(ledger, message, keeps_kv)
 
     patch.setattr(moves, "worker_said", said)
-    patch.setattr(WorkerModel, "can_start", lambda self, entries: True)
+    patch.setattr(FakeWorkerTables, "can_start", lambda self, entries: True)
 
 
 def give_away_under_an_offload(patch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def give_away_under_a_released_copy(patch: pytest.MonkeyPatch) -> None:
 
 
 def reclaim_from_anybody(patch: pytest.MonkeyPatch) -> None:
-    """[13 rank] jobs that rank above the beneficiary are asked for too, and refused, and asked for."""
+    """[13 rank] jobs that rank above the beneficiary are asked for too, refused, and asked for again."""
     patch.setattr(Ranked, "below", lambda self, rank, limit: list(self)[::-1])
     overtake(patch)
     ask_again_at_once(patch)
@@ -166,7 +166,7 @@ def forget_growth_at_refusal(patch: pytest.MonkeyPatch) -> None:
 
 
 def overtake(patch: pytest.MonkeyPatch) -> None:
-    """[12 no-overtaking] lower jobs are served what a higher one could use."""
+    """[12 no-overtaking] lower jobs get blocks that a higher one could use."""
 
     def serve_window(ledger: Ledger, knobs: KvConfig, reserve: int) -> int:
         for job in ledger.order.slice(0, ledger.max_batch):
@@ -184,7 +184,7 @@ def overtake(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_old_residency(patch: pytest.MonkeyPatch) -> None:
-    """[19 epoch-checked] what the KV manager said about an earlier life of the worker is taken for news."""
+    """[19 epoch-checked] messages of the KV manager about an earlier epoch of the worker are accepted."""
     original = Scheduler._take
 
     def take(self: Scheduler, event: Event, now_s: float) -> None:
@@ -194,7 +194,7 @@ def believe_old_residency(patch: pytest.MonkeyPatch) -> None:
 
 
 def small(**changes: Any) -> Instance:
-    """Two jobs under a pool that holds one of them."""
+    """Two jobs with a pool that holds only one of them."""
     return replace(Instance((JobSize(1, 3), JobSize(1, 3)), 3, 3, kv_policy="reactive"), **changes)
 
 
@@ -207,7 +207,7 @@ THREE_JOBS = Instance(
     max_batch=3,
     protected_plans=0,
 )
-"""Jobs that were just brought in are not protected here: else they would run, and the loop would make tokens."""
+"""Jobs just brought in are not protected here; otherwise they would run, and the loop would make tokens."""
 
 BROKEN: list[tuple[Patch, Instance]] = [
     (release_at_once, small(early_ends=frozenset({0}))),

@@ -20,7 +20,7 @@ LINKS = ("results", "to_manager", "to_scheduler", "commands", "answers")
 
 
 class Moment(NamedTuple):
-    """A state, and the step that led to it."""
+    """A state and the step that led to it."""
 
     state: State
     step: Step
@@ -48,12 +48,12 @@ def walk(world: World, state: State, slow_copies: bool) -> Iterator[Moment]:
 
 
 def is_quiet(state: State) -> bool:
-    """Everything that was said has arrived."""
+    """Whether all messages have arrived."""
     return not any(getattr(state, link) for link in LINKS)
 
 
 def holds_blocks(world: World, state: State, job_id: JobId) -> bool:
-    """The job, or a copy of its blocks, has a place at the KV manager or a table at the worker."""
+    """Whether the KV manager or the worker still holds blocks for the job or for a copy of its blocks."""
     ledger = world.managers.get(state.manager)._ledger
     worker = world.workers.get(state.worker)
     leaving = any(zombie.job_id == job_id for zombie in ledger.zombies.values())
@@ -61,7 +61,7 @@ def holds_blocks(world: World, state: State, job_id: JobId) -> bool:
 
 
 def iterations_until_free(world: World, state: State, number: int, slow_copies: bool) -> int:
-    """Iterations that end after the cancel of the job and before its blocks are free everywhere."""
+    """The number of iterations that end between the job's cancellation and the release of all its blocks."""
     job_id = world.instance.job_ids[number]
     iterations = 0
     for moment in walk(world, world.take(state, ("cancel", number)), slow_copies):

@@ -17,7 +17,7 @@ ONE_FITS = Instance((JobSize(1, 3), JobSize(1, 3)), 3, 2)
 """Two jobs whose KV does not fit at the same time, and a host pool that can't hold a whole job."""
 
 SHORT = Instance((JobSize(1, 2), JobSize(1, 2)), 2, 1)
-"""As few blocks as can be."""
+"""The smallest possible number of blocks."""
 
 INSTANCES = {
     "arrivals, a cancel and an early end at any time": replace(
@@ -60,7 +60,7 @@ def test_three_jobs_of_which_the_first_needs_nearly_all_blocks_do_not_starve_it(
 
 
 def test_the_small_instances_do_swap_and_recompute() -> None:
-    """What is explored is worth it: jobs come back from the host, and from nothing."""
+    """The explored states are interesting: jobs come back from the host, and after their KV was dropped."""
     swapping = explore(replace(ONE_FITS, kv_policy="reactive"), most_states=200_000)
     recomputing = explore(replace(ONE_FITS, kv_policy="recompute"), most_states=200_000)
     deferring = explore(replace(ONE_FITS, kv_policy="defer"), most_states=200_000)

@@ -1,4 +1,4 @@
-"""Long random runs of larger worlds than can be explored, with every mishap.
+"""Long random runs of worlds that are too large to explore, with all mishaps.
 
 Here no two states are ever taken for one: each machine lives its whole life in one piece, as it does in a service.
 Links are slow in turn, so that one peer is often far behind another.
@@ -20,7 +20,7 @@ STEPS_OF_A_SPELL = 40
 
 @st.composite
 def instances(draw: st.DrawFn) -> Instance:
-    """Up to six jobs under a pool that holds about two of them."""
+    """Up to six jobs with a pool that holds about two of them."""
     count = draw(st.integers(2, 6))
     sizes = st.builds(JobSize, st.integers(1, 7), st.integers(1, 7))
     jobs = tuple(draw(sizes) for _ in range(count))
@@ -51,7 +51,7 @@ def instances(draw: st.DrawFn) -> Instance:
 
 
 class Dice:
-    """Which of the possible steps is taken: for a spell some kinds of step are rare, mishaps always are."""
+    """Chooses among the possible steps: some kinds are rare for a while, mishaps always."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
@@ -59,7 +59,7 @@ class Dice:
         self._left = 0
 
     def choose(self, steps: list[Step]) -> Step:
-        """One of them."""
+        """Choose one of the steps."""
         if self._left == 0:
             self._left = STEPS_OF_A_SPELL
             self._weights = {}

@@ -1,4 +1,4 @@
-"""Scheduler, KV manager and worker with the links between them: which steps are possible, and what each leads to.
+"""Scheduler, KV manager and worker with the links between them: the possible steps, and the state after each.
 
 Every link is FIFO and delivers when it likes; one turn's messages to a peer are one batch. A state of the world is a
 small tuple: numbers of the machines' states (see store), and what is on the links.
@@ -22,6 +22,7 @@ from services.kvmanager.machine import kv_manager_events as kv
 from services.kvmanager.machine.kv_manager import KvManager
 from services.scheduler.machine import scheduler_events as sched
 from services.scheduler.machine.scheduler import Scheduler
+from tests.fakes.fake_worker_tables import FakeWorkerTables, ViolationError
 from tests.protocol.instance import Instance
 from tests.protocol.links import (
     NO_NUMBER,
@@ -34,7 +35,6 @@ from tests.protocol.links import (
     without_plan,
 )
 from tests.protocol.store import Store
-from tests.protocol.worker_model import ViolationError, WorkerModel
 
 
 class State(NamedTuple):
@@ -44,7 +44,7 @@ class State(NamedTuple):
     manager: int
     worker: int
     epoch: Epoch
-    """Of the living worker."""
+    """The epoch of the living worker."""
     to_manager: tuple[int, ...] = ()
     """Numbers of the batches on each link, see Batches."""
     to_scheduler: tuple[int, ...] = ()
@@ -63,7 +63,7 @@ class State(NamedTuple):
 
 
 Step = tuple[Any, ...]
-"""What happens: a name, and which of several it is."""
+"""A step: its name, and which of several it is."""
 
 
 class World:
@@ -76,7 +76,7 @@ class World:
         self._shifts: dict[tuple[int, int], int] = {}
         self.schedulers = Store(_scheduler_key, Scheduler.check, merge=merge)
         self.managers = Store(lambda machine: machine.state_key(0.0), KvManager.check, merge=merge)
-        self.workers = Store(WorkerModel.key, lambda machine: None, merge=merge)
+        self.workers = Store(FakeWorkerTables.key, lambda machine: None, merge=merge)
 
     def start(self) -> State:
         """Scheduler and KV manager are connected; a worker dials both."""
@@ -86,14 +86,14 @@ class World:
         manager.handle([kv.SchedulerConnected()], 0.0)
         state = State(self.schedulers.put(scheduler), self.managers.put(manager), -1, Epoch(0))
         state = self._new_worker(state)
-        # The scheduler must know the worker's limits before it admits anybody.
+        # The scheduler must know the worker's limits before it admits a job.
         state = self._scheduler_turn(state._replace(results=()), self.batches.get(state.results[0]))
         while not self.instance.late_arrivals and state.arrived < len(self.instance.jobs):
             state = self._submit(state)
         return state
 
     def is_end(self, state: State) -> bool:
-        """Everybody came, everybody ended, and every block is free."""
+        """Whether all jobs have arrived and ended, and all blocks are free."""
         if state.arrived < len(self.instance.jobs) or self.schedulers.get(state.scheduler).jobs:
             return False
         manager = self.managers.get(state.manager)
@@ -107,13 +107,13 @@ class World:
 
     @staticmethod
     def is_mishap(step: Step) -> bool:
-        """Whether the world must do without it: nothing may depend on it for going on."""
+        """Whether the step is a mishap: progress must not depend on it."""
         return step[0] in ("cancel", "kill", "break", "wait")
 
     # --- what may happen ---------------------------------------------------------------------------------------------
 
     def possible(self, state: State) -> Iterator[Step]:
-        """Names of everything that may happen next."""
+        """The names of all possible next steps."""
         instance = self.instance
         for link in ("to_scheduler", "results", "to_manager", "answers"):
             if getattr(state, link):
@@ -156,7 +156,7 @@ class World:
         return known
 
     def take(self, state: State, step: Step) -> State:
-        """What this step leads to."""
+        """The state after this step."""
         match step:
             case ("commands",):
                 return self._apply(state)
@@ -180,7 +180,7 @@ class World:
                 return self._deliver(state, step)
 
     def _deliver(self, state: State, links: tuple[str, ...]) -> State:
-        """One turn of a machine with what waits first on these links."""
+        """One turn of a machine with the first messages on these links."""
         events: tuple[Any, ...] = ()
         for link in links:
             waiting = getattr(state, link)
@@ -263,7 +263,7 @@ class World:
     def _new_worker(self, state: State) -> State:
         instance = self.instance
         epoch = Epoch(state.epoch + 1)
-        worker = self.workers.put(WorkerModel(instance.block_size, instance.device_blocks, instance.host_blocks))
+        worker = self.workers.put(FakeWorkerTables(instance.block_size, instance.device_blocks, instance.host_blocks))
         # A job's last token is never written, so its KV fits although the scheduler counts it.
         pool_tokens = instance.device_blocks * instance.block_size + 1
         joined = sched.WorkerJoined(epoch, pool_tokens, pool_tokens, instance.profile)
@@ -272,11 +272,11 @@ class World:
         return self._say(self._answer(state, kv.FromWorker(epoch, pools)), joined)
 
     def _say(self, state: State, *events: sched.Event) -> State:
-        """The worker tells the scheduler."""
+        """Put events from the worker on the link to the scheduler."""
         return state._replace(results=(*state.results, self.batches.put(events)))
 
     def _answer(self, state: State, *events: kv.Event) -> State:
-        """The worker tells the KV manager."""
+        """Put events from the worker on the link to the KV manager."""
         return state._replace(answers=(*state.answers, self.batches.put(events)))
 
     def _kill(self, state: State, *, loses: bool) -> State:
@@ -353,7 +353,7 @@ class World:
 
 
 def _choices(jobs: list[JobId]) -> list[tuple[JobId, ...]]:
-    """Every subset."""
+    """All subsets."""
     return [some for count in range(len(jobs) + 1) for some in combinations(jobs, count)]
 
 

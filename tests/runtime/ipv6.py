@@ -4,7 +4,7 @@ import socket
 
 
 def has_ipv6() -> bool:
-    """A socket can be bound to ::1."""
+    """Whether a socket can be bound to ::1."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))

@@ -48,7 +48,7 @@ async def echo(requests: AsyncIterator[bytes], context: Any) -> None:
 
 
 async def greeted(dial: Callable[[], DialledStream[bytes, bytes]], hello: bytes) -> bytes:
-    """What a peer answers to a hello."""
+    """A peer's answer to hello."""
     async with dial() as stream:
         await stream.say(hello)
         return await stream.answer()
@@ -124,7 +124,7 @@ async def test_nobody_there_is_unreachable() -> None:
 
 
 class Pauses:
-    """In the place of asyncio's sleep: the pauses that were asked for."""
+    """Replaces asyncio's sleep and keeps the requested pauses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.s: list[float] = []
@@ -135,7 +135,7 @@ class Pauses:
 
 
 def failing(ups: Sequence[bool], last: FastServeError) -> Callable[[Callable[[], None]], Any]:
-    """An attempt that fails each time, having been up or not, and at last ends with `last`."""
+    """An attempt that fails each time, whether or not it was up, and finally raises `last`."""
     left = list(ups)
 
     async def attempt(is_up: Callable[[], None]) -> None:

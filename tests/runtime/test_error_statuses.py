@@ -1,4 +1,4 @@
-"""Typed errors survive the way over a status and back."""
+"""Typed errors survive the conversion to a status and back."""
 
 import grpc
 import pytest

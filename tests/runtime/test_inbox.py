@@ -1,4 +1,4 @@
-"""A driver's inbox: everything since the last turn, in order, and no more than a peer may be made to wait with."""
+"""A driver's inbox: everything since the last turn, in order, and bounded for peers that can wait."""
 
 import asyncio
 

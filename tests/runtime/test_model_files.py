@@ -1,4 +1,4 @@
-"""A model folder is read without torch; one that is not whole is refused in one sentence."""
+"""A model folder is read without torch; an incomplete one is refused in one sentence."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The outgoing side of a stream: bounded, in order, and closed by who fills it too far."""
+"""The outgoing side of a stream: bounded, in order, and closed when it is filled beyond its limit."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ async def test_a_peer_that_lets_more_than_the_limit_wait_loses_its_stream() -> N
     for item in range(3):
         outbox.put(item)
     assert outbox.is_closed
-    with pytest.raises(NotReadyError, match="the worker does not read: 2 messages wait"):
+    with pytest.raises(NotReadyError, match="the worker is not reading its stream: more than 2 messages"):
         await outbox.until_closed()
 
 

@@ -5,9 +5,8 @@ import json
 import signal
 import socket
 import sys
-from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from asyncio.subprocess import PIPE, Process
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -15,29 +14,15 @@ import pytest
 from services.domain.errors import InvalidFieldError
 from services.runtime.process import ServiceProcess, cancelled, write_ready_file
 from services.runtime.settings import Settings, load
+from tests.builders.module_processes import running_module
+from tests.builders.repository_paths import ROOT
 
 SOON_S = 60.0
 MODULE = "tests.runtime.example_service"
-ROOT = Path(__file__).resolve().parents[2]
 
 
-@asynccontextmanager
-async def started(*arguments: str) -> AsyncIterator[Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        MODULE,
-        *arguments,
-        stderr=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=ROOT,
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+def started(*arguments: str) -> AbstractAsyncContextManager[Process]:
+    return running_module(MODULE, *arguments, stdout=PIPE, stderr=PIPE)
 
 
 async def read_until(process: Process, word: str) -> str:
@@ -85,7 +70,10 @@ async def test_what_the_world_breaks_ends_in_one_line_and_status_1() -> None:
         for arguments, line in (
             (("--ending", "refuses"), "fastserve example: the folder is missing\n"),
             (("--listen", address), f"fastserve example: can't listen on {address}: the port is in use\n"),
-            (("--listen", "x"), "fastserve example: --listen: must be HOST:PORT with a port of 0 to 65535, got 'x'\n"),
+            (
+                ("--listen", "x"),
+                "fastserve example: --listen: must be HOST:PORT with a port from 0 to 65535, got 'x'\n",
+            ),
         ):
             async with started(*arguments) as process:
                 assert await end_of(process) == (1, line)

@@ -1,4 +1,4 @@
-"""The file of a cost model: one format for measured and derived ones, old files too."""
+"""The file of a cost model: one format for measured and derived profiles, and for old files."""
 
 import json
 from dataclasses import replace
@@ -50,15 +50,15 @@ def test_a_file_of_points_and_source_alone_is_a_profile(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"prefill": []}, "at least one"),
-        ({"decode": None}, "holds no profile"),
-        ({"source": 3}, "holds no profile"),
-        ({"link": {"bytes_per_s": 1.0}}, "holds no profile"),
+        ({"decode": None}, "is not a valid profile"),
+        ({"source": 3}, "is not a valid profile"),
+        ({"link": {"bytes_per_s": 1.0}}, "is not a valid profile"),
         ({"link": {"bytes_per_s": 0, "latency_s": 0}}, "link: "),
-        ({"link": 3}, "holds no profile"),
-        ({"link": {"bytes_per_s": 1.0, "latency_s": 0.0, "duplex": "yes"}}, "holds no profile"),
-        ({"stages": 0}, "stages: must be 1 or more, is 0"),
+        ({"link": 3}, "is not a valid profile"),
+        ({"link": {"bytes_per_s": 1.0, "latency_s": 0.0, "duplex": "yes"}}, "is not a valid profile"),
+        ({"stages": 0}, "stages: is 0, but must be at least 1"),
         ({"kv_bytes_per_token": -1}, "kv_bytes_per_token: "),
-        ({"max_model_len": "long"}, "holds no profile"),
+        ({"max_model_len": "long"}, "is not a valid profile"),
     ],
 )
 def test_a_file_that_holds_no_profile_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_file_that_holds_no_profile_is_refused(change: dict[str, object], mess
 @pytest.mark.parametrize("text", ["", "[]", "{", "3", '{"prefill": []}'])
 def test_what_is_no_json_object_of_a_profile_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(text)
-    with pytest.raises(InvalidFieldError, match="holds no profile"):
+    with pytest.raises(InvalidFieldError, match="is not a valid profile"):
         read_profile(tmp_path / "profile.json")
 
 

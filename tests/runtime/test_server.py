@@ -32,10 +32,10 @@ INFERENCE = "fastserve.v1.InferenceService"
 SCHEDULER = "fastserve.v1.SchedulerService"
 SOON_S = 20.0
 PING_INTERVAL_S = 1.0
-"""gRPC sends none more often."""
+"""gRPC does not send pings more often."""
 
 
-class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
+class FakeInferenceService(inference_pb2_grpc.InferenceServiceServicer):
     """Fails as the text of the prompt says."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
         raise UnknownModelError("there is none")
 
 
-class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+class FakeSchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Answers every result by a plan of the same number; a hello is superseded."""
 
     async def GatewayLink(
@@ -85,10 +85,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             yield scheduler_pb2.WorkerLinkResponse(plan=scheduler_pb2.Plan(plan_number=request.result.plan_number))
 
 
-class Fixture:
+class RunningServer:
     """A running server and a channel to it."""
 
-    def __init__(self, server: RpcServer, servicer: FakeInference, channel: grpc.aio.Channel) -> None:
+    def __init__(self, server: RpcServer, servicer: FakeInferenceService, channel: grpc.aio.Channel) -> None:
         self.server = server
         self.servicer = servicer
         self.channel = channel
@@ -101,17 +101,19 @@ class Fixture:
 
 
 @asynccontextmanager
-async def running(of_server: Options | None = None, of_channel: Options = CHANNEL_OPTIONS) -> AsyncIterator[Fixture]:
-    servicer = FakeInference()
+async def running(
+    of_server: Options | None = None, of_channel: Options = CHANNEL_OPTIONS
+) -> AsyncIterator[RunningServer]:
+    servicer = FakeInferenceService()
 
     def register(server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(FakeScheduler(), server)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(FakeSchedulerService(), server)
 
     server = RpcServer("127.0.0.1:0", [INFERENCE, SCHEDULER], register, of_server)
     await server.start()
     async with open_channel(server.address, of_channel) as channel:
-        yield Fixture(server, servicer, channel)
+        yield RunningServer(server, servicer, channel)
     await server.stop(grace_s=0)
 
 
@@ -221,7 +223,7 @@ async def test_an_error_that_nobody_is_left_to_read_is_not_logged(caplog: pytest
 
 
 async def test_a_client_that_hears_nothing_for_many_pings_is_not_cut() -> None:
-    """Unlike by a server that goes by gRPC's own limit, which takes the third ping for abuse."""
+    """A server with gRPC's default limit would treat the third ping as abuse."""
     pings = channel_options(PING_INTERVAL_S)
     async with (
         running(server_options(PING_INTERVAL_S), pings) as fixture,

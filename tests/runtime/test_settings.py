@@ -1,4 +1,4 @@
-"""A setting comes from the first place that has it, and a bad one is told by the place where it was written."""
+"""A setting comes from the first source that has it, and the error of a bad one names its source."""
 
 from enum import Enum
 from pathlib import Path
@@ -11,33 +11,35 @@ from services.domain.errors import InvalidFieldError
 from services.runtime.settings import Address, HostPort, Settings, bare_host, join_address, load, split_address
 
 
-class Device(Enum):
+class ChosenDevice(Enum):
     CPU = "cpu"
     CUDA = "cuda"
 
 
-class ExampleSettings(Settings):
+class SettingsOfEveryKind(Settings):
     """An example."""
 
     listen: Address = Field("127.0.0.1:0", description="address to serve on")
     max_batch: int = Field(16, ge=1, le=4096, description="most jobs of an iteration")
     starvation_limit: float | None = Field(10.0, gt=0, description="seconds until a waiting job is promoted")
     charge: Literal["wall", "marginal"] = Field("wall", description="what a job pays, 100 % of it")
-    device: Device = Field(Device.CPU, description="where")
+    device: ChosenDevice = Field(ChosenDevice.CPU, description="where")
     model: Path | None = Field(None, description="folder")
     trace: bool = Field(False, description="a switch")
     low: int = 0
     high: int = 10
 
     @model_validator(mode="after")
-    def _ordered(self) -> "ExampleSettings":
+    def _ordered(self) -> "SettingsOfEveryKind":
         if self.low > self.high:
             raise ValueError("low must not be above high")
         return self
 
 
-def example(argv: list[str], environ: dict[str, str] | None = None, config_file: Path | None = None) -> ExampleSettings:
-    return load(ExampleSettings, "scheduler", argv, environ or {}, config_file)
+def example(
+    argv: list[str], environ: dict[str, str] | None = None, config_file: Path | None = None
+) -> SettingsOfEveryKind:
+    return load(SettingsOfEveryKind, "scheduler", argv, environ or {}, config_file)
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def config_file(tmp_path: Path) -> Path:
 
 def test_without_any_word_defaults_hold() -> None:
     settings = example([])
-    assert (settings.max_batch, settings.starvation_limit, settings.device) == (16, 10.0, Device.CPU)
+    assert (settings.max_batch, settings.starvation_limit, settings.device) == (16, 10.0, ChosenDevice.CPU)
 
 
 def test_a_flag_beats_the_environment_and_that_the_file_and_that_the_default(config_file: Path) -> None:
@@ -76,8 +78,8 @@ def test_the_file_is_named_by_a_flag_or_the_environment(config_file: Path, tmp_p
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[schedular]\nmax-batch = 8\n", "schedular is no table of settings, one of gateway, kvmanager, "),
-        ("max-batch = 8\n", "max-batch is no table of settings, one of gateway, kvmanager, "),
+        ("[schedular]\nmax-batch = 8\n", "schedular is not a table of settings; the tables are gateway, kvmanager, "),
+        ("max-batch = 8\n", "max-batch is not a table of settings; the tables are gateway, kvmanager, "),
         ("scheduler = 8\n", "scheduler must be a table"),
     ],
 )
@@ -97,7 +99,7 @@ def test_off_is_none_where_none_is_allowed(config_file: Path) -> None:
 
 def test_words_paths_and_switches_are_read() -> None:
     settings = example(["--charge", "marginal", "--device", "cuda", "--model", "/m", "--trace"])
-    assert (settings.charge, settings.device, settings.model) == ("marginal", Device.CUDA, Path("/m"))
+    assert (settings.charge, settings.device, settings.model) == ("marginal", ChosenDevice.CUDA, Path("/m"))
     assert settings.trace
     assert not example(["--no-trace"], {"FASTSERVE_TRACE": "true"}).trace
 

@@ -18,41 +18,37 @@ from services.domain.ids import JobId
 from services.domain.protocol import Finished, Release
 from services.runtime.error_statuses import from_grpc
 from services.scheduler.scheduler_config import SchedulerConfig
-from tests.scheduler.fakes import (
-    FakeGateway,
-    FakeWorker,
-    end_of,
-    running,
-    serving,
-    steps,
-    tokens_of,
-)
+from tests.builders.stream_ends import error_at_end
+from tests.builders.waits import until
+from tests.scheduler.fake_gateway_for_scheduler import FakeGatewayForScheduler
+from tests.scheduler.fake_worker_for_scheduler import FakeWorkerForScheduler, steps, tokens_of
+from tests.scheduler.running_scheduler import running_scheduler, scheduler_with_peers
 
 
 async def test_a_gateway_with_another_model_is_refused() -> None:
-    async with running() as served:
+    async with running_scheduler() as served:
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            await FakeGateway(served.channel, fingerprint="other").join()
+            await FakeGatewayForScheduler(served.channel, fingerprint="other").join()
         failure = from_grpc(error.value)
         assert isinstance(failure, PeerMismatchError)
         assert failure.field == "model_fingerprint"
 
 
 async def test_before_a_worker_joined_jobs_are_refused_and_the_limits_say_so() -> None:
-    async with running() as served:
-        gateway = FakeGateway(served.channel)
+    async with running_scheduler() as served:
+        gateway = FakeGatewayForScheduler(served.channel)
         await gateway.join()
         assert not gateway.limits[-1].ready
         await gateway.submit("a")
         await gateway.until_ended("a")
         assert isinstance(gateway.last["a"].error, NotReadyError)
-        await FakeWorker(served.channel).join()
+        await FakeWorkerForScheduler(served.channel).join()
         await gateway.until_ready()
         assert (gateway.limits[-1].max_model_len, gateway.limits[-1].device_pool_tokens) == (2048, 16_000)
 
 
 async def test_refusals_reach_the_gateway_as_typed_errors_and_the_id_is_free_again() -> None:
-    async with serving(SchedulerConfig(max_queued_jobs=1)) as (_, worker, gateway):
+    async with scheduler_with_peers(SchedulerConfig(max_queued_jobs=1)) as (_, worker, gateway):
         await gateway.submit("a", output=4000)
         await gateway.until_ended("a")
         error = gateway.last["a"].error
@@ -73,10 +69,10 @@ async def test_refusals_reach_the_gateway_as_typed_errors_and_the_id_is_free_aga
 
 
 async def test_the_same_id_and_body_joins_the_job_and_another_body_is_refused() -> None:
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=4)
         await steps(worker, 1)
-        other = FakeGateway(served.channel, "g2")
+        other = FakeGatewayForScheduler(served.channel, "g2")
         await other.join()
         await other.submit("a", output=4, body=b"another")
         await other.until_ended("a")
@@ -91,11 +87,11 @@ async def test_the_same_id_and_body_joins_the_job_and_another_body_is_refused() 
 
 
 async def test_a_job_that_ended_is_replayed_from_the_token_asked_for() -> None:
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=4)
         await steps(worker, 4)
         await gateway.until_ended("a")
-        other = FakeGateway(served.channel, "g2")
+        other = FakeGatewayForScheduler(served.channel, "g2")
         await other.join()
         await other.submit("a", output=4, resume=2)
         await other.until_ended("a")
@@ -106,14 +102,14 @@ async def test_a_job_that_ended_is_replayed_from_the_token_asked_for() -> None:
 
 
 async def test_a_lost_gateways_jobs_go_on_and_the_next_one_resumes_them() -> None:
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=6)
         await steps(worker, 2)
         while len(gateway.outputs.get("a", [])) < 2:
             await gateway.read()
         gateway.call.cancel()
         await steps(worker, 2)
-        other = FakeGateway(served.channel, "g2")
+        other = FakeGatewayForScheduler(served.channel, "g2")
         await other.join()
         await other.submit("a", output=6, resume=2)
         await steps(worker, 2)
@@ -122,7 +118,7 @@ async def test_a_lost_gateways_jobs_go_on_and_the_next_one_resumes_them() -> Non
 
 
 async def test_a_cancelled_job_frees_its_kv_and_its_id_can_be_used_again() -> None:
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=50)
         await worker.step()
         await gateway.cancel("a")
@@ -139,7 +135,7 @@ async def test_a_cancelled_job_frees_its_kv_and_its_id_can_be_used_again() -> No
 
 
 async def test_a_stop_string_found_by_the_gateway_ends_the_job_as_stopped() -> None:
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=50)
         await worker.step()
         await gateway.cancel("a", EndReason.STOP)
@@ -150,8 +146,8 @@ async def test_a_stop_string_found_by_the_gateway_ends_the_job_as_stopped() -> N
 
 
 async def test_one_of_two_gateways_that_leaves_a_job_does_not_end_it() -> None:
-    async with serving() as (served, worker, gateway):
-        other = FakeGateway(served.channel, "g2")
+    async with scheduler_with_peers() as (served, worker, gateway):
+        other = FakeGatewayForScheduler(served.channel, "g2")
         await other.join()
         await gateway.submit("a", output=3)
         await worker.step()
@@ -166,16 +162,16 @@ async def test_one_of_two_gateways_that_leaves_a_job_does_not_end_it() -> None:
 
 
 async def test_a_deadline_ends_the_job_by_the_clock_alone() -> None:
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=50, deadline_in_s=0.05)
         await gateway.until_ended("a")
         assert isinstance(gateway.last["a"].error, DeadlineError)
         await steps(worker, 2)
-        await served.until(lambda: served.kv.kv.released == ["a"])
+        await until(lambda: served.kv.kv.released == ["a"])
 
 
 async def test_draining_refuses_new_jobs_and_aborts_those_that_do_not_end() -> None:
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=50)
         await worker.step()
         drain = asyncio.create_task(served.driver.drain(0.2))
@@ -185,17 +181,17 @@ async def test_draining_refuses_new_jobs_and_aborts_those_that_do_not_end() -> N
         assert gateway.last["a"].finish is EndReason.ABORT
         assert isinstance(gateway.last["b"].error, NotReadyError)
         await drain
-        assert isinstance(await end_of(gateway.call), NotReadyError)
+        assert isinstance(await error_at_end(gateway.call), NotReadyError)
 
 
 async def test_release_is_told_to_the_kv_manager_only_after_the_last_plan_of_a_cancelled_job() -> None:
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=50)
         await worker.step()
         await gateway.cancel("a")
         await gateway.until_ended("a")
         assert not any(isinstance(message, Release) for message in served.kv.heard)
         serve = asyncio.create_task(worker.serve())
-        await served.until(lambda: Release(JobId("a")) in served.kv.heard)
+        await until(lambda: Release(JobId("a")) in served.kv.heard)
         serve.cancel()
         assert isinstance(served.kv.heard[-2], Finished)

@@ -105,7 +105,7 @@ def test_an_orphan_that_is_followed_again_is_not_due() -> None:
 
 
 def ended(book: JobStore, job: str, now_s: float, tokens: int = 0, is_read: bool = True) -> StoredJob:
-    """A job that ended; its gateway has got all of it, or nothing."""
+    """A job that ended; its gateway has received all of its output, or none."""
     entry = followed(book, job, tokens)
     book.end(entry, EndReason.STOP, TIMINGS, now_s)
     if is_read:
@@ -114,7 +114,7 @@ def ended(book: JobStore, job: str, now_s: float, tokens: int = 0, is_read: bool
 
 
 def known(book: JobStore, names: str) -> str:
-    """Those of the jobs that the book knows."""
+    """The jobs among these that the book knows."""
     return "".join(name for name in names if book.get(JobId(name)) is not None)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
@@ -23,9 +22,13 @@ from services.scheduler.__main__ import main
 from services.scheduler.scheduler_config import Charge, PolicyName
 from services.scheduler.settings import MOST_QUEUED_JOBS, SchedulerSettings
 from services.wire.scheduler_kvmanager import scheduler_batch_to_wire
-from tests.scheduler.fakes import FakeGateway, FakeWorker, kv_manager
+from tests.builders.module_processes import running_module
+from tests.builders.repository_paths import BUNDLED
+from tests.builders.waits import until
+from tests.scheduler.fake_gateway_for_scheduler import FakeGatewayForScheduler
+from tests.scheduler.fake_kv_manager_for_scheduler import kv_manager
+from tests.scheduler.fake_worker_for_scheduler import FakeWorkerForScheduler
 
-MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
 LIMIT_S = 30.0
 QUEUED_JOBS = 10_000
 PROMPT_TOKENS = 512
@@ -33,30 +36,23 @@ PROMPT_TOKENS = 512
 
 @asynccontextmanager
 async def process(folder: Path, *flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, str]]]:
-    """A scheduler process that is up, and its addresses."""
+    """A running scheduler process, and its addresses."""
     ready_file = folder / "ready.json"
-    argv = ["--model", str(MODEL), "--listen", "127.0.0.1:0", "--ready-file", str(ready_file), *flags]
-    running = await asyncio.create_subprocess_exec(sys.executable, "-m", "services.scheduler", *argv)
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            while not ready_file.exists():
-                assert running.returncode is None
-                await asyncio.sleep(0.01)
+    argv = ["--model", str(BUNDLED), "--listen", "127.0.0.1:0", "--ready-file", str(ready_file), *flags]
+    async with running_module("services.scheduler", *argv) as running:
+        await until(lambda: ready_file.exists() or running.returncode is not None, LIMIT_S)
+        assert running.returncode is None
         yield running, json.loads(ready_file.read_text())
-    finally:
-        if running.returncode is None:
-            running.kill()
-            await running.wait()
 
 
 def resident_mb(pid: int) -> float:
-    """Resident memory of a process."""
+    """The resident memory of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("VmRSS:"))) / 1024
 
 
 async def admitted(admin: Any) -> int:
-    """Jobs admitted."""
+    """The number of admitted jobs."""
     status: admin_pb2.Status = (await admin.GetStatus(admin_pb2.GetStatusRequest())).status
     return status.counters.jobs_admitted
 
@@ -70,14 +66,14 @@ async def test_ten_thousand_queued_jobs_fit_in_200_mb_and_torch_is_not_loaded(tm
         health: Any = health_pb2_grpc.HealthStub(channel)
         readiness = health_pb2.HealthCheckRequest(service="readiness")
         assert (await health.Check(readiness)).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        context = read_facts(MODEL).max_model_len
-        worker = FakeWorker(channel, model_fingerprint=fingerprint(MODEL), max_model_len=context)
+        context = read_facts(BUNDLED).max_model_len
+        worker = FakeWorkerForScheduler(channel, model_fingerprint=fingerprint(BUNDLED), max_model_len=context)
         await worker.join()
         watch = health.Watch(readiness)
         async with asyncio.timeout(LIMIT_S):
             while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
                 pass
-        gateway = FakeGateway(channel, fingerprint=fingerprint(MODEL))
+        gateway = FakeGatewayForScheduler(channel, fingerprint=fingerprint(BUNDLED))
         await gateway.join()
         prompt = [number % 1000 for number in range(PROMPT_TOKENS)]
         for number in range(QUEUED_JOBS):
@@ -95,7 +91,7 @@ async def test_ten_thousand_queued_jobs_fit_in_200_mb_and_torch_is_not_loaded(tm
         assert 'fastserve:num_requests_running{group="0",model_name="fastserve-bundled"} 16.0' in scraped
         for name in ("num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total", "iteration_tokens_bucket"):
             assert f"fastserve:{name}{{" in scraped
-        assert "fastserve:worker_" not in scraped  # the worker's own, which a sum over services would count twice
+        assert "fastserve:worker_" not in scraped  # exported by the worker: a sum over services would count them twice
         running.send_signal(signal.SIGTERM)
         async with asyncio.timeout(LIMIT_S):
             assert await running.wait() == 0
@@ -115,7 +111,7 @@ async def test_ten_thousand_queued_jobs_fit_in_200_mb_and_torch_is_not_loaded(tm
 def test_bad_settings_end_the_start_with_one_line(
     flags: Sequence[str], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["--kv-manager", "127.0.0.1:1", *([] if "--model" in flags else ["--model", str(MODEL)]), *flags]
+    argv = ["--kv-manager", "127.0.0.1:1", *([] if "--model" in flags else ["--model", str(BUNDLED)]), *flags]
     assert main(argv) == 1
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
@@ -139,12 +135,12 @@ async def test_a_scheduler_that_is_about_to_end_is_not_ready_again_for_a_worker_
         open_channel(addresses["grpc"]) as channel,
     ):
         facts: dict[str, Any] = {
-            "model_fingerprint": fingerprint(MODEL),
-            "max_model_len": read_facts(MODEL).max_model_len,
+            "model_fingerprint": fingerprint(BUNDLED),
+            "max_model_len": read_facts(BUNDLED).max_model_len,
         }
-        worker = FakeWorker(channel, **facts)
+        worker = FakeWorkerForScheduler(channel, **facts)
         await worker.join()
-        gateway = FakeGateway(channel, fingerprint=fingerprint(MODEL))
+        gateway = FakeGatewayForScheduler(channel, fingerprint=fingerprint(BUNDLED))
         await gateway.join()
         await gateway.until_ready()
         await gateway.submit("a", output=8)
@@ -160,7 +156,7 @@ async def test_a_scheduler_that_is_about_to_end_is_not_ready_again_for_a_worker_
         async with asyncio.timeout(LIMIT_S):
             while (await admin.GetStatus(admin_pb2.GetStatusRequest())).status.groups[0].ready:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        second = FakeWorker(channel, 2, **facts)
+        second = FakeWorkerForScheduler(channel, 2, **facts)
         await second.join()
         await second.step()
         answer = await health.Check(health_pb2.HealthCheckRequest(service="readiness"))
@@ -176,7 +172,7 @@ def test_settings_become_the_policys_configuration() -> None:
     settings = SchedulerSettings.model_validate(
         {
             "kv_manager": "127.0.0.1:1",
-            "model": MODEL,
+            "model": BUNDLED,
             "policy": "srpt",
             "max_batch": 8,
             "prefill_chunk": 64,

@@ -28,23 +28,17 @@ from services.scheduler.outgoing_streams import GatewayStream, WorkerStream
 from services.scheduler.scheduler_config import SchedulerConfig
 from services.scheduler.scheduler_inbox import GatewayJoined, WorkerArrived
 from services.scheduler.scheduler_link import SchedulerLink
-from tests.scheduler.fakes import (
-    BLOCK_SIZE,
-    LIMIT_S,
-    FakeGateway,
-    FakeWorker,
-    end_of,
-    kv_manager,
-    running,
-    served_with,
-    serving,
-    steps,
-    tokens_of,
-)
+from tests.builders.stream_ends import error_at_end
+from tests.builders.waits import LIMIT_S, until
+from tests.scheduler.fake_gateway_for_scheduler import FakeGatewayForScheduler
+from tests.scheduler.fake_kv_manager_for_scheduler import kv_manager
+from tests.scheduler.fake_worker_for_scheduler import FakeWorkerForScheduler, steps, tokens_of
+from tests.scheduler.running_scheduler import running_scheduler, scheduler_with_peers
+from tests.scheduler.served_setup import BLOCK_SIZE, served_with
 
 
 async def test_a_gateway_gets_every_token_of_its_jobs_in_order_and_their_end() -> None:
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         for name in ("a", "b", "c"):
             await gateway.submit(name, prompt=range(1, 30), output=5)
         running_worker = asyncio.create_task(worker.serve())
@@ -56,11 +50,11 @@ async def test_a_gateway_gets_every_token_of_its_jobs_in_order_and_their_end() -
             timings = gateway.last[name].timings
             assert timings is not None
             assert timings.decode_s > 0
-        await served.until(lambda: len(served.kv.kv.released) == 3)
+        await until(lambda: len(served.kv.kv.released) == 3)
 
 
 async def test_each_token_is_told_in_the_iteration_that_made_it() -> None:
-    async with serving() as (_, worker, gateway):
+    async with scheduler_with_peers() as (_, worker, gateway):
         await gateway.submit("a", output=3)
         for made in (1, 2, 3):
             await worker.step()
@@ -70,7 +64,7 @@ async def test_each_token_is_told_in_the_iteration_that_made_it() -> None:
 
 
 async def test_the_worker_gets_prompt_and_sampling_once_and_no_tokens_to_decode() -> None:
-    async with serving() as (_, worker, gateway):
+    async with scheduler_with_peers() as (_, worker, gateway):
         await gateway.submit("a", prompt=[5, 6, 7], output=3)
         await steps(worker, 3)
         first, *others = [plan.entries[0] for plan in worker.plans]
@@ -82,7 +76,7 @@ async def test_the_worker_gets_prompt_and_sampling_once_and_no_tokens_to_decode(
 
 
 async def test_a_stop_token_ends_the_job() -> None:
-    async with serving() as (_, worker, gateway):
+    async with scheduler_with_peers() as (_, worker, gateway):
         worker.ends_at["a"] = 1
         await gateway.submit("a", output=10)
         await steps(worker, 3)
@@ -92,7 +86,7 @@ async def test_a_stop_token_ends_the_job() -> None:
 
 
 async def test_log_probabilities_are_passed_on_where_asked_for() -> None:
-    async with serving() as (_, worker, gateway):
+    async with scheduler_with_peers() as (_, worker, gateway):
         await gateway.submit("a", output=2, logprobs=1)
         await steps(worker, 2)
         await gateway.until_ended("a")
@@ -100,14 +94,14 @@ async def test_log_probabilities_are_passed_on_where_asked_for() -> None:
 
 
 async def test_a_dead_workers_jobs_go_on_from_their_last_token_on_the_next_one() -> None:
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", prompt=[5, 6, 7], output=5)
         await steps(worker, 2)
         while len(gateway.outputs.get("a", [])) < 2:
             await gateway.read()
         worker.call.cancel()
-        await served.until(lambda: served.ready == [True, False])
-        second = FakeWorker(served.channel, epoch=2)
+        await until(lambda: served.ready == [True, False])
+        second = FakeWorkerForScheduler(served.channel, epoch=2)
         await second.join()
         await steps(second, 3)
         await gateway.until_ended("a")
@@ -119,10 +113,10 @@ async def test_a_dead_workers_jobs_go_on_from_their_last_token_on_the_next_one()
 
 
 async def test_a_newer_worker_takes_the_group_over_and_the_older_stream_is_aborted() -> None:
-    async with serving() as (served, worker, _):
-        second = FakeWorker(served.channel, epoch=2)
+    async with scheduler_with_peers() as (served, worker, _):
+        second = FakeWorkerForScheduler(served.channel, epoch=2)
         await second.join()
-        assert isinstance(await end_of(worker.call), SupersededError)
+        assert isinstance(await error_at_end(worker.call), SupersededError)
 
 
 @pytest.mark.parametrize(
@@ -136,37 +130,37 @@ async def test_a_newer_worker_takes_the_group_over_and_the_older_stream_is_abort
     ],
 )
 async def test_a_worker_that_differs_is_refused_by_the_name_of_the_field(facts: dict[str, object], field: str) -> None:
-    async with running() as served:
+    async with running_scheduler() as served:
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            await FakeWorker(served.channel, 1, **facts).join()
+            await FakeWorkerForScheduler(served.channel, 1, **facts).join()
         failure = from_grpc(error.value)
         assert isinstance(failure, PeerMismatchError)
         assert failure.field == field
 
 
 async def test_a_worker_of_an_older_epoch_is_refused() -> None:
-    async with serving() as (served, _, _):
+    async with scheduler_with_peers() as (served, _, _):
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            await FakeWorker(served.channel, epoch=1).join()
+            await FakeWorkerForScheduler(served.channel, epoch=1).join()
         assert isinstance(from_grpc(error.value), SupersededError)
 
 
 async def test_a_stream_without_a_hello_is_refused() -> None:
-    async with running() as served:
-        gateway = FakeGateway(served.channel)
+    async with running_scheduler() as served:
+        gateway = FakeGatewayForScheduler(served.channel)
         await gateway.submit("a")
-        assert isinstance(await end_of(gateway.call), InvalidFieldError)
+        assert isinstance(await error_at_end(gateway.call), InvalidFieldError)
 
 
 async def test_a_kv_manager_that_comes_back_makes_the_worker_come_back_with_empty_pools() -> None:
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=4)
         await worker.step()
         with suppress(grpc.aio.AbortError):
             await served.kv.calls[0].abort(grpc.StatusCode.UNAVAILABLE, "restarting")
-        await served.until(lambda: served.kv.streams == 2)
-        assert isinstance(await end_of(worker.call), NotReadyError)
-        second = FakeWorker(served.channel, epoch=2)
+        await until(lambda: served.kv.streams == 2)
+        assert isinstance(await error_at_end(worker.call), NotReadyError)
+        second = FakeWorkerForScheduler(served.channel, epoch=2)
         await second.join()
         serve = asyncio.create_task(second.serve())
         await gateway.until_ended("a")
@@ -177,12 +171,12 @@ async def test_a_kv_manager_that_comes_back_makes_the_worker_come_back_with_empt
 
 
 async def test_a_worker_that_breaks_the_protocol_is_dropped_and_jobs_go_on_with_the_next() -> None:
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=4)
         await worker.step()
         await worker.call.write(wire.WorkerLinkRequest(result=wire.IterationResult(epoch=1, plan_number=99)))
-        assert isinstance(await end_of(worker.call), NotReadyError)
-        second = FakeWorker(served.channel, epoch=2)
+        assert isinstance(await error_at_end(worker.call), NotReadyError)
+        second = FakeWorkerForScheduler(served.channel, epoch=2)
         await second.join()
         serve = asyncio.create_task(second.serve())
         await gateway.until_ended("a")
@@ -194,7 +188,7 @@ async def test_a_gateway_that_does_not_read_loses_its_stream_to_its_next_one_alt
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(books, "MOST_TOKENS_IN_UPDATE", 1_000_000)
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=50)
         await worker.step()
         while "a" not in gateway.outputs:
@@ -204,19 +198,19 @@ async def test_a_gateway_that_does_not_read_loses_its_stream_to_its_next_one_alt
         entry.output.extend(array("I", [2_000_000]) * 16_000_000)
         followers = entry.followers
         await gateway.submit("a", output=50, resume=1)
-        await served.until(lambda: followers.get("g1", 0) > 1)
-        again = FakeGateway(served.channel)
+        await until(lambda: followers.get("g1", 0) > 1)
+        again = FakeGatewayForScheduler(served.channel)
         await again.join()
-        await served.until(lambda: "g1" not in followers)
+        await until(lambda: "g1" not in followers)
         assert again.limits[-1].ready
-        assert isinstance(await end_of(gateway.call), SupersededError)
+        assert isinstance(await error_at_end(gateway.call), SupersededError)
 
 
 async def test_a_gateway_that_says_hello_while_a_worker_joins_is_told_the_limits() -> None:
     async with kv_manager() as (_, kv_address), open_channel(kv_address) as channel:
         driver = SchedulerDriver(served_with(SchedulerConfig()), SchedulerLink(channel, kv_address), lambda ready: None)
         gateway = GatewayStream("g")
-        driver.inbox.post(WorkerArrived(WorkerStream(Epoch(1)), FakeWorker(channel).facts))
+        driver.inbox.post(WorkerArrived(WorkerStream(Epoch(1)), FakeWorkerForScheduler(channel).facts))
         welcome = driver.limits
         driver.inbox.post(GatewayJoined(gateway))
         turns = asyncio.create_task(driver.run())
@@ -231,15 +225,15 @@ async def test_a_gateway_that_says_hello_while_a_worker_joins_is_told_the_limits
 
 
 async def test_the_pools_of_a_lost_worker_are_nobodys() -> None:
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         for job in ("a", "b"):
             await gateway.submit(job, output=50)
         served.kv.extra = [PoolStatus(900, 3900, "proactive", (JobId("b"),), ())]
         await gateway.submit("c", output=50)
         await worker.step()
-        await served.until(lambda: served.driver.status().kv_policy == "proactive")
+        await until(lambda: served.driver.status().kv_policy == "proactive")
         worker.call.cancel()
-        await served.until(lambda: served.ready[-1] is False)
+        await until(lambda: served.ready[-1] is False)
         status = served.driver.status()
         (group,) = status.groups
         assert group.pools == NO_POOLS
@@ -248,14 +242,14 @@ async def test_the_pools_of_a_lost_worker_are_nobodys() -> None:
 
 
 async def test_status_counts_every_job_once_and_adds_up_the_lives_of_the_worker() -> None:
-    async with serving() as (served, worker, gateway):
+    async with scheduler_with_peers() as (served, worker, gateway):
         for number in range(20):
             await gateway.submit(f"j{number}", output=50)
-        await served.until(lambda: served.driver.status().counters.jobs_admitted == 20)
+        await until(lambda: served.driver.status().counters.jobs_admitted == 20)
         served.kv.extra = [PoolStatus(900, 3900, "proactive", (JobId("j18"), JobId("j19")), ())]
         await steps(worker, 4)
-        await served.until(lambda: served.driver.status().kv_policy == "proactive")
-        await served.until(lambda: served.driver.status().counters.busy_s == pytest.approx(1.0))
+        await until(lambda: served.driver.status().kv_policy == "proactive")
+        await until(lambda: served.driver.status().counters.busy_s == pytest.approx(1.0))
         status = (await served.admin.GetStatus(admin_pb2.GetStatusRequest())).status
         (group,) = status.groups
         assert group.ready
@@ -266,15 +260,15 @@ async def test_status_counts_every_job_once_and_adds_up_the_lives_of_the_worker(
         assert len(status.iteration_tokens.counts) == len(status.iteration_tokens.bounds) + 1
         assert status.counters.busy_s == pytest.approx(1.0)
         worker.call.cancel()
-        await served.until(lambda: served.ready[-1] is False)
-        second = FakeWorker(served.channel, epoch=2)
+        await until(lambda: served.ready[-1] is False)
+        second = FakeWorkerForScheduler(served.channel, epoch=2)
         await second.join()
         await steps(second, 2)
-        await served.until(lambda: served.driver.status().counters.busy_s == pytest.approx(1.5))
+        await until(lambda: served.driver.status().counters.busy_s == pytest.approx(1.5))
 
 
 async def test_watching_the_status_keeps_its_interval_within_limits() -> None:
-    async with running() as served:
+    async with running_scheduler() as served:
         for interval_s in (0.01, 61.0, float("nan")):
             call = served.admin.WatchStatus(admin_pb2.WatchStatusRequest(interval_s=interval_s))
             with pytest.raises(grpc.aio.AioRpcError) as error:

@@ -5,19 +5,18 @@ from dataclasses import replace
 import pytest
 
 from services.domain.copying import LinkSpeed
-from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
 from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from services.simulator.fcfs_capacity import fcfs_capacity_per_s, fcfs_setup
 from services.simulator.server_setup import ServerSetup, SimulatedJob
+from tests.builders.cost_profiles import flat_cost
 
 ITERATION_S = 0.1
-FLAT = CostProfile((PrefillCost(16, ITERATION_S),), (DecodeCost(1, 16, ITERATION_S),))
 SETUP = ServerSetup(
     scheduler=SchedulerConfig(max_batch=4),
     kv=KvConfig(kv_policy_named("proactive")),
-    cost=FLAT,
+    cost=flat_cost(ITERATION_S),
     kv_bytes_per_token=1024,
     device_tokens=16_384,
     host_tokens=16_384,
@@ -32,7 +31,7 @@ def jobs(count: int, output_tokens: int = 10) -> list[SimulatedJob]:
 
 
 def test_it_is_the_batch_by_the_time_of_a_job_when_every_iteration_takes_the_same() -> None:
-    # Prefills ride along with decodes at no cost here, so a place in the batch makes a token per iteration.
+    # Prefills run with decodes at no cost here, so each place in the batch makes a token per iteration.
     assert fcfs_capacity_per_s(SETUP, jobs(400)) == pytest.approx(4 / (10 * ITERATION_S), rel=0.05)
 
 

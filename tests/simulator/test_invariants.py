@@ -16,7 +16,7 @@ from services.scheduler.scheduler_config import PolicyName
 from services.simulator.server_setup import ServerSetup, SimulatedJob
 from services.simulator.simulation import simulate
 from services.simulator.time_spans import TimeSpan, total_s, union
-from tests.simulator.servers import GROWING_COST, ended_s, random_jobs, server
+from tests.simulator.simulated_servers import GROWING_COST, ended_s, random_jobs, server
 
 PREEMPTIVE = [name for name in PolicyName if name is not PolicyName.STATIC]
 
@@ -66,7 +66,7 @@ def servers(draw: st.DrawFn, policies: list[PolicyName]) -> ServerSetup:
 @settings(max_examples=60, deadline=None)
 @given(servers(list(PolicyName)), job_lists())
 def test_no_token_is_lost_or_made_twice_and_all_blocks_come_back(setup: ServerSetup, jobs: list[SimulatedJob]) -> None:
-    """That free and used blocks are the pools, and all are free at the end, the simulator asserts itself."""
+    """The simulator itself asserts that free and used blocks make up the pools, and that all are free at the end."""
     simulation = simulate(setup, jobs)
     assert [outcome.job_id for outcome in simulation.outcomes] == [job.job_id for job in jobs]
     for job, outcome in zip(jobs, simulation.outcomes, strict=True):
@@ -87,7 +87,7 @@ def test_no_token_is_lost_or_made_twice_and_all_blocks_come_back(setup: ServerSe
 def test_the_group_computes_exactly_while_somebody_is_there(
     policy: PolicyName, seed: int, max_batch: int, plans: int
 ) -> None:
-    """Work conservation, where the pool holds everybody and messages take no time."""
+    """Work conservation, if the pool holds all jobs and messages take no time."""
     jobs = random_jobs(seed, 30, rate_per_s=8.0, longest=40)
     simulation = simulate(server(policy, cost=GROWING_COST, max_batch=max_batch, plans_in_flight=plans), jobs)
     there = union(TimeSpan(outcome.arrival_s, ended_s(outcome)) for outcome in simulation.outcomes)
@@ -158,7 +158,7 @@ def test_every_message_takes_a_hop() -> None:
 
 
 def test_a_worker_slower_than_its_profile_takes_longer_and_the_scheduler_does_not_know() -> None:
-    """The job of 100 tokens of prompt takes 0.1 s by the profile, whose quanta decide about demotions."""
+    """The job with 100 prompt tokens takes 0.1 s according to the profile, whose quanta determine demotions."""
     jobs = [SimulatedJob("a", 0.0, 100, 1), SimulatedJob("b", 0.0, 100, 1)]
     setup = server(PolicyName.SKIP_JOIN_MLFQ, max_batch=1, slowdown=1.5)
     assert [ended_s(outcome) for outcome in simulate(setup, jobs).outcomes] == pytest.approx([0.15, 0.3])
@@ -184,7 +184,7 @@ def test_peaks_count_the_blocks_of_all_groups_and_both_pools() -> None:
 
 def test_two_jobs_of_one_id_are_refused() -> None:
     job = SimulatedJob("a", 0.0, 1, 1)
-    with pytest.raises(InvalidFieldError, match="its own"):
+    with pytest.raises(InvalidFieldError, match="must be unique"):
         simulate(server(), [job, replace(job, arrival_s=1.0)])
 
 

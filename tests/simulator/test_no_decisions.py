@@ -37,7 +37,7 @@ DECISIONS = {
     *("Resident", "Grown", "ReclaimRequest", "ToScheduler", "ToWorker", "EndWorker"),
     *("Assign", "Offload", "Upload", "ReleaseBlocks", "BlockMove"),
 }
-"""What scheduler and KV manager say: to make one is to decide."""
+"""The commands of scheduler and KV manager: creating one means deciding."""
 NOTIONS = {"level", "quanta", "quanta_s", "promote", "enst_s", "policy_named", "make_policy", "decide", "build_batch"}
 
 

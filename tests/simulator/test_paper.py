@@ -6,11 +6,11 @@ from statistics import fmean, stdev
 
 import pytest
 
-from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.scheduler.scheduler_config import PolicyName
 from services.simulator.server_setup import SimulatedJob
 from services.simulator.simulation import simulate
-from tests.simulator.servers import (
+from tests.builders.worked_example import EXAMPLE_COST, EXAMPLE_JOBS, EXAMPLE_MEANS_S
+from tests.simulator.simulated_servers import (
     DECODE_S,
     GROWING_COST,
     PREFILL_S,
@@ -21,26 +21,11 @@ from tests.simulator.servers import (
     server,
 )
 
-EXAMPLE_COST = CostProfile((PrefillCost(200, 0.2), PrefillCost(10_000, 10.0)), (DecodeCost(1, 1, 0.2),))
-EXAMPLE = (
-    SimulatedJob("long", 0.0, 2700, 3),
-    SimulatedJob("short", 0.0, 300, 4),
-    SimulatedJob("middle", 0.0, 800, 5),
-)
+EXAMPLE = tuple(SimulatedJob(name, 0.0, prompt, output) for name, prompt, output in EXAMPLE_JOBS)
 
 
 @pytest.mark.parametrize("kv_policy", ["proactive", "reactive", "recompute", "defer"])
-@pytest.mark.parametrize(
-    ("policy", "mean_s"),
-    [
-        (PolicyName.FCFS, 4.2333),
-        (PolicyName.MLFQ, 5.0),
-        (PolicyName.SKIP_JOIN_MLFQ, 3.2667),
-        (PolicyName.SRPT, 3.0),
-        (PolicyName.STATIC, 4.2333),
-        (PolicyName.FIXED_PRIORITY, 3.0),
-    ],
-)
+@pytest.mark.parametrize(("policy", "mean_s"), EXAMPLE_MEANS_S)
 def test_the_worked_example_has_the_papers_mean_latencies(policy: PolicyName, mean_s: float, kv_policy: str) -> None:
     simulation = simulate(one_at_a_time(policy, kv_policy, cost=EXAMPLE_COST), EXAMPLE)
     assert mean_jct_s(simulation) == pytest.approx(mean_s, abs=1e-3)
@@ -54,7 +39,7 @@ def test_killing_the_first_iteration_loses_what_it_computed() -> None:
 
 
 def test_a_cut_prefill_leaves_no_kv_to_be_moved_when_its_blocks_are_taken() -> None:
-    """Each prompt fits the pool only alone, and each is cut twice before it may run through."""
+    """Each prompt fits the pool only on its own, and each is cut twice before it may run to its end."""
     jobs = [SimulatedJob(name, at_s, 700, 40) for name, at_s in (("a", 0.0), ("b", 0.1), ("c", 0.3))]
     setup = one_at_a_time(PolicyName.MLFQ_KILL, "reactive", cost=EXAMPLE_COST, device_tokens=800)
     simulation = simulate(setup, jobs)
@@ -63,7 +48,7 @@ def test_a_cut_prefill_leaves_no_kv_to_be_moved_when_its_blocks_are_taken() -> N
 
 
 def prefill_bound_jobs(count: int, rate_per_s: float) -> list[SimulatedJob]:
-    """Poisson arrivals of widely spread service times, few iterations each."""
+    """Poisson arrivals with widely spread service times and few iterations each."""
     random = Random(11)
     at_s = 0.0
     jobs = []
@@ -106,7 +91,7 @@ def test_nobody_beats_srpt_at_batch_1_by_more_than_one_iteration(policy: PolicyN
 
 @pytest.mark.parametrize("policy", [name for name in PolicyName if name is not PolicyName.SRPT])
 def test_nobody_beats_srpt_at_batch_16_by_more_than_a_twentieth(policy: PolicyName) -> None:
-    """With batches it is no optimum any more: it knows nothing of what a job adds to its batch."""
+    """With batches it is no longer optimal, because it ignores what a job adds to its batch."""
     for seed in range(2):
         jobs = random_jobs(seed, 200, rate_per_s=60.0)
         best = mean_jct_s(simulate(server(PolicyName.SRPT, cost=GROWING_COST), jobs))
@@ -115,7 +100,9 @@ def test_nobody_beats_srpt_at_batch_16_by_more_than_a_twentieth(policy: PolicyNa
 
 @pytest.mark.parametrize("policy", [PolicyName.MLFQ, PolicyName.SKIP_JOIN_MLFQ])
 def test_defer_decays_to_fcfs_when_kv_binds(policy: PolicyName) -> None:
-    """The pool holds three jobs' prompt and output: whoever is in stays in, and the next one comes in by arrival."""
+    """The pool holds prompt and output of three jobs: admitted jobs stay, and the next ones enter in order of
+    arrival.
+    """
     jobs = [SimulatedJob(job.job_id, job.arrival_s, 40, 41 + job.output_tokens % 30) for job in random_jobs(3, 60, 4.0)]
     given: dict[str, object] = {"device_tokens": 336, "max_batch": 3, "starvation_limit_s": None}
     fcfs = simulate(server(PolicyName.FCFS, "defer", **given), jobs)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Several batches in flight, and copies beside compute, through the whole simulator."""
+"""Several batches in flight, and copies in parallel with compute, through the whole simulator."""
 
 import pytest
 
@@ -7,13 +7,13 @@ from services.scheduler.scheduler_config import PolicyName
 from services.simulator.outcome import Simulation
 from services.simulator.server_setup import SimulatedJob
 from services.simulator.simulation import simulate
-from tests.simulator.servers import DECODE_S, GROWING_COST, ended_s, random_jobs, server
+from tests.simulator.simulated_servers import DECODE_S, GROWING_COST, ended_s, random_jobs, server
 
 BATCH, TOKENS = 4, 50
 
 
 def decoding(stages: int, jobs: int, plans_in_flight: int) -> Simulation:
-    """Jobs that decode from their first token on, all at once."""
+    """Jobs that arrive at once and decode from their first token on."""
     trace = [SimulatedJob(f"job-{number}/0", 0.0, 1, TOKENS) for number in range(jobs)]
     setup = server(PolicyName.FCFS, stages=stages, max_batch=BATCH, plans_in_flight=plans_in_flight)
     return simulate(setup, trace)
@@ -22,7 +22,7 @@ def decoding(stages: int, jobs: int, plans_in_flight: int) -> Simulation:
 @pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("extra_plans", [0, 1])
 def test_stages_with_as_many_plans_in_flight_have_as_many_times_the_throughput(stages: int, extra_plans: int) -> None:
-    """Every stage is busy from its first plan on: a batch each, a token each in the time of one iteration."""
+    """Every stage is busy from its first plan on: each has a batch and makes a token per job and iteration time."""
     simulation = decoding(stages, stages * BATCH, stages + extra_plans)
     filling_s = DECODE_S * (stages - 1) / stages
     assert simulation.duration_s == pytest.approx(TOKENS * DECODE_S + filling_s)

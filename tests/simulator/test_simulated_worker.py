@@ -1,9 +1,8 @@
-"""The model of a worker group: pipeline stages, copies beside compute, and what it refuses."""
+"""The model of a worker group: pipeline stages, copies in parallel with compute, and what it refuses."""
 
 import pytest
 
 from services.domain.copying import LinkSpeed
-from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import ProtocolError
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.protocol import (
@@ -21,17 +20,19 @@ from services.domain.protocol import (
 from services.scheduler.machine.scheduler_events import SendPlan
 from services.simulator.server_setup import ServerSetup, SimulatedJob
 from services.simulator.simulated_worker import SimulatedProgress, SimulatedWorker
-from tests.simulator.servers import server
+from tests.builders.block_moves import block_moves
+from tests.builders.cost_profiles import proportional_cost
+from tests.simulator.simulated_servers import server
 
 EPOCH = Epoch(1)
-COST = CostProfile((PrefillCost(16, 0.1), PrefillCost(1600, 10.0)), (DecodeCost(1, 1, 0.1),))
+COST = proportional_cost(0.00625, 0.1, least_tokens=16)
 BLOCK_S = 0.5
 """A copy of one block of 16 tokens of 1,000 bytes."""
 SLOW_LINK = LinkSpeed(bytes_per_s=16_000 / BLOCK_S, latency_s=0.0)
 
 
 class Bench:
-    """A worker without peers: what it would send, by the time at which it does."""
+    """A worker without peers: the messages that it would send, with their times."""
 
     def __init__(self, setup: ServerSetup, *jobs: SimulatedJob) -> None:
         self.results: list[tuple[float, IterationResult]] = []
@@ -54,7 +55,7 @@ class Bench:
         return self.results[-1][0]
 
     def sampled(self) -> list[str]:
-        """Jobs that got a token by the last plan."""
+        """Jobs that got a token from the last plan."""
         return [token.job_id for token in self.results[-1][1].tokens]
 
     def number(self) -> CommandNumber:
@@ -75,7 +76,7 @@ class Bench:
 
 def moves(tokens: int) -> tuple[BlockMove, ...]:
     """All blocks of so many tokens."""
-    return tuple(BlockMove(number, BlockId(number), BlockId(number)) for number in range(-(-tokens // 16)))
+    return block_moves(*((number, number) for number in range(-(-tokens // 16))))
 
 
 def bench(*jobs: SimulatedJob, stages: int = 1, link: LinkSpeed = SLOW_LINK) -> Bench:
@@ -109,7 +110,7 @@ def test_nobody_waits_for_a_plan_when_all_jobs_have_ended_or_were_released() -> 
 
 
 def test_a_stage_starts_a_plan_when_the_one_before_ended_it_and_itself_ended_its_last() -> None:
-    """Two stages of 0.1 s and 0.15 s: the second plan waits for nobody but stage 0."""
+    """Two stages of 0.1 s and 0.15 s: the second plan waits only for stage 0."""
     made = bench(A, B, stages=2)
     assert made.plan(0.0, ("a", 0, 32)) == pytest.approx(0.2)
     assert made.plan(0.0, ("b", 0, 48)) == pytest.approx(0.1 + 2 * 0.15)
@@ -157,7 +158,7 @@ def test_a_copy_is_applied_at_once_and_done_when_it_ended_on_every_stage() -> No
 
 @pytest.mark.parametrize(("duplex", "end_s"), [(True, 3.0), (False, 4.0)])
 def test_a_direction_moves_one_copy_after_another(duplex: bool, end_s: float) -> None:
-    """Both leave, then one comes back: beside the other's leaving where the link is duplex."""
+    """Both are offloaded, then one is uploaded: in parallel with the other's offload if the link is duplex."""
     made = bench(A, B, link=LinkSpeed(SLOW_LINK.bytes_per_s, 0.25, duplex))
     made.plan(0.0, ("a", 0, 32), ("b", 0, 48))
     made.answers.clear()
@@ -219,5 +220,5 @@ def test_a_copy_of_tokens_that_are_not_there_is_refused() -> None:
         made.offload(0.0, "a", 32)
     made.plan(0.0, ("a", 0, 32))
     made.offload(1.0, "a", 32)
-    with pytest.raises(ProtocolError, match="of a in 1 blocks"):
+    with pytest.raises(ProtocolError, match="of job a in 1 blocks"):
         made.worker.apply([Upload(made.number(), JobId("a"), (BlockId(0), BlockId(1)), moves(16), 32)], 2.0)

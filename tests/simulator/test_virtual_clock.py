@@ -1,4 +1,4 @@
-"""Time and turns; a simulation that does not get on says who waits for what."""
+"""Time and turns; a simulation without progress reports what each job is waiting for."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from services.simulator.server_setup import SimulatedJob
 from services.simulator.simulation import simulate
 from services.simulator.time_spans import TimeSpan, overlap_s, total_s, union
 from services.simulator.virtual_clock import StuckError, VirtualClock, VirtualInbox
-from tests.simulator.servers import server
+from tests.simulator.simulated_servers import server
 
 
 def test_everything_of_one_instant_is_one_turn_in_the_order_in_which_it_was_posted() -> None:
@@ -49,7 +49,7 @@ def test_turns_without_progress_end_the_simulation() -> None:
 
 
 def test_a_deadlock_tells_who_waits_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A KV manager that decides, and says nothing."""
+    """A KV manager that decides but sends nothing."""
     decide = KvManager.handle
 
     def say_nothing(manager: KvManager, events: Sequence[Event], now_s: float) -> list[Command]:
@@ -60,7 +60,7 @@ def test_a_deadlock_tells_who_waits_for_what(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(StuckError) as caught:
         simulate(server(), [SimulatedJob("a", 0.0, 5, 7), SimulatedJob("b", 1.5, 5, 7)])
     story = str(caught.value)
-    assert "nothing happens any more, but 2 jobs are left (at 1.5 s)" in story
+    assert "no events are left, but 2 jobs have not ended (at 1.5 s)" in story
     assert "plans without a result []" in story
     assert "a: out at" in story
     assert "KV manager: KvState.ASSIGNING" in story

@@ -1,4 +1,4 @@
-"""What gateway and scheduler tell each other survives the wire."""
+"""Messages between gateway and scheduler survive the wire."""
 
 from array import array
 

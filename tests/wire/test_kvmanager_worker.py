@@ -27,7 +27,7 @@ from services.wire.kvmanager_worker import (
     kv_hello_from_wire,
     kv_hello_to_wire,
 )
-from tests.wire.drawn import EPOCH, big_counts, counts, job_ids
+from tests.wire.drawn_fields import EPOCH, big_counts, counts, job_ids
 
 blocks = st.lists(counts.map(BlockId), max_size=4).map(tuple)
 moves = st.lists(st.builds(BlockMove, counts, counts.map(BlockId), counts.map(BlockId)), max_size=4).map(tuple)

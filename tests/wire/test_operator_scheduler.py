@@ -16,7 +16,7 @@ from services.domain.server_status import (
     ServerStatus,
 )
 from services.wire.operator_scheduler import DEFAULT_INTERVAL_S, interval_from_wire, status_from_wire, status_to_wire
-from tests.wire.drawn import counts
+from tests.wire.drawn_fields import counts
 
 seconds = st.floats(0.0, 1e9)
 names = st.text(max_size=12)
@@ -75,7 +75,7 @@ def test_rejections_for_other_reasons_than_a_full_queue_stay_with_the_scheduler(
 
 @pytest.mark.parametrize("interval_s", [0.01, 61.0, float("nan")])
 def test_an_interval_out_of_its_limits_names_the_field(interval_s: float) -> None:
-    with pytest.raises(InvalidFieldError, match=r"interval_s: must be 0\.05 to 60 seconds"):
+    with pytest.raises(InvalidFieldError, match=r"interval_s: must be between 0\.05 and 60 seconds"):
         interval_from_wire(admin_pb2.WatchStatusRequest(interval_s=interval_s))
 
 

@@ -32,7 +32,7 @@ from services.wire.scheduler_kvmanager import (
     scheduler_batch_from_wire,
     scheduler_batch_to_wire,
 )
-from tests.wire.drawn import EPOCH, big_counts, counts, job_ids
+from tests.wire.drawn_fields import EPOCH, big_counts, counts, job_ids
 
 plan_numbers = big_counts.map(PlanNumber)
 finite = st.floats(allow_nan=False)

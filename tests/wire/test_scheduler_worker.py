@@ -1,4 +1,4 @@
-"""The wire of scheduler and worker loses nothing."""
+"""The conversions between scheduler and worker lose nothing."""
 
 from array import array
 

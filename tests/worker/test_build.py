@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.make_random import PRESETS, write_random_model
+from models.make_random import PRESETS
 from services.domain.errors import FastServeError, InvalidFieldError, ModelFolderError
 from services.runtime.profile_file import read_profile
 from services.runtime.settings import Settings
@@ -15,7 +15,8 @@ from services.worker.kv.pools import BlockShape, block_counts
 from services.worker.profiling.cost_measurement import MeasuringLimits, measure
 from services.worker.profiling.link_speed import measure_link
 from services.worker.settings import EngineSettings, ProfileSettings
-from tests.worker.tiny import tiny_model, tiny_pools
+from tests.builders.model_folders import tiny_model_folder
+from tests.worker.tiny_engine import tiny_model, tiny_pools
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SHAPE = BlockShape(layer_count=2, block_size=16, kv_head_count=4, head_dim=64, dtype=torch.bfloat16)
@@ -24,9 +25,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_random_model(PRESETS["tiny"], folder)
-    return folder
+    return tiny_model_folder(tmp_path_factory.mktemp("models"))
 
 
 def settings_of(folder: Path, **fields: object) -> EngineSettings:

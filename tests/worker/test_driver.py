@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import FastServeError, NotReadyError, PeerMismatchError, ProtocolError, SupersededError
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId
 from services.domain.iteration import Plan, PlanWork, WorkerCounters, WorkerResult
@@ -17,7 +16,11 @@ from services.domain.protocol import Applied, Assign, Done, IterationResult, KvT
 from services.domain.worker_facts import WorkerFacts
 from services.worker.driver import PeerAddresses, WorkerDriver
 from services.worker.engine.compute_thread import ComputeThread
-from tests.worker.fake_peers import LIMIT_S, KvStream, Peers, SchedulerStream
+from tests.builders.cost_profiles import flat_cost
+from tests.worker.fake_kv_manager_for_worker import KvStream
+from tests.worker.fake_scheduler_for_worker import SchedulerStream
+from tests.worker.peers_of_worker import PeersOfWorker
+from tests.worker.worker_stream import LIMIT_S
 
 FACTS = WorkerFacts(
     epoch=Epoch(0),
@@ -28,7 +31,7 @@ FACTS = WorkerFacts(
     host_blocks=16,
     max_model_len=64,
     block_bytes=1024,
-    profile=CostProfile((PrefillCost(1, 0.1),), (DecodeCost(1, 8, 0.1),)),
+    profile=flat_cost(0.1),
     device="cpu",
 )
 JOB = JobId("a/0")
@@ -88,7 +91,7 @@ class FakeEngine:
 
 
 class Rig:
-    def __init__(self, peers: Peers, engine: FakeEngine) -> None:
+    def __init__(self, peers: PeersOfWorker, engine: FakeEngine) -> None:
         self.peers = peers
         self.engine = engine
         self.joined: list[bool] = []
@@ -113,7 +116,7 @@ class Rig:
 
 @asynccontextmanager
 async def rig_of(engine: FakeEngine) -> AsyncIterator[Rig]:
-    async with Peers() as peers:
+    async with PeersOfWorker() as peers:
         rig = Rig(peers, engine)
         try:
             yield rig
@@ -254,7 +257,7 @@ async def test_a_command_that_can_not_be_right_ends_the_epoch_and_is_logged(
 
 @pytest.mark.parametrize("refusal", [PeerMismatchError("model_fingerprint", "differs"), SupersededError("a newer one")])
 async def test_a_worker_that_is_refused_for_good_ends(refusal: FastServeError) -> None:
-    async with Peers() as peers:
+    async with PeersOfWorker() as peers:
         peers.scheduler.refusal = refusal
         await Rig(peers, FakeEngine()).refused(type(refusal))
 
@@ -270,7 +273,7 @@ async def test_a_worker_that_has_joined_and_is_superseded_ends(rig: Rig) -> None
 
 
 async def test_a_worker_that_finds_nobody_dials_until_somebody_is_there() -> None:
-    async with Peers() as peers:
+    async with PeersOfWorker() as peers:
         scheduler_address, kv_manager_address = peers.scheduler_address, peers.kv_manager_address
     engine = FakeEngine()
     addresses = PeerAddresses(scheduler_address, kv_manager_address)

@@ -2,12 +2,9 @@
 
 import asyncio
 import json
-import os
 import signal
-import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +12,16 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from models.make_random import PRESETS, write_random_model
 from services.domain.errors import PeerMismatchError
 from services.domain.ids import BlockId, CommandNumber, JobId
 from services.domain.iteration import JobSpec, PlanWork
 from services.domain.protocol import Assign, BlockMove, Offload, Upload
 from services.runtime.model_files import fingerprint
-from tests.worker.fake_peers import LIMIT_S, Peers
-from tests.worker.tiny import alone, prompt_of, sampling
+from tests.builders.model_folders import tiny_model_folder
+from tests.builders.module_processes import running_module
+from tests.worker.peers_of_worker import PeersOfWorker
+from tests.worker.tiny_engine import alone, prompt_of, sampling
+from tests.worker.worker_stream import LIMIT_S
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -32,26 +31,16 @@ PROMPT = prompt_of(1, 10)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_random_model(PRESETS["tiny"], folder)
-    return folder
+    return tiny_model_folder(tmp_path_factory.mktemp("models"))
 
 
-@asynccontextmanager
-async def worker_of(peers: Peers, model: Path, folder: Path, *flags: str) -> AsyncIterator[Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.worker", "--model", str(model), "--scheduler", peers.scheduler_address,
+def worker_of(peers: PeersOfWorker, model: Path, folder: Path, *flags: str) -> AbstractAsyncContextManager[Process]:
+    return running_module(
+        "services.worker", "--model", str(model), "--scheduler", peers.scheduler_address,
         "--kv-manager", peers.kv_manager_address, "--dtype", "float32", "--threads", "1", "--block-size", "4",
         "--kv-device-tokens", "256", "--kv-host-tokens", "512", "--max-batch", "2", "--state-dir", str(folder),
         "--ready-file", str(folder / "ready.json"), *flags, stderr=PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def ended(process: Process) -> tuple[int | None, str]:
@@ -79,7 +68,7 @@ async def read_metrics(address: str) -> str:
 
 async def test_a_worker_serves_a_job_through_offload_and_upload(model: Path, tmp_path: Path) -> None:
     how = sampling(max_tokens=4, seed=3, temperature=1.0)
-    async with Peers() as peers, worker_of(peers, model, tmp_path) as process:
+    async with PeersOfWorker() as peers, worker_of(peers, model, tmp_path) as process:
         scheduler, kv_manager = await peers.scheduler.next(), await peers.kv_manager.next()
         facts = scheduler.facts
         assert facts.epoch == kv_manager.facts.pools.epoch
@@ -124,7 +113,7 @@ async def test_a_worker_serves_a_job_through_offload_and_upload(model: Path, tmp
 
 
 async def test_a_worker_that_is_refused_ends_with_one_line(model: Path, tmp_path: Path) -> None:
-    async with Peers() as peers:
+    async with PeersOfWorker() as peers:
         peers.scheduler.refusal = PeerMismatchError("model_fingerprint", "is another than the scheduler's")
         async with worker_of(peers, model, tmp_path, "--log-level", "error") as process:
             status, errors = await ended(process)

@@ -1,14 +1,14 @@
-"""Values of closed types as JSON, and back.
+"""Converts values of closed types to JSON and back.
 
-A codec is compiled from a type, such as the union of a machine's events, and knows what can be reached from it and
-nothing else: what is read can only ever become one of these values. A NamedTuple or a dataclass is the list of its
-fields, after its name where a union leaves open which it is; an enum is its value; tuples are lists. Python's JSON
-writes floats so that they read back exactly.
+A codec is compiled from a type, such as the union of a machine's events, and handles exactly the types that can be
+reached from it: nothing else can be read. A NamedTuple or a dataclass is written as the list of its fields, preceded by
+its name where a union allows several types; an enum is written as its value, a tuple as a list. Python's JSON writes
+floats so that they read back exactly.
 
-Job ids hold what clients chose to call their requests. They are written as aliases, j0, j1 and so on in the order in
-which they are first met: the machines only compare ids, so the same ones must stay the same, no more. An alias is
-forgotten with its job, after the turn of its last words: by then what was said of the job is written. Where a new job
-of the same id begins in that turn, after those words, it takes the alias over.
+Job ids contain the request ids that clients chose. They are replaced by aliases, j0, j1 and so on in the order of
+their first use: the machines only compare ids, so it is enough that equal ids stay equal. An alias is forgotten after
+the turn that names its job for the last time. If a new job with the same id begins later in that turn, it inherits the
+alias.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,12 +29,12 @@ _PLAIN = (int, float, str, bool)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the types alone don't say.
+    """What the types alone don't determine.
 
-    stands_for: the closed union that stands for a protocol. left_out: fields that are not written, by (type, name), and
-    what is read in their place. last_words: records after whose turn the machine knows no more of their `job_id`,
-    unless one of `first_words` with that `job_id` follows in it. written_as: names of records in the file that differ
-    from those in the code, so that a renamed class still reads what was recorded before.
+    stands_for: the closed union that replaces a Protocol class. left_out: fields that are not written, by (type, name),
+    with the value that is read instead. last_words: records after whose turn the machine has forgotten their `job_id`,
+    unless one of `first_words` with the same `job_id` follows in that turn. written_as: names of records in the file
+    that differ from those in the code, so that a renamed class can still read older recordings.
     """
 
     stands_for: Mapping[Any, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Rules:
 
 
 class Aliases:
-    """Names for job ids."""
+    """Aliases of job ids."""
 
     def __init__(self) -> None:
         self._names: dict[JobId, str] = {}
@@ -56,7 +56,7 @@ class Aliases:
         return len(self._names)
 
     def name(self, job_id: JobId) -> str:
-        """The job's alias, the same until it is forgotten."""
+        """The job's alias; stays the same until it is forgotten."""
         name = self._names.get(job_id)
         if name is None:
             name = self._names[job_id] = f"j{self._given}"
@@ -64,11 +64,11 @@ class Aliases:
         return name
 
     def leaves(self, job_id: JobId) -> None:
-        """The job is named in this turn for the last time."""
+        """This turn names the job for the last time."""
         self._leaving.add(job_id)
 
     def begins(self, job_id: JobId) -> None:
-        """A job of this id begins: one that left in this turn is not the last of its name."""
+        """A job with this id begins; if an earlier job with the id left in this turn, the new job keeps the alias."""
         self._leaving.discard(job_id)
 
     def end_turn(self) -> None:
@@ -91,7 +91,7 @@ def _always(constant: Any) -> Callable[[Any], Any]:
 
 
 class Codec:
-    """Turns values of type `hint` into JSON's and back. Without `aliases` job ids are written as they are."""
+    """Converts values of type `hint` to JSON values and back. Without `aliases` job ids are written unchanged."""
 
     def __init__(self, hint: Any, rules: Rules, aliases: Aliases | None = None) -> None:
         self._rules = rules
@@ -99,7 +99,7 @@ class Codec:
         self._encoders: dict[type, Encoder] = {}
         self._decoders: dict[type, Decoder] = {}
         self.types: dict[str, type] = {}
-        """Every record type that can be met, by name."""
+        """All record types that can occur, by name."""
         self.encode = self._encoder(hint)
         self.decode = self._decoder(hint)
 
@@ -107,7 +107,7 @@ class Codec:
         return self._rules.written_as.get(record, record.__name__)
 
     def field_types(self, record: type) -> dict[str, Any]:
-        """A record's fields in order, with what they hold."""
+        """A record's fields in order, with their types."""
         hints = get_type_hints(record)
         names = (
             [one.name for one in fields(record) if one.init]
@@ -227,7 +227,7 @@ class Codec:
                 return None
             name, *row = _listed(value, None) or [None]
             if not isinstance(name, str) or name not in by_name:
-                raise RecordingError(f"{_short(value)} is none of {', '.join(by_name)}")
+                raise RecordingError(f"{_short(value)} is not one of {', '.join(by_name)}")
             return by_name[name](row)
 
         return decode_one
@@ -252,7 +252,7 @@ class Codec:
 
 
 def _row_getter(names: list[str]) -> Callable[[Any], list[Any]]:
-    """The fields of a dataclass as a list."""
+    """A function that returns the fields of a dataclass as a list."""
     if len(names) < 2:
         return lambda value: [getattr(value, name) for name in names]
     get = attrgetter(*names)
@@ -273,19 +273,19 @@ def _short(value: Any) -> str:
 
 
 def _listed(value: Any, count: int | None) -> list[Any]:
-    """The value as a list of so many. Raises RecordingError."""
+    """Checks that the value is a list of `count` elements, if given. Raises RecordingError."""
     if not isinstance(value, list) or (count is not None and len(value) != count):
-        raise RecordingError(f"{_short(value)} is no list" + ("" if count is None else f" of {count}"))
+        raise RecordingError(f"{_short(value)} is not a list" + ("" if count is None else f" of {count}"))
     return value
 
 
 def _plain_decoder(hint: type) -> Decoder:
-    # A time or a rank may be a whole number; true is no number.
+    # A time or a rank may be written as a whole number, but a bool is not a number.
     kinds = (int, float) if hint is float else (hint,)
 
     def decode_plain(value: Any) -> Any:
         if type(value) not in kinds:
-            raise RecordingError(f"{_short(value)} is no {hint.__name__}")
+            raise RecordingError(f"{_short(value)} is not of type {hint.__name__}")
         return value
 
     return decode_plain
@@ -296,6 +296,6 @@ def _enum_decoder(kind: type[Enum]) -> Decoder:
         try:
             return kind(value)
         except ValueError:
-            raise RecordingError(f"{_short(value)} is no {kind.__name__}") from None
+            raise RecordingError(f"{_short(value)} is not a valid {kind.__name__}") from None
 
     return decode_enum

@@ -1,12 +1,12 @@
-"""A recording as lines of JSON: which machine and how it was set, its turns, and how the recording ended.
+"""A recording as lines of JSON: the machine and its settings, its turns, and how the recording ended.
 
     {"recording": "scheduler", "format": 1, "fastserve": "0.1.0", ..., "strict": false, "settings": {...}}
     {"now_s": 12.5, "events": [["Submit", "j0", 17, 32, null]], "commands": [["ToKv", 7, ["Arrive", [...]]], ...]}
     {"now_s": 12.6, "events": [...], "fault": "ProtocolError"}
     {"end": "closed"}
 
-No text and no token of any client is in it: the machines see counts, the ids of tokens that were sampled are left out,
-and so is what is told in words, because jobs are named there as their clients named them. Job ids are aliases.
+A recording contains no text and no token of any client. The machines see only counts. Ids of sampled tokens are left
+out, and so are texts that may contain the clients' own job ids. Job ids are replaced by aliases.
 """
 
 import json
@@ -23,7 +23,7 @@ FORMAT_NUMBER = 1
 
 
 class Ending(Enum):
-    """Why a recording ends where it ends. CUT_OFF: it has no last line, the service was killed or still runs."""
+    """Why a recording ended. CUT_OFF: it has no last line, because the service was killed or is still running."""
 
     CLOSED = "closed"
     LIMIT = "limit"
@@ -33,7 +33,7 @@ class Ending(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A recording's first line. `strict`: whether the machine raises what a peer did wrong."""
+    """A recording's first line. `strict`: whether the machine raises when a peer breaks the protocol."""
 
     machine: str
     settings: Any
@@ -45,7 +45,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class MachineFormat:
-    """What a machine's recording is made of: its name, and the types of its settings, events and commands."""
+    """The format of a machine's recording: its name, and the types of its settings, events and commands."""
 
     name: str
     settings: Any
@@ -64,7 +64,7 @@ def ending_line(ending: Ending) -> bytes:
 
 
 class TurnWriter:
-    """Lines of one machine's recording. Job ids are written by their `aliases`."""
+    """Makes the lines of one machine's recording. Job ids are replaced by their `aliases`."""
 
     def __init__(self, machine: MachineFormat, aliases: Aliases) -> None:
         self._machine = machine
@@ -89,7 +89,7 @@ class TurnWriter:
         )
 
     def turn(self, now_s: float, events: Sequence[Any], commands: Sequence[Any]) -> bytes:
-        """A turn that went well."""
+        """A turn in which `handle` returned."""
         told = [self._encode_event(event) for event in events]
         said = [self._encode_command(command) for command in commands]
         self._aliases.end_turn()
@@ -106,21 +106,21 @@ def _parsed(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
-        raise RecordingError("is no JSON") from None
+        raise RecordingError("is not JSON") from None
     if not isinstance(value, dict):
-        raise RecordingError("is no JSON object")
+        raise RecordingError("is not a JSON object")
     return value
 
 
 def _given(line: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
     value = line.get(name)
     if not isinstance(value, kind):
-        raise RecordingError(f"has no proper '{name}'")
+        raise RecordingError(f"has no valid field '{name}'")
     return value
 
 
 def head_from(line: bytes, machines: Sequence[MachineFormat]) -> tuple[Head, MachineFormat]:
-    """The first line, and the machine it is of. Raises RecordingError."""
+    """Parses the first line, which names the machine. Raises RecordingError."""
     try:
         fields = _parsed(line)
         name = fields.get("recording")
@@ -128,9 +128,9 @@ def head_from(line: bytes, machines: Sequence[MachineFormat]) -> tuple[Head, Mac
         name = None
     machine = next((one for one in machines if one.name == name), None)
     if machine is None:
-        raise RecordingError(f"is no recording of a {' or a '.join(one.name for one in machines)}")
+        raise RecordingError(f"is not a recording of a {' or a '.join(one.name for one in machines)}")
     if fields.get("format") != FORMAT_NUMBER:
-        raise RecordingError(f"has format {fields.get('format')!r}, this version reads {FORMAT_NUMBER}")
+        raise RecordingError(f"has format {fields.get('format')!r}, but this version reads format {FORMAT_NUMBER}")
     settings = _settings_from(_given(fields, "settings", dict), machine)
     strict = _given(fields, "strict", bool)
     texts = [_given(fields, name, str) for name in ("fastserve", "python", "recorded_at")]
@@ -142,15 +142,15 @@ def _settings_from(written: Mapping[str, Any], machine: MachineFormat) -> Any:
     names = list(codec.field_types(machine.settings))
     if list(written) != names:
         different = sorted(set(written) ^ set(names))
-        raise RecordingError(f"was made with other settings than this version has: {', '.join(different)}")
+        raise RecordingError(f"has settings that differ from those of this version: {', '.join(different)}")
     try:
         return codec.decode(list(written.values()))
     except AssertionError as error:
-        raise RecordingError(f"has settings that can't be: {error}") from None
+        raise RecordingError(f"has invalid settings: {error}") from None
 
 
 class TurnReader:
-    """Turns from lines."""
+    """Parses the lines of one machine's recording."""
 
     def __init__(self, machine: MachineFormat) -> None:
         self._decode_event = Codec(machine.event, machine.rules).decode
@@ -163,7 +163,7 @@ class TurnReader:
             try:
                 return Ending(fields["end"])
             except ValueError:
-                raise RecordingError("ends in an unknown way") from None
+                raise RecordingError(f"has an unknown end: {fields['end']!r}") from None
         now_s = _given(fields, "now_s", (int, float))
         try:
             events = tuple([self._decode_event(event) for event in _given(fields, "events", list)])

@@ -1,5 +1,5 @@
-"""Reads recordings, turn by turn, as much as there is: a service that was killed leaves its last second half written,
-and all before that counts.
+"""Reads recordings turn by turn, as far as they are complete: a killed service may leave its last second half written,
+but everything before that is valid.
 """
 
 import gzip
@@ -15,7 +15,7 @@ from services.runtime.recording.lines import Ending, Head, MachineFormat, TurnRe
 MOST_LINE_BYTES = 1 << 28
 _GZIP_MAGIC = b"\x1f\x8b"
 _HALF_A_MAGIC = f"Not a gzipped file ({_GZIP_MAGIC[:1]!r})"
-"""What gzip says of a member of which nothing but the first byte is there."""
+"""The message of gzip for a member of which only the first byte was written."""
 
 
 def _open(path: Path) -> BinaryIO:
@@ -25,35 +25,33 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Whole lines, to the end or to where the file was cut off. Raises RecordingError."""
+    """Complete lines, up to the end or to where the file was cut off. Raises RecordingError."""
     try:
         with _open(path) as file:
             while (line := file.readline(MOST_LINE_BYTES)).endswith(b"\n"):
                 yield line
             if len(line) == MOST_LINE_BYTES:
-                raise RecordingError(f"{path}: has a line of more than {MOST_LINE_BYTES} bytes")
+                raise RecordingError(f"{path}: a line is longer than {MOST_LINE_BYTES} bytes")
     except EOFError:
-        # Cut off inside what was compressed at once.
+        # Cut off inside a gzip member.
         return
     except (gzip.BadGzipFile, zlib.error) as error:
         if str(error) == _HALF_A_MAGIC:
             return
-        raise RecordingError(f"{path}: is damaged: {error}") from None
+        raise RecordingError(f"{path}: the file is damaged: {error}") from None
     except OSError as error:
         raise RecordingError(f"{path}: can't be read: {error.strerror}") from None
 
 
 class Recording:
-    """A recording on disk: its head now, its turns by iterating, once. Raises RecordingError at once, and while it is
-    walked.
-    """
+    """A recording on disk: its head at once, its turns by iterating over it, once. Both raise RecordingError."""
 
     def __init__(self, path: Path, machines: Sequence[MachineFormat]) -> None:
         self._path = path
         self._lines = _lines(path)
         self.head, self.machine = self._head(machines)
         self.ending = Ending.CUT_OFF
-        """Known when all turns were read."""
+        """Valid once all turns have been read."""
 
     def _head(self, machines: Sequence[MachineFormat]) -> tuple[Head, MachineFormat]:
         try:

@@ -1,12 +1,12 @@
 """Records the turns of a machine while it serves.
 
-The event loop makes a line of each turn and leaves it in a buffer; a thread of its own compresses what is there and
-writes it, at least every second, so that neither the disk nor zlib is ever waited for. Each write is a whole gzip
-member, and so a killed service loses the last second and no more.
+The event loop turns each turn into a line and puts it in a buffer. A separate thread compresses and writes the buffer
+at least every second, so that the event loop never waits for the disk or for zlib. Each write is a whole gzip member,
+so a killed service loses at most the last second.
 
-Bounds: the file ends, with a line that says so, before it exceeds its limit; a disk that can't keep up, or is full,
-ends the recording and not the service; a folder holds so many recordings of a service and no more. Nothing is ever left
-out in between, since a replay needs every turn.
+Bounds: the file ends, with a line that says so, before it exceeds its limit. A disk that is too slow or full ends the
+recording, not the service. A folder holds a limited number of recordings of a service. No turn is ever left out in
+between, because a replay needs every turn.
 """
 
 import gzip
@@ -29,22 +29,22 @@ _log = logging.getLogger(__name__)
 
 WRITE_PERIOD_S = 1.0
 WRITE_AT_BYTES = 1 << 18
-"""Written at once when so much waits."""
+"""When this much is waiting, it is written at once."""
 MOST_WAITING_BYTES = 1 << 26
 MOST_RECORDINGS = 1000
-"""Of one service in one folder; a service that dies again and again makes one each time."""
+"""Per service and folder: a service that keeps crashing makes one recording each time."""
 MOST_ALIASES = 1_000_000
-"""Only jobs that live, and the few that nobody saw leave, have one."""
+"""Only living jobs, and a few whose end was not observed, have an alias."""
 LAST_LINE_BYTES = 256
-"""Kept free for the line that says why the recording ends."""
+"""Reserved for the line that says why the recording ended."""
 CLOSE_LIMIT_S = 10.0
 
 Handle = Callable[[Sequence[Any], float], list[Any]]
 
 
 class Recorder:
-    """Records one machine into one file. Its methods are for one thread, that of the event loop. Raises OSError if not
-    even the first line can be written.
+    """Records one machine into one file. Its methods must be called from the event loop's thread. Raises OSError if the
+    first line can't be written.
     """
 
     def __init__(self, machine: MachineFormat, head: Head, file: IO[bytes], limit_bytes: int) -> None:
@@ -56,7 +56,7 @@ class Recorder:
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._ending: Ending | None = None
-        """Set once, by whoever finds a reason to end."""
+        """The reason for the end; set once."""
         self._stopped = threading.Event()
         self._changed = threading.Condition()
         self._write(gzip.compress(self._writer.head(head)))
@@ -64,7 +64,7 @@ class Recorder:
         self._thread.start()
 
     def watching(self, handle: Handle) -> Handle:
-        """The machine's `handle`, recorded."""
+        """Wraps the machine's `handle` so that its turns are recorded."""
 
         def watched(events: Sequence[Any], now_s: float) -> list[Any]:
             if self._stopped.is_set():
@@ -80,7 +80,7 @@ class Recorder:
         return watched
 
     def close(self) -> None:
-        """Writes what is left, with the last line. Waits for the disk, but not for ever."""
+        """Writes the rest and the last line. Waits for the disk for at most CLOSE_LIMIT_S."""
         with self._changed:
             self._ending = self._ending or Ending.CLOSED
             self._changed.notify()
@@ -107,14 +107,14 @@ class Recorder:
                 while not self._write_some():
                     pass
         except OSError as error:
-            _log.warning("recording ends: can't write: %s", error.strerror)
+            _log.warning("the recording stopped because it can't be written: %s", error.strerror)
         finally:
-            # The names of clients are not kept longer than they are of use.
+            # Job ids come from clients, so they are not kept longer than they are needed.
             self._stopped.set()
             self._aliases.clear()
 
     def _write_some(self) -> bool:
-        """Waits, and writes what came. Whether that was the last."""
+        """Waits, and writes what has arrived. Returns whether that was the last write."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._ending is not None or self._waiting_bytes >= WRITE_AT_BYTES, WRITE_PERIOD_S
@@ -134,7 +134,7 @@ class Recorder:
             self._waiting = []
         self._write(gzip.compress(ending_line(ending)))
         if ending is not Ending.CLOSED:
-            _log.warning("recording ends after %d bytes: %s", self._written_bytes, ending.value)
+            _log.warning("the recording stopped after %d bytes: %s", self._written_bytes, ending.value)
         return True
 
     def _write(self, member: bytes) -> None:
@@ -144,7 +144,7 @@ class Recorder:
 
 
 def _pieces(lines: Sequence[bytes]) -> Iterator[bytes]:
-    """The lines, joined to pieces of about WRITE_AT_BYTES."""
+    """The lines joined into pieces of about WRITE_AT_BYTES."""
     piece: list[bytes] = []
     size_bytes = 0
     for line in lines:
@@ -165,7 +165,7 @@ def _installed_version() -> str:
 
 
 def _new_file(folder: Path, name: str) -> IO[bytes] | None:
-    """A file of the next free number; None if there are too many. Raises OSError."""
+    """A file with the next free number; None if there are already MOST_RECORDINGS. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(1, MOST_RECORDINGS + 1):
         with suppress(FileExistsError):
@@ -177,8 +177,8 @@ def _new_file(folder: Path, name: str) -> IO[bytes] | None:
 def recording(
     settings: RecordingSettings, machine: MachineFormat, machine_settings: object, *, strict: bool
 ) -> Iterator[Recorder | None]:
-    """The recorder that the settings ask for, closed at the end; None if they ask for none. Raises InvalidFieldError
-    if the folder can't be written.
+    """The recorder that the settings ask for, which is closed at the end; None if recording is off. Raises
+    InvalidFieldError if the folder can't be written to.
     """
     if settings.record is None:
         yield None
@@ -189,12 +189,14 @@ def recording(
         file = _new_file(settings.record, machine.name)
         recorder = None if file is None else Recorder(machine, head, file, settings.record_limit_mb * BYTES_PER_MB)
     except OSError as error:
-        raise InvalidFieldError("--record", f"can't write in {settings.record}: {error.strerror}") from None
+        raise InvalidFieldError("--record", f"can't write to {settings.record}: {error.strerror}") from None
     if file is None or recorder is None:
-        _log.warning("not recording: %s holds %d recordings of this service", settings.record, MOST_RECORDINGS)
+        _log.warning(
+            "not recording: %s already has %d recordings of this service, the maximum", settings.record, MOST_RECORDINGS
+        )
         yield None
         return
-    _log.info("recording every decision in %s", file.name)
+    _log.info("recording every decision to %s", file.name)
     try:
         yield recorder
     finally:

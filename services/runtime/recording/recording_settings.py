@@ -14,9 +14,9 @@ class RecordingSettings(Settings):
 
     record: Path | None = Field(
         None,
-        description="folder that gets a recording of every decision of this life, for fastserve replay; "
-        "no text or tokens of clients are in it",
+        description="folder for a recording of every decision until the service ends, for fastserve replay; "
+        "it contains no text or tokens of clients",
     )
     record_limit_mb: int = Field(
-        256, ge=1, le=1_000_000, description="megabytes of compressed recording after which it stops"
+        256, ge=1, le=1_000_000, description="size in megabytes (compressed) at which the recording stops"
     )

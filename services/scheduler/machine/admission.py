@@ -34,10 +34,10 @@ class Admission:
             return Reject(submit.job_id, RejectKind.INVALID, *invalid, 0.0)
         config = self._config
         if self.queued_jobs >= config.max_queued_jobs:
-            return self._full(submit, f"{config.max_queued_jobs} jobs are queued, no more are admitted")
+            return self._full(submit, f"{config.max_queued_jobs} jobs are already queued, which is the maximum")
         if self.queued_tokens + submit.prompt_tokens + submit.max_tokens > config.max_queued_tokens:
             return self._full(
-                submit, f"queued prompts and max_tokens come to {config.max_queued_tokens} tokens, the most"
+                submit, f"the limit of {config.max_queued_tokens} queued tokens (prompts plus max_tokens) is reached"
             )
         return None
 
@@ -65,10 +65,10 @@ class Admission:
         whole = submit.prompt_tokens + submit.max_tokens
         for limit, name in ((max_model_len, "the model's context"), (self._device_pool_tokens, "the device's KV pool")):
             if submit.prompt_tokens >= limit:
-                return "prompt", f"has {submit.prompt_tokens} tokens, {name} holds {limit} with the output's"
+                return "prompt", f"has {submit.prompt_tokens} tokens, but {name} holds only {limit}, output included"
             if whole > limit:
                 parts = f"prompt ({submit.prompt_tokens}) + max_tokens ({submit.max_tokens})"
-                return "sampling.max_tokens", f"{parts} must be at most {limit}, {name}"
+                return "sampling.max_tokens", f"{parts} must be at most {limit}, the size of {name}"
         return None
 
     def _full(self, submit: Submit, message: str) -> Reject:

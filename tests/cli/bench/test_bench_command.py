@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cli.commands import fastserve
-from tests.cli.fake_gateway import PREEMPTIONS_PER_JOB, VOCABULARY_SIZE, FakeGateway, serving
+from tests.fakes.fake_gateway_for_client import PREEMPTIONS_PER_JOB, VOCABULARY_SIZE, FakeGatewayForClient, serving
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ async def test_a_trace_is_run_and_every_figure_written(tmp_path: Path, capsys: p
         {"arrival_s": 0.2, "output_tokens": 1, "prompt_token_ids": [7, 8]},
     )
     out = tmp_path / "out"
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         await fastserve("generate", "before", "--server", gateway.address)
         code = await fastserve("bench", "--server", gateway.address, "--trace", str(trace), "--out", str(out))
     result = json.loads((out / "result.json").read_text())
@@ -63,7 +63,7 @@ async def test_time_scale_0_sends_everything_at_once(tmp_path: Path) -> None:
     trace = write_trace(
         tmp_path, *({"arrival_s": second * 60.0, "prompt_tokens": 1, "output_tokens": 1} for second in range(5))
     )
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         await fastserve(
             "bench", "--server", gateway.address, "--trace", str(trace), "--time-scale", "0", "--out", str(tmp_path)
         )
@@ -74,7 +74,7 @@ async def test_time_scale_0_sends_everything_at_once(tmp_path: Path) -> None:
 async def test_failed_jobs_are_counted_named_and_left_out(tmp_path: Path) -> None:
     job = {"arrival_s": 0.0, "prompt_tokens": 1, "output_tokens": 2}
     trace = write_trace(tmp_path, job, *({**job, "prompt": prompt} for prompt in ("full", "break", "abort")))
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         code = await fastserve("bench", "--server", gateway.address, "--trace", str(trace), "--out", str(tmp_path))
     result = json.loads((tmp_path / "result.json").read_text())
     assert (code, result["jobs"], result["failed"]) == (0, 4, 3)
@@ -86,7 +86,7 @@ async def test_failed_jobs_are_counted_named_and_left_out(tmp_path: Path) -> Non
 
 
 async def test_when_every_job_fails_bench_fails_and_the_files_are_whole(tmp_path: Path) -> None:
-    async with serving(FakeGateway(most_jobs=0)) as gateway:
+    async with serving(FakeGatewayForClient(most_jobs=0)) as gateway:
         code = await fastserve(
             "bench", "--server", gateway.address, "--jobs", "3", "--rate", "100", "--out", str(tmp_path)
         )
@@ -95,7 +95,7 @@ async def test_when_every_job_fails_bench_fails_and_the_files_are_whole(tmp_path
 
 
 async def test_a_thousand_concurrent_streams_all_end_well(tmp_path: Path) -> None:
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         code = await fastserve(
             "bench", "--server", gateway.address, "--jobs", "1000", "--rate", "100", "--theta", "1.2",
             "--max-output-tokens", "8", "--time-scale", "0", "--out", str(tmp_path),
@@ -133,7 +133,7 @@ async def test_a_place_that_cannot_be_written_is_told_before_the_run(
     place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         code = await fastserve("bench", "--server", gateway.address, "--jobs", "1", "--out", str(tmp_path / place))
     told = capsys.readouterr().err
     assert (code, told.count("\n"), gateway.requests) == (2, 1, [])
@@ -144,7 +144,7 @@ async def test_files_that_cannot_be_written_after_all_end_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "jobs.jsonl").mkdir()
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         code = await fastserve("bench", "--server", gateway.address, "--jobs", "1", "--out", str(tmp_path))
     assert code == 2
     assert f"--out {tmp_path} can't be written: " in capsys.readouterr().err
@@ -155,7 +155,7 @@ async def test_a_server_that_is_gone_at_the_end_costs_its_last_counters_and_not_
 ) -> None:
     job = {"arrival_s": 0.0, "prompt_tokens": 1, "output_tokens": 3}
     trace = write_trace(tmp_path, job, job)
-    async with serving(FakeGateway(lost_after=2)) as gateway:
+    async with serving(FakeGatewayForClient(lost_after=2)) as gateway:
         code = await fastserve("bench", "--server", gateway.address, "--trace", str(trace), "--out", str(tmp_path))
     result = json.loads((tmp_path / "result.json").read_text())
     assert (code, result["jobs"], result["failed"]) == (0, 2, 0)
@@ -165,7 +165,7 @@ async def test_a_server_that_is_gone_at_the_end_costs_its_last_counters_and_not_
 
 
 async def test_top_prints_one_frame_and_exits(capsys: pytest.CaptureFixture[str]) -> None:
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         code = await fastserve("top", "--once", "--interval", "0.05", "--server", gateway.address)
     frame = capsys.readouterr().out
     assert code == 0
@@ -175,7 +175,7 @@ async def test_top_prints_one_frame_and_exits(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("name", ["a[/b]", "[red]a", "a\\[", "[/]"])
 async def test_top_shows_a_name_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    async with serving(FakeGateway(name=name)) as gateway:
+    async with serving(FakeGatewayForClient(name=name)) as gateway:
         assert await fastserve("top", "--once", "--interval", "0.05", "--server", gateway.address) == 0
     frame = capsys.readouterr().out
     assert f"{name}   skip-join-mlfq" in frame
@@ -183,7 +183,7 @@ async def test_top_shows_a_name_as_it_is(name: str, capsys: pytest.CaptureFixtur
 
 
 async def test_top_ends_with_the_stream(capsys: pytest.CaptureFixture[str]) -> None:
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         assert await fastserve("top", "--interval", "0.05", "--server", gateway.address) == 0
     assert "group 0 on cpu" in capsys.readouterr().out
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from services.cli.bench.demo import Stage, run, server_flags
 from services.workloads.calibration import Need
-from tests.cli.fake_gateway import FakeGateway, serving
+from tests.fakes.fake_gateway_for_client import FakeGatewayForClient, serving
 
 QUICK = Need(load=0.9, least_jobs=60, least_s=0.01, pool_tokens=16, pools_in_peak=1.0, cv_tolerance=10.0)
 
@@ -22,7 +22,7 @@ async def test_the_demo_runs_one_trace_under_both_policies_and_writes_everything
     async def start(flags: Sequence[str], log: Path) -> AsyncIterator[str]:
         started.append(flags)
         log.touch()
-        async with serving(FakeGateway()) as gateway:
+        async with serving(FakeGatewayForClient()) as gateway:
             yield gateway.address
 
     console = Console(file=io.StringIO(), width=140, record=True)

@@ -13,17 +13,17 @@ from services.loadgen.gateway_client import CALL_LIMIT_S
 from services.runtime.channel import CLIENT_OPTIONS
 from tests.cli.commands import PYTHON_FASTSERVE, fastserve
 from tests.cli.delaying_proxy import delaying
-from tests.cli.fake_gateway import FakeGateway, serving
+from tests.fakes.fake_gateway_for_client import FakeGatewayForClient, serving
 
 
 async def test_text_is_streamed_to_stdout_and_ends_with_a_line_break(capsys: pytest.CaptureFixture[str]) -> None:
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         code = await fastserve("generate", "Hello there", "--server", gateway.address, "--max-tokens", "3")
     assert (code, capsys.readouterr().out) == (0, "w0 w1 w2 \n")
 
 
 async def test_only_given_flags_are_sent_so_that_the_servers_defaults_hold() -> None:
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         await fastserve("generate", "x", "--server", gateway.address)
         await fastserve(
             "generate", "x", "--server", gateway.address, "--max-tokens", "4", "--min-tokens", "2",
@@ -37,7 +37,7 @@ async def test_only_given_flags_are_sent_so_that_the_servers_defaults_hold() -> 
 
 
 async def test_json_prints_one_object_a_message(capsys: pytest.CaptureFixture[str]) -> None:
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         code = await fastserve("generate", "a b", "--server", gateway.address, "--max-tokens", "2", "--json")
     first, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert code == 0
@@ -55,7 +55,7 @@ async def test_json_prints_one_object_a_message(capsys: pytest.CaptureFixture[st
 
 async def test_a_dash_reads_the_prompt_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("räksmörgås\n".encode())))
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         assert await fastserve("generate", "-", "--server", gateway.address) == 0
     assert gateway.requests[0].text == "räksmörgås\n"
 
@@ -73,7 +73,7 @@ async def test_a_dash_reads_the_prompt_from_stdin(monkeypatch: pytest.MonkeyPatc
 async def test_a_refused_request_ends_with_2_and_one_line(
     argv: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         code = await fastserve("generate", *argv, "--server", gateway.address)
     told = capsys.readouterr()
     assert (code, told.out, told.err.count("\n")) == (2, "", 1)
@@ -89,7 +89,7 @@ def test_a_server_that_cannot_be_reached_ends_with_3_and_one_line() -> None:
 
 
 async def test_a_server_that_is_lost_midway_ends_with_3_after_what_came(capsys: pytest.CaptureFixture[str]) -> None:
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         code = await fastserve("generate", "break", "--server", gateway.address)
     told = capsys.readouterr()
     assert (code, told.out, told.err.count("\n")) == (3, "w0 ", 1)
@@ -98,7 +98,7 @@ async def test_a_server_that_is_lost_midway_ends_with_3_after_what_came(capsys: 
 async def test_a_request_that_the_server_aborts_ends_with_1_after_what_came(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async with serving(FakeGateway()) as gateway:
+    async with serving(FakeGatewayForClient()) as gateway:
         code = await fastserve("generate", "abort", "--server", gateway.address, "--max-tokens", "2")
     told = capsys.readouterr()
     assert (code, told.out) == (1, "w0 w1 \n")
@@ -106,7 +106,7 @@ async def test_a_request_that_the_server_aborts_ends_with_1_after_what_came(
 
 
 async def test_a_server_whose_answers_take_most_of_a_second_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
-    async with serving(FakeGateway()) as gateway, delaying(gateway.address, 0.4) as far:
+    async with serving(FakeGatewayForClient()) as gateway, delaying(gateway.address, 0.4) as far:
         code = await fastserve("generate", "x", "--server", far, "--max-tokens", "1")
     told = capsys.readouterr()
     assert (code, told.out, told.err) == (0, "w0 \n", "")

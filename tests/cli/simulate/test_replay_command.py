@@ -1,4 +1,4 @@
-"""A replay says the same as the run, and notices whatever was changed."""
+"""A replay gives the same commands as the run, and detects every change."""
 
 import re
 from collections.abc import Callable
@@ -40,7 +40,7 @@ from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.runtime.recording.lines import Head
 from services.runtime.recording.recorder import Recorder
 from services.simulator.turn_replay import replay
-from tests.runtime.recording.runs import lines_of, record, turns_of, write_lines
+from tests.builders.recordings import lines_of, record, turns_of, write_lines
 
 MACHINES = ("scheduler", "kvmanager")
 
@@ -118,7 +118,7 @@ def test_an_altered_event_is_noticed(
     alter(event)
     _, outcome = replay_file(write_lines(tmp_path / "altered.jsonl", lines))
     assert outcome.difference is not None
-    # Not before it, and soon: the first line is the head.
+    # Not before the change, and soon after it; the first line is the head.
     assert number <= outcome.difference.turn_number < number + 60
 
 
@@ -149,7 +149,7 @@ def test_an_altered_command_is_noticed_in_its_turn(files: dict[str, Path], tmp_p
 
 
 class Faulty:
-    """Says how often it was asked; told "break" it does."""
+    """Returns how often it was called; raises on the event "break"."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -242,13 +242,13 @@ def test_the_command_shows_the_first_turn_that_differs(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is no recording"),
-        (b"hello\n", "is no recording"),
-        (b'{"recording": "toaster", "format": 1}\n', "is no recording of a scheduler or a kvmanager"),
-        (b'{"recording": "scheduler", "format": 2}\n', "has format 2, this version reads 1"),
-        (b'{"recording": "scheduler", "format": 1}\n', "has no proper 'settings'"),
-        (b'{"recording": "scheduler", "format": 1, "settings": {"max_batch": 1}}\n', "other settings"),
-        (b"\x1f\x8b\x08\x00garbage", "is no recording|is damaged"),
+        (b"", "is not a recording"),
+        (b"hello\n", "is not a recording"),
+        (b'{"recording": "toaster", "format": 1}\n', "is not a recording of a scheduler or a kvmanager"),
+        (b'{"recording": "scheduler", "format": 2}\n', "has format 2, but this version reads format 1"),
+        (b'{"recording": "scheduler", "format": 1}\n', "has no valid field 'settings'"),
+        (b'{"recording": "scheduler", "format": 1, "settings": {"max_batch": 1}}\n', "has settings that differ"),
+        (b"\x1f\x8b\x08\x00garbage", "is not a recording|is damaged"),
     ],
 )
 def test_the_command_refuses_a_file_that_is_no_recording_in_one_line(
@@ -273,4 +273,4 @@ def test_the_command_names_the_damaged_line(
     lines = lines_of(files["scheduler"])
     lines[6]["events"] = [["Submit", "j0", "many", 1, None]]
     assert main(["replay", str(write_lines(tmp_path / "damaged.jsonl", lines))]) == 2
-    assert "line 7: 'many' is no int" in capsys.readouterr().err
+    assert "line 7: 'many' is not of type int" in capsys.readouterr().err

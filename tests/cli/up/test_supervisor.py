@@ -4,25 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from services.cli.up.service_process import cause_of_death, reason_of
+from tests.builders.waits import wait_until
 
-TINY_UP = Path(__file__).with_name("tiny_up.py")
+UP_OF_FAKE_SERVICES = Path(__file__).with_name("up_of_fake_services.py")
 LIMIT_S = 60.0
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        pause.wait(0.01)
 
 
 def processes_of(state_dir: Path, name: str) -> list[tuple[int, str]]:
@@ -40,15 +31,15 @@ def is_gone(pid: int) -> bool:
     return state == "Z"
 
 
-class TinyUp:
-    """One `up` of tiny services, as a process."""
+class UpOfFakeServices:
+    """One `up` of fake services, as a process."""
 
     def __init__(self, state_dir: Path, *services: str) -> None:
         self.state_dir = state_dir
         self.log = state_dir / "log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(TINY_UP), str(state_dir), *services],
+                [sys.executable, str(UP_OF_FAKE_SERVICES), str(state_dir), *services],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -65,9 +56,9 @@ class TinyUp:
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[list[TinyUp]]:
+def started(tmp_path: Path) -> Iterator[list[UpOfFakeServices]]:
     """Every `up` that a test starts; none is left behind."""
-    runs: list[TinyUp] = []
+    runs: list[UpOfFakeServices] = []
     yield runs
     for run in runs:
         run.process.kill()
@@ -75,20 +66,20 @@ def started(tmp_path: Path) -> Iterator[list[TinyUp]]:
 
 
 @pytest.fixture
-def tiny_up(tmp_path: Path, started: list[TinyUp]) -> Callable[..., TinyUp]:
-    def start(*services: str) -> TinyUp:
-        started.append(TinyUp(tmp_path, *services))
+def up_of_fake_services(tmp_path: Path, started: list[UpOfFakeServices]) -> Callable[..., UpOfFakeServices]:
+    def start(*services: str) -> UpOfFakeServices:
+        started.append(UpOfFakeServices(tmp_path, *services))
         return started[-1]
 
     return start
 
 
-Start = Callable[..., TinyUp]
+Start = Callable[..., UpOfFakeServices]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_drains_the_last_started_first_and_exits_0(tiny_up: Start, number: signal.Signals) -> None:
-    up = tiny_up("kvmanager:serve", "gateway:serve")
+def test_a_signal_drains_the_last_started_first_and_exits_0(up_of_fake_services: Start, number: signal.Signals) -> None:
+    up = up_of_fake_services("kvmanager:serve", "gateway:serve")
     assert up.first_line() == "ready gateway kvmanager"
     up.process.send_signal(number)
     code, out, log = up.ended()
@@ -97,20 +88,20 @@ def test_a_signal_drains_the_last_started_first_and_exits_0(tiny_up: Start, numb
     assert all(is_gone(processes_of(up.state_dir, name)[0][0]) for name in ("kvmanager", "gateway"))
 
 
-def test_a_second_signal_ends_at_once_and_leaves_no_child(tiny_up: Start) -> None:
-    up = tiny_up("kvmanager:stubborn", "gateway:stubborn")
+def test_a_second_signal_ends_at_once_and_leaves_no_child(up_of_fake_services: Start) -> None:
+    up = up_of_fake_services("kvmanager:stubborn", "gateway:stubborn")
     up.first_line()
     up.process.send_signal(signal.SIGINT)
-    wait_until(lambda: "stopping on SIGINT" in up.log.read_text(), "the first signal was seen")
+    wait_until(lambda: "stopping on SIGINT" in up.log.read_text(), "the first signal was seen", LIMIT_S)
     up.process.send_signal(signal.SIGINT)
     code, _, _ = up.ended()
     assert code == 128 + signal.SIGINT
     for name in ("kvmanager", "gateway"):
-        wait_until(lambda name=name: is_gone(processes_of(up.state_dir, name)[0][0]), f"{name} is gone")  # type: ignore[misc]
+        wait_until(lambda name=name: is_gone(processes_of(up.state_dir, name)[0][0]), f"{name} is gone", LIMIT_S)  # type: ignore[misc]
 
 
-def test_a_service_that_does_not_drain_is_killed_after_its_limit(tiny_up: Start) -> None:
-    up = tiny_up("worker:stubborn")
+def test_a_service_that_does_not_drain_is_killed_after_its_limit(up_of_fake_services: Start) -> None:
+    up = up_of_fake_services("worker:stubborn")
     up.first_line()
     up.process.send_signal(signal.SIGTERM)
     code, _, log = up.ended()
@@ -118,20 +109,20 @@ def test_a_service_that_does_not_drain_is_killed_after_its_limit(tiny_up: Start)
     assert "[up] worker did not end within 1 s and was killed" in log
 
 
-def test_no_child_outlives_a_sigkill(tiny_up: Start) -> None:
-    up = tiny_up("kvmanager:stubborn", "gateway:stubborn")
+def test_no_child_outlives_a_sigkill(up_of_fake_services: Start) -> None:
+    up = up_of_fake_services("kvmanager:stubborn", "gateway:stubborn")
     up.first_line()
     up.process.send_signal(signal.SIGKILL)
     up.process.wait(LIMIT_S)
     for name in ("kvmanager", "gateway"):
-        wait_until(lambda name=name: is_gone(processes_of(up.state_dir, name)[0][0]), f"{name} is gone")  # type: ignore[misc]
+        wait_until(lambda name=name: is_gone(processes_of(up.state_dir, name)[0][0]), f"{name} is gone", LIMIT_S)  # type: ignore[misc]
 
 
-def test_a_service_that_dies_later_is_restarted_at_the_same_address_with_a_log_line(tiny_up: Start) -> None:
-    up = tiny_up("scheduler:serve", "worker:serve")
+def test_a_service_that_dies_later_is_restarted_at_the_same_address_with_a_log_line(up_of_fake_services: Start) -> None:
+    up = up_of_fake_services("scheduler:serve", "worker:serve")
     up.first_line()
     os.kill(processes_of(up.state_dir, "scheduler")[0][0], signal.SIGKILL)
-    wait_until(lambda: len(processes_of(up.state_dir, "scheduler")) == 2, "the scheduler was restarted")
+    wait_until(lambda: len(processes_of(up.state_dir, "scheduler")) == 2, "the scheduler was restarted", LIMIT_S)
     first_pid = processes_of(up.state_dir, "scheduler")[0][0]
     assert processes_of(up.state_dir, "scheduler")[1][1] == f"127.0.0.1:{1000 + first_pid % 1000}"
     assert len(processes_of(up.state_dir, "worker")) == 1
@@ -141,19 +132,25 @@ def test_a_service_that_dies_later_is_restarted_at_the_same_address_with_a_log_l
     assert "[up] scheduler ended (killed by SIGKILL): scheduler serves; restarting in 0.2 s" in log
 
 
-def test_a_service_that_keeps_dying_is_restarted_ever_more_slowly(tiny_up: Start) -> None:
-    up = tiny_up("worker:serve")
+def test_a_service_that_keeps_dying_is_restarted_ever_more_slowly(up_of_fake_services: Start) -> None:
+    up = up_of_fake_services("worker:serve")
     up.first_line()
     for restart in range(3):
-        wait_until(lambda restart=restart: len(processes_of(up.state_dir, "worker")) == restart + 1, "one more process")  # type: ignore[misc]
+
+        def is_restarted(restart: int = restart) -> bool:
+            return len(processes_of(up.state_dir, "worker")) == restart + 1
+
+        wait_until(is_restarted, "one more process", LIMIT_S)
         os.kill(processes_of(up.state_dir, "worker")[restart][0], signal.SIGKILL)
-    wait_until(lambda: up.log.read_text().count("restarting in") == 3, "three restarts")
+    wait_until(lambda: up.log.read_text().count("restarting in") == 3, "three restarts", LIMIT_S)
     pauses = [line.rpartition("restarting in ")[2] for line in up.log.read_text().splitlines() if "restarting" in line]
     assert pauses == ["0.2 s", "0.4 s", "0.8 s"]
 
 
-def test_a_service_that_cannot_come_up_ends_all_with_1_and_its_own_reason_in_one_line(tiny_up: Start) -> None:
-    up = tiny_up("kvmanager:serve", "scheduler:fail", "worker:serve")
+def test_a_service_that_cannot_come_up_ends_all_with_1_and_its_own_reason_in_one_line(
+    up_of_fake_services: Start,
+) -> None:
+    up = up_of_fake_services("kvmanager:serve", "scheduler:fail", "worker:serve")
     code, out, log = up.ended()
     assert (code, out) == (1, "")
     reasons = [line for line in log.splitlines() if not line.startswith("[")]
@@ -162,15 +159,15 @@ def test_a_service_that_cannot_come_up_ends_all_with_1_and_its_own_reason_in_one
     assert processes_of(up.state_dir, "worker") == []
 
 
-def test_a_service_that_ends_before_all_are_ready_has_not_come_up(tiny_up: Start) -> None:
-    code, out, log = tiny_up("kvmanager:serve", "worker:late-fail").ended()
+def test_a_service_that_ends_before_all_are_ready_has_not_come_up(up_of_fake_services: Start) -> None:
+    code, out, log = up_of_fake_services("kvmanager:serve", "worker:late-fail").ended()
     assert (code, out) == (1, "")
     assert log.splitlines()[-1] == "fastserve up: worker: the links broke"
 
 
-def test_a_signal_while_starting_ends_with_0_and_leaves_nothing(tiny_up: Start) -> None:
-    up = tiny_up("kvmanager:serve", "worker:never")
-    wait_until(lambda: processes_of(up.state_dir, "worker") != [], "the last service starts")
+def test_a_signal_while_starting_ends_with_0_and_leaves_nothing(up_of_fake_services: Start) -> None:
+    up = up_of_fake_services("kvmanager:serve", "worker:never")
+    wait_until(lambda: processes_of(up.state_dir, "worker") != [], "the last service starts", LIMIT_S)
     up.process.send_signal(signal.SIGTERM)
     code, out, _ = up.ended()
     assert (code, out) == (0, "")

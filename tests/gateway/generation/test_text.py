@@ -15,6 +15,7 @@ from services.gateway.generation.choice_output import MOST_TOKENS_A_PIECE, Choic
 from services.gateway.generation.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from services.gateway.generation.stop_strings import StopStrings
 from services.gateway.model_tokenizer import ModelTokenizer
+from tests.builders.repository_paths import BUNDLED
 from tests.gateway.tiny_model import (
     END_OF_TEXT,
     VOCABULARY_SIZE,
@@ -25,7 +26,6 @@ from tests.gateway.tiny_model import (
 )
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-BUNDLED = Path(__file__).resolve().parents[3] / "models" / "bundled"
 TEXTS = st.text(st.sampled_from("ab né中🙂👩‍👧\n,."), min_size=1, max_size=40)
 
 

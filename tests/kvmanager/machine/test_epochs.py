@@ -1,4 +1,4 @@
-"""PROTOCOL rules 19 and 20: lives of the worker and of the scheduler's stream."""
+"""PROTOCOL rules 19 and 20: epochs of the worker, and streams of the scheduler."""
 
 import pytest
 
@@ -28,14 +28,14 @@ from services.kvmanager.machine.kv_manager_events import (
     ToScheduler,
     ToWorker,
 )
-from tests.kvmanager.machine.harness import EPOCH, Kv, knobs
+from tests.kvmanager.machine.checked_kv_manager import EPOCH, CheckedKvManager, knobs
 
 FIRST, SECOND, THIRD = Epoch(1), Epoch(2), Epoch(3)
 JOB = JobId("a")
 
 
 class Lives:
-    """A KV manager that meets epochs."""
+    """A KV manager with short names for events about epochs."""
 
     def __init__(self) -> None:
         self.machine = KvManager(knobs("reactive"))
@@ -172,7 +172,7 @@ def test_19_a_new_stream_of_the_scheduler_voids_the_tables_that_the_old_one_spok
     lives.jobs(FIRST)
     lives.pools(FIRST)
     assert lives.scheduler_lost() == [EndWorker(FIRST)]
-    # It does not know yet that the worker begins anew.
+    # It does not know yet that the worker begins a new epoch.
     assert lives.jobs(FIRST) == []
     assert lives.pools(SECOND) == []
     assert lives.jobs(SECOND) == assigned(SECOND)
@@ -204,7 +204,7 @@ def test_stages_must_agree_how_many_they_are_and_join_once() -> None:
 
 
 def test_all_is_free_again_in_a_new_epoch_and_swapped_out_jobs_are_not_known_any_more() -> None:
-    kv = Kv("reactive", device=4)
+    kv = CheckedKvManager("reactive", device=4)
     kv.bring("b", 2, 3)
     kv.arrive("a", 4, 4, key=-1.0)
     kv.swap_out("b")

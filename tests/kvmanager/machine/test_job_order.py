@@ -1,18 +1,18 @@
-"""Jobs in their order, against a sorted list."""
+"""Jobs in their order, compared with a sorted list."""
 
 from collections import Counter
 from random import Random
 
 import pytest
 
+from services.domain.ids import JobId
 from services.domain.protocol import Rank
 from services.kvmanager.machine.job_order import JobOrder
 from services.kvmanager.machine.kv_job import KvJob
-from tests.kvmanager.machine.harness import jid
 
 
 def put(order: JobOrder, number: int, level: int) -> KvJob:
-    job = KvJob(jid(f"job-{number}"), 2, 4, 0.0)
+    job = KvJob(JobId(f"job-{number}"), 2, 4, 0.0)
     job.rank = Rank(level, float(number), number)
     order.add(job)
     return job

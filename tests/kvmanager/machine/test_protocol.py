@@ -1,26 +1,23 @@
-"""PROTOCOL rules 7 to 16, one test each, named after what goes wrong without it."""
+"""PROTOCOL rules 7 to 16; each test is named after what goes wrong without the rule."""
 
-from services.domain.ids import BlockId, CommandNumber
-from services.domain.protocol import Assign, BlockMove, Offload, ReleaseBlocks, Upload
+from services.domain.ids import BlockId, CommandNumber, JobId
+from services.domain.protocol import Assign, Offload, ReleaseBlocks, Upload
 from services.kvmanager.machine.kv_job import KvState
-from tests.kvmanager.machine.harness import Kv, Message, grown, jid, knobs, reclaim, resident
+from tests.builders.block_moves import block_moves
+from tests.kvmanager.machine.checked_kv_manager import CheckedKvManager, Message, grown, knobs, reclaim, resident
 
 
 def blocks(*numbers: int) -> tuple[BlockId, ...]:
     return tuple(BlockId(number) for number in numbers)
 
 
-def moves(*pairs: tuple[int, int]) -> tuple[BlockMove, ...]:
-    return tuple(BlockMove(index, BlockId(device), BlockId(host)) for index, (device, host) in enumerate(pairs))
-
-
 def command(number: int) -> CommandNumber:
     return CommandNumber(number)
 
 
-def offloading(stages: int = 1, *, device: int = 4, host: int = 8) -> tuple[Kv, Offload]:
+def offloading(stages: int = 1, *, device: int = 4, host: int = 8) -> tuple[CheckedKvManager, Offload]:
     """Job b, of two blocks and one to grow into, is being offloaded for job a, which wants four."""
-    kv = Kv("reactive", device=device, host=host, stages=stages)
+    kv = CheckedKvManager("reactive", device=device, host=host, stages=stages)
     kv.bring("b", 2, 3)
     kv.arrive("a", 4, 4, key=-1.0)
     [offload] = kv.ack("b")
@@ -37,24 +34,24 @@ def only(messages: list[Message]) -> Message:
 
 
 def test_7_plan_waits_for_a_command_no_command_depends_on_a_plan() -> None:
-    kv = Kv("reactive", device=4)
+    kv = CheckedKvManager("reactive", device=4)
     kv.bring("a", 2, 3)
     kv.plan(("a", 2, 3))
     # While a plan of a is under way, b gets its blocks at once.
-    assert kv.arrive("b", 1, 1) == [Assign(command(3), jid("b"), blocks(3))]
+    assert kv.arrive("b", 1, 1) == [Assign(command(3), JobId("b"), blocks(3))]
 
 
 # --- 8: announce only what every stage knows; match by number --------------------------------------------------------
 
 
 def test_8_confirm_nothing_is_announced_before_the_worker_applied_it() -> None:
-    kv = Kv("reactive")
-    assert kv.arrive("a", 2, 2) == [Assign(command(1), jid("a"), blocks(0, 1))]
+    kv = CheckedKvManager("reactive")
+    assert kv.arrive("a", 2, 2) == [Assign(command(1), JobId("a"), blocks(0, 1))]
     assert kv.applied(1) == [resident("a", 2)]
 
 
 def test_8_all_stages_applied_one_stage_has_not_seen_the_blocks() -> None:
-    kv = Kv("reactive", stages=2)
+    kv = CheckedKvManager("reactive", stages=2)
     kv.arrive("a", 2, 2)
     assert kv.applied(1, stage=0) == []
     assert kv.applied(1, stage=1) == [resident("a", 2)]
@@ -80,7 +77,7 @@ def test_8_an_upload_is_not_announced_before_stage_0_has_the_kv() -> None:
 
 
 def test_8_acks_numbered_applied_of_an_old_growth_is_not_taken_for_the_uploads() -> None:
-    kv = Kv("reactive", device=5)
+    kv = CheckedKvManager("reactive", device=5)
     kv.bring("high", 2, 2)
     kv.settle(kv.arrive("low", 2, 4))
     growth = only(kv.run(("low", 0, 2)))
@@ -104,17 +101,17 @@ def test_8_acks_numbered_applied_of_an_old_growth_is_not_taken_for_the_uploads()
 
 def test_9_offload_waits_done_blocks_are_not_given_away_under_the_copy() -> None:
     kv, offload = offloading()
-    assert offload.moves == moves((0, 0), (1, 1))
+    assert offload.moves == block_moves((0, 0), (1, 1))
     assert kv.free() == (2, 6)
     assert kv.applied(offload.command_number) == []
-    assert kv.done(offload.command_number) == [Assign(command(4), jid("a"), blocks(0, 1, 2, 3))]
+    assert kv.done(offload.command_number) == [Assign(command(4), JobId("a"), blocks(0, 1, 2, 3))]
 
 
 def test_9_all_stages_done_stage_0_is_done_and_stage_1_still_reads_the_block() -> None:
     kv, offload = offloading(stages=2)
     assert kv.done(offload.command_number, stage=0) == []
     assert kv.free() == (2, 6)
-    assert kv.done(offload.command_number, stage=1) == [Assign(command(4), jid("a"), blocks(0, 1, 2, 3))]
+    assert kv.done(offload.command_number, stage=1) == [Assign(command(4), JobId("a"), blocks(0, 1, 2, 3))]
 
 
 def test_9_the_host_blocks_of_an_upload_are_kept_until_every_stage_is_done() -> None:
@@ -133,22 +130,22 @@ def test_9_the_host_blocks_of_an_upload_are_kept_until_every_stage_is_done() -> 
 
 def test_9_release_keeps_copies_cancel_during_offload() -> None:
     kv, offload = offloading()
-    assert kv.release("b") == [ReleaseBlocks(command(4), jid("b"))]
+    assert kv.release("b") == [ReleaseBlocks(command(4), JobId("b"))]
     assert kv.free() == (2, 6)
     assert kv.machine.status()["zombie"] == 1
-    assert kv.done(offload.command_number) == [Assign(command(5), jid("a"), blocks(0, 1, 2, 3))]
+    assert kv.done(offload.command_number) == [Assign(command(5), JobId("a"), blocks(0, 1, 2, 3))]
     assert kv.free() == (0, 8)
 
 
 def test_9_cancel_during_upload_frees_at_once_only_what_no_copy_names() -> None:
-    kv = Kv("reactive", device=4)
+    kv = CheckedKvManager("reactive", device=4)
     kv.bring("b", 2, 4)
     kv.arrive("a", 4, 4, key=-1.0)
     kv.swap_out("b")
     upload = kv.release("a")[-1]
     assert isinstance(upload, Upload)
     assert len(upload.device_blocks) == 3
-    assert kv.release("b") == [ReleaseBlocks(command(upload.command_number + 1), jid("b"))]
+    assert kv.release("b") == [ReleaseBlocks(command(upload.command_number + 1), JobId("b"))]
     assert kv.free() == (2, 6)
     kv.applied(upload.command_number)
     kv.done(upload.command_number)
@@ -184,7 +181,7 @@ def test_10_a_job_released_while_it_waits_for_its_upload_keeps_the_blocks_of_the
     kv.done(upload.command_number, stage=0)
     kv.arrive("top", 4, 4, key=-9.0)
     kv.ack("b")
-    assert kv.release("b") == [ReleaseBlocks(command(upload.command_number + 1), jid("b"))]
+    assert kv.release("b") == [ReleaseBlocks(command(upload.command_number + 1), JobId("b"))]
     assert kv.free() == (2, 6)
     assert isinstance(only(kv.done(upload.command_number, stage=1)), Assign)
 
@@ -193,7 +190,7 @@ def test_10_a_job_released_while_it_waits_for_its_upload_keeps_the_blocks_of_the
 
 
 def test_11_copy_finished_only_an_offload_names_the_blocks_of_finished_tokens() -> None:
-    kv = Kv(knobs("reactive", lookahead=4), device=8, block_size=2)
+    kv = CheckedKvManager(knobs("reactive", lookahead=4), device=8, block_size=2)
     kv.bring("b", 3, 12)
     assert kv.free() == (8 - 4, 8)
     kv.arrive("a", 16, 16, key=-1.0)
@@ -208,19 +205,19 @@ def test_11_copy_finished_only_an_offload_names_the_blocks_of_finished_tokens() 
 
 
 def test_12_hoarding_a_job_that_is_not_resident_gets_all_blocks_or_none() -> None:
-    kv = Kv("defer", device=4)
+    kv = CheckedKvManager("defer", device=4)
     kv.settle(kv.arrive("a", 2, 2))
     assert kv.arrive("b", 3, 3) == []
     assert kv.free() == (2, 8)
 
 
 def test_12_overtaking_free_blocks_that_a_higher_job_waits_for_are_not_given_to_a_lower_one() -> None:
-    kv = Kv("reactive", device=4)
+    kv = CheckedKvManager("reactive", device=4)
     kv.bring("b", 2, 2)
     kv.settle(kv.arrive("c", 2, 2))
     assert kv.arrive("a", 3, 3, key=-1.0) == [reclaim("c", "a"), reclaim("b", "a")]
     # c holds no KV: its two blocks are free at once. They are too few for a, and c does not get them again.
-    assert kv.ack("c") == [ReleaseBlocks(command(3), jid("c"))]
+    assert kv.ack("c") == [ReleaseBlocks(command(3), JobId("c"))]
     assert kv.free() == (2, 8)
     [offload] = kv.ack("b")
     assert kv.settle([offload]) == [resident("a", 3)]
@@ -228,7 +225,7 @@ def test_12_overtaking_free_blocks_that_a_higher_job_waits_for_are_not_given_to_
 
 
 def test_12_a_demand_that_nothing_below_can_cover_holds_nobody_up() -> None:
-    kv = Kv("reactive", device=4)
+    kv = CheckedKvManager("reactive", device=4)
     kv.bring("a", 3, 3)
     assert kv.arrive("b", 2, 2) == []
     assert kv.settle(kv.arrive("c", 1, 1)) == [resident("c", 1)]
@@ -238,7 +235,7 @@ def test_12_a_demand_that_nothing_below_can_cover_holds_nobody_up() -> None:
 
 
 def test_13_crossing_reclaims_nobody_is_asked_for_a_job_that_ranks_below_it() -> None:
-    kv = Kv("reactive", device=6)
+    kv = CheckedKvManager("reactive", device=6)
     kv.bring("a", 2, 4)
     kv.bring("b", 2, 4)
     assert kv.free() == (0, 8)
@@ -249,10 +246,10 @@ def test_13_crossing_reclaims_nobody_is_asked_for_a_job_that_ranks_below_it() ->
 
 
 def test_13_the_top_job_may_use_the_idle_reserve() -> None:
-    kv = Kv(knobs("proactive", idle_slots=1), device=4, max_batch=1)
+    kv = CheckedKvManager(knobs("proactive", idle_slots=1), device=4, max_batch=1)
     kv.bring("a", 2, 3)
     assert kv.state("a") is KvState.DEVICE
-    # Two blocks are one arrival's worth; the top job grows into them.
+    # Two blocks are reserved for one arrival; the top job grows into them.
     assert kv.settle(kv.run(("a", 2, 3))) == []
     assert kv.free() == (1, 8)
 
@@ -261,7 +258,7 @@ def test_13_the_top_job_may_use_the_idle_reserve() -> None:
 
 
 def test_14_lost_grant_growth_applied_while_asked_is_announced_after_the_refusal() -> None:
-    kv = Kv("reactive", device=4)
+    kv = CheckedKvManager("reactive", device=4)
     kv.settle(kv.arrive("a", 2, 3))
     growth = only(kv.run(("a", 0, 2)))
     assert isinstance(growth, Assign)
@@ -273,7 +270,7 @@ def test_14_lost_grant_growth_applied_while_asked_is_announced_after_the_refusal
 
 
 def test_14_after_a_refusal_it_decides_again_at_once() -> None:
-    kv = Kv("reactive", device=4)
+    kv = CheckedKvManager("reactive", device=4)
     kv.bring("a", 2, 2)
     kv.bring("b", 2, 2)
     assert kv.arrive("c", 2, 2, key=-1.0) == [reclaim("b", "c")]
@@ -282,7 +279,7 @@ def test_14_after_a_refusal_it_decides_again_at_once() -> None:
 
 
 def test_14_no_new_command_while_asked() -> None:
-    kv = Kv("reactive", device=4)
+    kv = CheckedKvManager("reactive", device=4)
     kv.bring("a", 2, 4, key=5.0)
     kv.plan(("a", 2, 3))
     assert kv.arrive("b", 2, 2, key=-1.0) == [reclaim("a", "b")]
@@ -294,7 +291,7 @@ def test_14_no_new_command_while_asked() -> None:
 
 
 def test_15_a_full_host_drops_the_lowest_swapped_out_job_below_the_victim() -> None:
-    kv = Kv("reactive", device=4, host=2)
+    kv = CheckedKvManager("reactive", device=4, host=2)
     kv.bring("c", 2, 2, key=9.0)
     kv.bring("b", 2, 2, key=5.0)
     assert kv.arrive("a", 2, 2, key=-1.0) == [reclaim("c", "a")]
@@ -309,7 +306,7 @@ def test_15_a_full_host_drops_the_lowest_swapped_out_job_below_the_victim() -> N
 
 
 def test_15_a_full_host_of_higher_jobs_drops_the_victim() -> None:
-    kv = Kv("reactive", device=4, host=2)
+    kv = CheckedKvManager("reactive", device=4, host=2)
     kv.bring("c", 2, 2, key=5.0)
     kv.bring("b", 2, 2, key=9.0)
     kv.place("c", 0, 10.0)
@@ -324,7 +321,7 @@ def test_15_a_full_host_of_higher_jobs_drops_the_victim() -> None:
 
 
 def test_15_a_dropped_job_is_to_be_prefilled_again() -> None:
-    kv = Kv("reactive", device=4, host=0)
+    kv = CheckedKvManager("reactive", device=4, host=0)
     kv.bring("b", 2, 4, key=5.0)
     kv.settle(kv.run(("b", 2, 3)))
     kv.arrive("a", 4, 4, key=-1.0)
@@ -337,15 +334,15 @@ def test_15_a_dropped_job_is_to_be_prefilled_again() -> None:
 
 
 def test_16_a_block_is_appended_when_the_capacity_left_is_no_more_than_the_lookahead() -> None:
-    kv = Kv(knobs("reactive", lookahead=2), device=4, block_size=4, max_batch=4)
+    kv = CheckedKvManager(knobs("reactive", lookahead=2), device=4, block_size=4, max_batch=4)
     kv.settle(kv.arrive("a", 1, 12))
     assert kv.plan(("a", 0, 1)) == []
-    assert kv.plan(("a", 1, 2)) == [Assign(command(2), jid("a"), blocks(1))]
+    assert kv.plan(("a", 1, 2)) == [Assign(command(2), JobId("a"), blocks(1))]
     assert kv.applied(2) == [grown("a", 8)]
 
 
 def test_16_one_growth_of_a_job_is_under_way_at_a_time() -> None:
-    kv = Kv("reactive", device=4)
+    kv = CheckedKvManager("reactive", device=4)
     kv.settle(kv.arrive("a", 1, 4))
     assert len(kv.plan(("a", 0, 1))) == 1
     assert kv.finish() == []

@@ -1,4 +1,4 @@
-"""The four KV policies, each by what it does when the device pool is full, and what proactive does before that."""
+"""The four KV policies: what each does when the device pool is full, and what proactive does before that."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from services.domain.protocol import Assign, Offload, ReleaseBlocks, Upload
 from services.kvmanager.machine.kv_job import KvState
 from services.kvmanager.policies.kv_config import kv_policy_named
 from services.kvmanager.policies.kv_policy import ReserveFacts
-from tests.kvmanager.machine.harness import Kv, grown, knobs, reclaim, resident
+from tests.kvmanager.machine.checked_kv_manager import CheckedKvManager, grown, knobs, reclaim, resident
 
 BURST_LEVELS = (1.0, 2.0, 4.0, 8.0)
 
@@ -14,13 +14,13 @@ BURST_LEVELS = (1.0, 2.0, 4.0, 8.0)
 
 
 def test_defer_gives_blocks_for_prompt_and_all_tokens_to_come() -> None:
-    kv = Kv("defer", device=8)
+    kv = CheckedKvManager("defer", device=8)
     assert kv.settle(kv.arrive("a", 2, 5)) == [resident("a", 5)]
     assert kv.free() == (3, 8)
 
 
 def test_defer_lets_a_job_wait_that_does_not_fit_and_serves_nobody_behind_it() -> None:
-    kv = Kv("defer", device=8)
+    kv = CheckedKvManager("defer", device=8)
     kv.settle(kv.arrive("a", 2, 5))
     assert kv.arrive("b", 2, 4) == []
     assert kv.arrive("c", 1, 1) == []
@@ -29,7 +29,7 @@ def test_defer_lets_a_job_wait_that_does_not_fit_and_serves_nobody_behind_it() -
 
 
 def test_defer_takes_nothing_from_a_job_of_lower_rank() -> None:
-    kv = Kv("defer", device=4)
+    kv = CheckedKvManager("defer", device=4)
     kv.bring("low", 2, 4)
     assert kv.arrive("high", 2, 4, key=-1.0) == []
     assert kv.state("low") is KvState.DEVICE
@@ -39,7 +39,7 @@ def test_defer_takes_nothing_from_a_job_of_lower_rank() -> None:
 
 
 def test_recompute_drops_the_lower_jobs_kv_and_makes_it_again_later() -> None:
-    kv = Kv("recompute", device=4)
+    kv = CheckedKvManager("recompute", device=4)
     kv.bring("low", 3, 4)
     assert kv.arrive("high", 2, 2, key=-1.0) == [reclaim("low", "high")]
     released, assigned = kv.ack("low")
@@ -48,7 +48,7 @@ def test_recompute_drops_the_lower_jobs_kv_and_makes_it_again_later() -> None:
     assert (released.job_id, assigned.job_id) == ("low", "high")
     assert kv.state("low") is KvState.WAITING
     kv.settle([assigned])
-    # All four of its tokens are to be computed again: the three it had, and the one that was sampled.
+    # All four of its tokens must be recomputed: the three it had, and the one that was sampled.
     assert kv.settle(kv.release("high")) == [resident("low", 4, valid=0)]
 
 
@@ -56,7 +56,7 @@ def test_recompute_drops_the_lower_jobs_kv_and_makes_it_again_later() -> None:
 
 
 def test_reactive_offloads_the_lower_jobs_kv_and_uploads_it_when_there_is_room() -> None:
-    kv = Kv("reactive", device=4)
+    kv = CheckedKvManager("reactive", device=4)
     kv.bring("low", 3, 4)
     assert kv.arrive("high", 2, 2, key=-1.0) == [reclaim("low", "high")]
     [offload] = kv.ack("low")
@@ -74,7 +74,7 @@ def test_reactive_offloads_the_lower_jobs_kv_and_uploads_it_when_there_is_room()
 
 @pytest.mark.parametrize("policy", ["recompute", "reactive"])
 def test_without_need_nothing_is_moved_ahead(policy: str) -> None:
-    kv = Kv(policy, device=6, max_batch=1)
+    kv = CheckedKvManager(policy, device=6, max_batch=1)
     kv.bring("a", 3, 4, level=1)
     kv.bring("b", 1, 2, level=0)
     assert kv.state("a") is KvState.DEVICE
@@ -82,14 +82,14 @@ def test_without_need_nothing_is_moved_ahead(policy: str) -> None:
 
 
 def test_only_a_job_that_would_run_now_takes_blocks_from_others() -> None:
-    kv = Kv("reactive", device=4, max_batch=1)
+    kv = CheckedKvManager("reactive", device=4, max_batch=1)
     kv.bring("low", 3, 4, level=3)
     kv.arrive("first", 1, 1, level=0)
     assert kv.arrive("second", 2, 2, level=1) == []
 
 
 def test_a_reclaim_takes_the_lowest_job_and_no_more_than_needed() -> None:
-    kv = Kv("reactive", device=6)
+    kv = CheckedKvManager("reactive", device=6)
     for name in ("a", "b", "c"):
         kv.bring(name, 2, 2)
     assert kv.arrive("top", 2, 2, key=-1.0) == [reclaim("c", "top")]
@@ -97,7 +97,7 @@ def test_a_reclaim_takes_the_lowest_job_and_no_more_than_needed() -> None:
 
 
 def test_a_job_in_no_plan_is_taken_before_a_lower_one_that_runs() -> None:
-    kv = Kv("reactive", device=6)
+    kv = CheckedKvManager("reactive", device=6)
     for name in ("a", "b", "c"):
         kv.bring(name, 2, 2)
     kv.plan(("c", 1, 2))
@@ -105,7 +105,7 @@ def test_a_job_in_no_plan_is_taken_before_a_lower_one_that_runs() -> None:
 
 
 def test_a_job_just_brought_in_is_not_the_next_victim() -> None:
-    kv = Kv("reactive", device=4)
+    kv = CheckedKvManager("reactive", device=4)
     kv.bring("a", 2, 3)
     kv.settle(kv.arrive("b", 2, 2))
     kv.plan(("a", 2, 3))
@@ -114,7 +114,7 @@ def test_a_job_just_brought_in_is_not_the_next_victim() -> None:
 
 
 def test_a_job_just_brought_in_may_be_taken_once_plans_go_by_without_it() -> None:
-    kv = Kv("reactive", device=4)
+    kv = CheckedKvManager("reactive", device=4)
     kv.bring("a", 2, 2)
     kv.settle(kv.arrive("b", 2, 2))
     kv.plan(("a", 0, 2))
@@ -124,14 +124,14 @@ def test_a_job_just_brought_in_may_be_taken_once_plans_go_by_without_it() -> Non
 
 
 def test_a_job_just_brought_in_may_be_taken_when_nothing_runs() -> None:
-    kv = Kv("reactive", device=4)
+    kv = CheckedKvManager("reactive", device=4)
     kv.settle(kv.arrive("a", 2, 2))
     kv.settle(kv.arrive("b", 2, 2))
     assert kv.arrive("top", 1, 1, key=-1.0) == [reclaim("b", "top")]
 
 
 def test_a_running_job_that_can_not_grow_keeps_its_kv_and_sits_out() -> None:
-    kv = Kv("reactive", device=5)
+    kv = CheckedKvManager("reactive", device=5)
     kv.bring("high", 2, 4)
     kv.bring("low", 2, 2)
     assert kv.free() == (0, 8)
@@ -157,27 +157,27 @@ def test_the_reserve_never_takes_more_than_its_share_of_the_pool() -> None:
 
 
 def test_proactive_offloads_ahead_until_k_arrivals_fit() -> None:
-    kv = Kv(knobs("proactive", idle_slots=1), device=6, max_batch=1, quanta_s=BURST_LEVELS)
+    kv = CheckedKvManager(knobs("proactive", idle_slots=1), device=6, max_batch=1, quanta_s=BURST_LEVELS)
     kv.bring("run", 2, 2, level=2)
     kv.bring("next", 2, 2, level=3)
     assert kv.free() == (2, 8)
-    # An arrival's worth is two blocks, and they are free. The third job may not have them before it would run.
+    # One arrival's blocks are two, and they are free. The third job does not get them before it would run.
     assert kv.settle(kv.arrive("third", 2, 2, level=3)) == []
     assert kv.place("third", 2, -1.0) == [reclaim("next", None), resident("third", 2)]
 
 
 def test_proactive_makes_as_much_room_as_jobs_are_in_the_top_levels() -> None:
-    kv = Kv(knobs("proactive"), device=8, max_batch=1, quanta_s=BURST_LEVELS)
+    kv = CheckedKvManager(knobs("proactive"), device=8, max_batch=1, quanta_s=BURST_LEVELS)
     for name, level in (("a", 2), ("b", 2), ("c", 3)):
         kv.bring(name, 2, 2, level)
     assert kv.free() == (2, 8)
-    # One job in the top levels: one arrival's worth has to be free beside what the new job itself got.
+    # One job in the top levels: one arrival's blocks have to be free beside those that the new job itself got.
     assert kv.settle(kv.arrive("new", 2, 2, level=0)) == [reclaim("c", None), resident("new", 2)]
     assert kv.settle(kv.arrive("other", 2, 2, level=1)) == [reclaim("b", None)]
 
 
 def test_the_largest_enst_is_offloaded_first_though_another_ranks_lower() -> None:
-    kv = Kv(knobs("proactive"), device=9, max_batch=1, quanta_s=BURST_LEVELS, starvation_limit_s=10.0)
+    kv = CheckedKvManager(knobs("proactive"), device=9, max_batch=1, quanta_s=BURST_LEVELS, starvation_limit_s=10.0)
     kv.bring("lowest", 2, 2, level=3)
     kv.now_s = 8.0
     kv.bring("a", 2, 2, level=2)
@@ -189,26 +189,26 @@ def test_the_largest_enst_is_offloaded_first_though_another_ranks_lower() -> Non
 
 
 def test_the_reserve_does_not_cost_anybodys_kv() -> None:
-    kv = Kv(knobs("proactive", idle_slots=2), device=6, host=1, max_batch=1, quanta_s=BURST_LEVELS)
+    kv = CheckedKvManager(knobs("proactive", idle_slots=2), device=6, host=1, max_batch=1, quanta_s=BURST_LEVELS)
     kv.bring("run", 2, 2, level=2)
     kv.bring("next", 2, 2, level=2)
     assert kv.state("next") is KvState.DEVICE
 
 
 def test_a_job_that_would_run_now_may_use_the_reserve() -> None:
-    kv = Kv(knobs("proactive", idle_slots=1), device=4, max_batch=2, quanta_s=BURST_LEVELS)
+    kv = CheckedKvManager(knobs("proactive", idle_slots=1), device=4, max_batch=2, quanta_s=BURST_LEVELS)
     kv.bring("a", 2, 2, level=2)
     assert kv.settle(kv.arrive("b", 2, 2, level=2)) == [resident("b", 2)]
 
 
 def test_a_job_behind_the_window_may_not_use_the_reserve() -> None:
-    kv = Kv(knobs("proactive", idle_slots=1), device=5, max_batch=1, quanta_s=BURST_LEVELS)
+    kv = CheckedKvManager(knobs("proactive", idle_slots=1), device=5, max_batch=1, quanta_s=BURST_LEVELS)
     kv.bring("a", 2, 2, level=2)
     assert kv.arrive("b", 2, 2, level=2) == []
 
 
 def test_proactive_uploads_the_job_that_runs_next_when_room_abounds() -> None:
-    kv = Kv(knobs("proactive"), device=13, max_batch=1)
+    kv = CheckedKvManager(knobs("proactive"), device=13, max_batch=1)
     kv.bring("b", 2, 3, key=5.0)
     kv.bring("big", 8, 8, key=1.0)
     assert kv.arrive("c", 4, 4, key=0.0) == [reclaim("b", "c")]
@@ -221,7 +221,7 @@ def test_proactive_uploads_the_job_that_runs_next_when_room_abounds() -> None:
 
 
 def test_reactive_does_not_upload_before_the_job_would_run() -> None:
-    kv = Kv("reactive", device=12, max_batch=1)
+    kv = CheckedKvManager("reactive", device=12, max_batch=1)
     kv.bring("b", 2, 3, key=5.0)
     kv.bring("big", 8, 8, key=1.0)
     kv.arrive("c", 4, 4, key=0.0)
@@ -231,7 +231,7 @@ def test_reactive_does_not_upload_before_the_job_would_run() -> None:
 
 
 def test_a_job_that_would_be_the_next_victim_is_not_uploaded_ahead() -> None:
-    kv = Kv(knobs("proactive"), device=12, max_batch=1)
+    kv = CheckedKvManager(knobs("proactive"), device=12, max_batch=1)
     kv.bring("b", 4, 4, key=5.0)
     kv.bring("a", 8, 8, key=1.0)
     kv.settle(kv.arrive("c", 4, 4, key=0.0))
@@ -247,7 +247,7 @@ def test_a_job_that_would_be_the_next_victim_is_not_uploaded_ahead() -> None:
 
 
 def test_growth_is_granted_in_larger_pieces_while_the_pool_is_slack() -> None:
-    kv = Kv(knobs("reactive", grant=4), device=20, max_batch=2)
+    kv = CheckedKvManager(knobs("reactive", grant=4), device=20, max_batch=2)
     kv.bring("a", 2, 16)
     assert kv.state("a") is KvState.DEVICE
     assert kv.settle(kv.run(("a", 2, 3))) == []
@@ -255,13 +255,13 @@ def test_growth_is_granted_in_larger_pieces_while_the_pool_is_slack() -> None:
 
 
 def test_growth_is_granted_in_single_blocks_while_the_pool_is_tight() -> None:
-    kv = Kv(knobs("reactive", grant=4), device=4, max_batch=2)
+    kv = CheckedKvManager(knobs("reactive", grant=4), device=4, max_batch=2)
     kv.bring("a", 2, 16)
     assert kv.free() == (1, 8)
 
 
 def test_a_job_never_gets_more_blocks_than_its_kv_may_come_to_need() -> None:
-    kv = Kv(knobs("reactive", lookahead=4, grant=4), device=20, max_batch=2)
+    kv = CheckedKvManager(knobs("reactive", lookahead=4, grant=4), device=20, max_batch=2)
     kv.bring("a", 2, 3)
     kv.settle(kv.run(("a", 2, 3)))
     assert kv.free() == (17, 8)

@@ -1,4 +1,4 @@
-"""What is recorded reads back as it was, whatever it was; what must not be recorded is not."""
+"""Everything that is recorded reads back unchanged; what must not be recorded is left out."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ from services.runtime.recording.codec import Aliases, Codec
 from services.runtime.recording.lines import MachineFormat
 from services.scheduler.machine.scheduler_events import DropWorker, Emit, FromKv, Submit, ToKv
 from services.scheduler.scheduler_recording import SCHEDULER_FORMAT
-from tests.runtime.recording.values import values
+from tests.runtime.recording.drawn_values import values
 
 MACHINES = (SCHEDULER_FORMAT, KV_MANAGER_FORMAT)
 
@@ -121,11 +121,10 @@ def test_token_ids_and_words_about_jobs_are_left_out() -> None:
 
 
 def test_no_other_message_holds_free_text_or_a_token() -> None:
-    """A new field of text or of tokens must be thought about: it is left out, or named here with its reason."""
+    """A new field with text or tokens needs a decision: it is left out, or named here with a reason."""
     harmless = {
-        # The field at fault and its limit, in words of admission.py, which knows no id and no token.
+        # The name of the offending field.
         ("Reject", "field"),
-        ("Reject", "message"),
         # The KV policy's name.
         ("OnDemand", "name"),
         ("Defer", "name"),
@@ -144,16 +143,16 @@ def test_no_other_message_holds_free_text_or_a_token() -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        (["Nothing"], "is none of Submit, Cancel"),
-        ([], "is none of"),
-        ("Submit", "is no list"),
-        (["Submit", "a", 1], "is no list of 4"),
-        (["Submit", "a", 1.5, 2, None], "1.5 is no int"),
-        (["Submit", "a", True, 2, None], "True is no int"),
-        (["Submit", 1, 1, 2, None], "1 is no str"),
-        (["Cancel", "a", "bored"], "'bored' is no EndReason"),
-        (["FromKv", 1, ["Assign", 1, "a", []]], "is none of Resident, Grown, ReclaimRequest"),
-        (["FromKv", 1, None], "None is no list"),
+        (["Nothing"], "is not one of Submit, Cancel"),
+        ([], "is not one of"),
+        ("Submit", "is not a list"),
+        (["Submit", "a", 1], "is not a list of 4"),
+        (["Submit", "a", 1.5, 2, None], "1.5 is not of type int"),
+        (["Submit", "a", True, 2, None], "True is not of type int"),
+        (["Submit", 1, 1, 2, None], "1 is not of type str"),
+        (["Cancel", "a", "bored"], "'bored' is not a valid EndReason"),
+        (["FromKv", 1, ["Assign", 1, "a", []]], "is not one of Resident, Grown, ReclaimRequest"),
+        (["FromKv", 1, None], "None is not a list"),
     ],
 )
 def test_what_is_no_message_of_the_machine_is_refused(written: Any, said: str) -> None:

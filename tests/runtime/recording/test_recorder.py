@@ -1,4 +1,4 @@
-"""A recorder holds its bounds, loses nothing but the last second, and never ends a service."""
+"""A recorder keeps within its bounds, loses at most the last second, and never ends a service."""
 
 import gzip
 import io
@@ -26,8 +26,8 @@ from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.machine.scheduler_events import KvConnected, Submit, Tick, WakeAt, WorkerLost
 from services.scheduler.scheduler_config import SchedulerConfig
 from services.scheduler.scheduler_recording import SCHEDULER_FORMAT
-from tests.e2e.cluster import wait_until
-from tests.runtime.recording.runs import FORMATS, record, turns_of
+from tests.builders.recordings import FORMATS, record, turns_of
+from tests.builders.waits import wait_until
 
 CONFIG = SchedulerConfig()
 HEAD = Head("scheduler", CONFIG, False, "0.1.0", "3.11.0", "2026-01-01T00:00:00+00:00")
@@ -52,7 +52,8 @@ def test_what_was_recorded_reads_back_with_its_settings(tmp_path: Path) -> None:
     assert recording.ending is Ending.CLOSED
     assert [turn.now_s for turn in turns] == [1.25, 1.0000000000000002]
     assert turns[0].events == (KvConnected(), Submit(JobId("j0"), 3, 4, 9.5))
-    assert [command._replace(job_id=JobId("a/0")) for command in turns[0].commands] == first
+    told = [command._replace(message="") for command in first]  # what a client reads is not recorded
+    assert [command._replace(job_id=JobId("a/0")) for command in turns[0].commands] == told
     assert list(turns[1].commands) == second
 
 
@@ -82,7 +83,7 @@ def test_a_recording_ends_before_its_limit_and_says_so(
     assert recording.ending is Ending.LIMIT
     assert 100 < len(turns) < 3000
     assert [turn.now_s for turn in turns] == asked[: len(turns)]
-    assert [line.message for line in caplog.records if "recording ends" in line.message]
+    assert [line.message for line in caplog.records if "recording stopped" in line.message]
 
 
 def test_after_the_limit_the_machine_goes_on_unrecorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +101,7 @@ def test_after_the_limit_the_machine_goes_on_unrecorded(tmp_path: Path, monkeypa
 
 
 class FullDisk(io.RawIOBase):
-    """Takes so many writes."""
+    """Accepts a given number of writes."""
 
     def __init__(self, writes: int) -> None:
         self.writes = writes
@@ -131,7 +132,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_service(
 
 
 class StuckDisk(io.RawIOBase):
-    """Does not come back until it is let go."""
+    """Blocks until it is released."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
@@ -159,7 +160,7 @@ def test_a_disk_that_is_too_slow_ends_the_recording_before_memory_does(monkeypat
     wait_until(lambda: disk.closed, "recording ended", LIMIT_S)
     _, *turns, last = gzip.decompress(disk.written).splitlines(keepends=True)
     assert last == ending_line(Ending.TOO_SLOW)
-    # At most so much waited to be compressed, and as much again was already in the hands of the stuck writer.
+    # At most this much was waiting to be compressed, and the stuck writer already had as much again.
     assert 10_000 < sum(map(len, turns)) < 21_000 < 2000 * len(turns[0])
 
 
@@ -245,7 +246,7 @@ def test_a_folder_that_can_not_be_written_is_told_by_the_name_of_the_flag(tmp_pa
     (tmp_path / "file").write_text("")
     settings = RecordingSettings.model_validate({"record": tmp_path / "file"})
     with (
-        pytest.raises(InvalidFieldError, match="--record: can't write in"),
+        pytest.raises(InvalidFieldError, match="--record: can't write to"),
         recording(settings, SCHEDULER_FORMAT, CONFIG, strict=False),
     ):
         pass

@@ -17,9 +17,9 @@ from services.scheduler.machine.scheduler_events import (
     WorkerLost,
 )
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
-from tests.scheduler.machine.virtual import (
+from tests.scheduler.machine.checked_scheduler import (
     EPOCH,
-    Machine,
+    CheckedScheduler,
     ended,
     entries,
     joined,
@@ -170,7 +170,7 @@ def test_a_running_job_whose_blocks_are_taken_is_preempted() -> None:
 
 
 def test_a_job_whose_deadline_passed_ends_and_frees_its_kv() -> None:
-    machine = Machine(SchedulerConfig(policy=PolicyName.FCFS))
+    machine = CheckedScheduler(SchedulerConfig(policy=PolicyName.FCFS))
     machine.start()
     commands = machine.turn(Submit(JobId("a"), 10, 5, deadline_s=3.0), Submit(JobId("b"), 10, 5, deadline_s=9.0))
     assert commands[-1] == WakeAt(3.0)
@@ -181,7 +181,7 @@ def test_a_job_whose_deadline_passed_ends_and_frees_its_kv() -> None:
 
 
 def test_a_deadline_of_a_job_that_ended_is_passed_over() -> None:
-    machine = Machine(SchedulerConfig(policy=PolicyName.FCFS))
+    machine = CheckedScheduler(SchedulerConfig(policy=PolicyName.FCFS))
     machine.start()
     machine.turn(Submit(JobId("a"), 10, 5, deadline_s=3.0))
     machine.turn(Cancel(JobId("a"), EndReason.CANCELLED))
@@ -191,13 +191,13 @@ def test_a_deadline_of_a_job_that_ended_is_passed_over() -> None:
 # --- admission -------------------------------------------------------------------------------------------------------
 
 
-def refusal(machine: Machine, prompt_tokens: int, max_tokens: int) -> Reject:
+def refusal(machine: CheckedScheduler, prompt_tokens: int, max_tokens: int) -> Reject:
     (reject,) = rejected(machine.turn(Submit(JobId("x"), prompt_tokens, max_tokens)))
     return reject
 
 
 def test_before_the_first_worker_nothing_is_admitted() -> None:
-    machine = Machine(SchedulerConfig())
+    machine = CheckedScheduler(SchedulerConfig())
     machine.turn(KvConnected())
     reject = refusal(machine, 10, 10)
     assert reject.kind is RejectKind.NOT_READY
@@ -205,7 +205,7 @@ def test_before_the_first_worker_nothing_is_admitted() -> None:
 
 
 def test_while_the_worker_restarts_jobs_are_admitted() -> None:
-    machine = Machine(SchedulerConfig())
+    machine = CheckedScheduler(SchedulerConfig())
     machine.start()
     machine.turn(WorkerLost(EPOCH))
     assert rejected(machine.turn(Submit(JobId("x"), 10, 10))) == []
@@ -223,7 +223,7 @@ def test_while_the_worker_restarts_jobs_are_admitted() -> None:
 def test_a_job_over_the_context_is_refused_by_field_and_limit(
     prompt_tokens: int, max_tokens: int, field: str, limit: str
 ) -> None:
-    machine = Machine(SchedulerConfig())
+    machine = CheckedScheduler(SchedulerConfig())
     machine.start()
     reject = refusal(machine, prompt_tokens, max_tokens)
     assert (reject.kind, reject.field) == (RejectKind.INVALID, field)
@@ -231,7 +231,7 @@ def test_a_job_over_the_context_is_refused_by_field_and_limit(
 
 
 def test_a_job_over_the_device_pool_is_refused_and_one_that_fills_it_is_not() -> None:
-    machine = Machine(SchedulerConfig())
+    machine = CheckedScheduler(SchedulerConfig())
     machine.start(pool_tokens=320)
     assert refusal(machine, 300, 21).field == "sampling.max_tokens"
     assert refusal(machine, 320, 1).field == "prompt"
@@ -239,7 +239,7 @@ def test_a_job_over_the_device_pool_is_refused_and_one_that_fills_it_is_not() ->
 
 
 def test_jobs_and_tokens_are_bounded_and_an_end_makes_room() -> None:
-    machine = Machine(SchedulerConfig(max_queued_jobs=2, max_queued_tokens=100))
+    machine = CheckedScheduler(SchedulerConfig(max_queued_jobs=2, max_queued_tokens=100))
     machine.start()
     machine.turn(Submit(JobId("a"), 30, 10))
     full = refusal(machine, 50, 11)
@@ -257,7 +257,7 @@ def test_jobs_and_tokens_are_bounded_and_an_end_makes_room() -> None:
 
 def walked(queued: int) -> int:
     """How many ready jobs a decision looks at with so many of them queued, all resident."""
-    machine = Machine(SchedulerConfig())
+    machine = CheckedScheduler(SchedulerConfig())
     machine.start()
     names = [f"j{number}" for number in range(queued)]
     residents = [FromKv(EPOCH, Resident(JobId(name), 100, 0)) for name in names]

@@ -1,4 +1,4 @@
-"""PROTOCOL rules 19 and 23: lives of the worker, and peers that are lost or break the protocol."""
+"""PROTOCOL rules 19 and 23: epochs of the worker, and peers that are lost or break the protocol."""
 
 import pytest
 
@@ -24,8 +24,19 @@ from services.scheduler.machine.scheduler_events import (
     ToKv,
     WorkerLost,
 )
-from tests.scheduler.machine.steps import A, B, C, fcfs, resident, started
-from tests.scheduler.machine.virtual import EPOCH, TOKEN, Machine, ended, entries, joined, plans, told
+from tests.scheduler.machine.checked_scheduler import (
+    EPOCH,
+    TOKEN,
+    CheckedScheduler,
+    ended,
+    entries,
+    fcfs,
+    joined,
+    plans,
+    started,
+    told,
+)
+from tests.scheduler.machine.events_from_kv import A, B, C, resident
 
 # --- rules 19 and 23 -------------------------------------------------------------------------------------------------
 
@@ -99,7 +110,7 @@ def test_a_lost_kv_manager_makes_the_worker_come_back_with_empty_pools() -> None
 
 
 def test_a_worker_that_joined_before_the_kv_manager_is_kept() -> None:
-    machine = Machine(fcfs())
+    machine = CheckedScheduler(fcfs())
     assert machine.turn(joined()) == []
     assert machine.turn(KvLost()) == []
     machine.turn(Submit(A, 10, 10))
@@ -109,7 +120,7 @@ def test_a_worker_that_joined_before_the_kv_manager_is_kept() -> None:
 
 
 def test_the_kv_manager_never_hears_of_a_job_that_ended_before_it_was_told() -> None:
-    machine = Machine(fcfs())
+    machine = CheckedScheduler(fcfs())
     machine.turn(joined())
     messages = told(machine.turn(Submit(A, 10, 10), Cancel(A, EndReason.CANCELLED), KvConnected()))
     assert [type(message) for message in messages] == [Jobs]

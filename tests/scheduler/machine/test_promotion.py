@@ -1,4 +1,4 @@
-"""Promotion of jobs that waited for the starvation limit: when, whom, how many, and what it guarantees."""
+"""Promotion of jobs that have waited for the starvation limit: when, which, how many, and what it guarantees."""
 
 import pytest
 
@@ -6,10 +6,15 @@ from services.domain.ids import JobId
 from services.domain.protocol import Order, OrderChange, Rank, Resident
 from services.scheduler.machine.scheduler_events import FromKv, Submit, Tick, WakeAt
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
-from tests.scheduler.machine.virtual import EPOCH, FLAT, Arrival, Machine, Replay, machine_with, plans, shape, told
+from tests.builders.cost_profiles import flat_cost
+from tests.scheduler.machine.checked_scheduler import EPOCH, CheckedScheduler, machine_with, plans, shape, told
+from tests.scheduler.machine.served_trace import Arrival, ServedTrace
+
+QUARTERS = flat_cost(0.25)
+"""Every iteration takes 0.25 s; quanta 0.25 and 0.5."""
 
 
-def starving(limit_s: float, per_step: int = 1, jobs: str = "abcd") -> Replay:
+def starving(limit_s: float, per_step: int = 1, jobs: str = "abcd") -> ServedTrace:
     """One long job runs in the lower level, the others wait there behind it."""
     config = SchedulerConfig(
         policy=PolicyName.MLFQ,
@@ -18,7 +23,7 @@ def starving(limit_s: float, per_step: int = 1, jobs: str = "abcd") -> Replay:
         starvation_limit_s=limit_s,
         promotions_per_step=per_step,
     )
-    return Replay(config, [Arrival(name, 10, 100) for name in jobs], FLAT)
+    return ServedTrace(config, [Arrival(name, 10, 100) for name in jobs], QUARTERS)
 
 
 def test_a_job_that_waited_for_the_limit_is_promoted_and_runs_at_least_one_whole_iteration() -> None:
@@ -55,7 +60,7 @@ def test_promotions_per_step_are_bounded_and_the_longest_wait_comes_first(per_st
 
 def test_without_a_limit_nobody_is_promoted() -> None:
     config = SchedulerConfig(policy=PolicyName.MLFQ, max_batch=1, plans_in_flight=1, starvation_limit_s=None)
-    serving = Replay(config, [Arrival("a", 10, 100), Arrival("b", 10, 100)], FLAT)
+    serving = ServedTrace(config, [Arrival("a", 10, 100), Arrival("b", 10, 100)], QUARTERS)
     for _ in range(90):
         serving.iterate()
     assert serving.machine.scheduler.counters.promotions == 0
@@ -71,7 +76,7 @@ def test_running_is_not_waiting() -> None:
 def test_a_promoted_jobs_timer_and_counter_start_anew() -> None:
     machine = machine_with(
         [("a", 10, 50), ("b", 10, 50)],
-        FLAT,
+        QUARTERS,
         policy=PolicyName.MLFQ,
         max_batch=1,
         plans_in_flight=1,
@@ -87,7 +92,7 @@ def test_a_promoted_jobs_timer_and_counter_start_anew() -> None:
 
 def test_a_job_that_waits_while_no_iteration_ends_is_promoted_by_the_clock() -> None:
     config = SchedulerConfig(policy=PolicyName.SKIP_JOIN_MLFQ, starvation_limit_s=2.0)
-    machine = Machine(config)
+    machine = CheckedScheduler(config)
     machine.start()
     commands = machine.turn(Submit(JobId("a"), 100, 5))
     assert commands[-1] == WakeAt(2.0)
@@ -97,7 +102,7 @@ def test_a_job_that_waits_while_no_iteration_ends_is_promoted_by_the_clock() -> 
 
 
 def test_while_no_plan_is_under_way_one_step_promotes_and_no_more() -> None:
-    machine = Machine(SchedulerConfig(policy=PolicyName.SKIP_JOIN_MLFQ, starvation_limit_s=2.0))
+    machine = CheckedScheduler(SchedulerConfig(policy=PolicyName.SKIP_JOIN_MLFQ, starvation_limit_s=2.0))
     machine.start()
     machine.turn(*(Submit(JobId(name), 100, 5) for name in "abc"))
     for at_s in (2.0, 2.0, 2.5, 3.0):

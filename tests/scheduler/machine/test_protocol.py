@@ -1,4 +1,4 @@
-"""PROTOCOL's rules of the scheduler, each named after what goes wrong without it."""
+"""PROTOCOL's rules for the scheduler; each test is named after what goes wrong without the rule."""
 
 import pytest
 
@@ -22,8 +22,8 @@ from services.domain.protocol import (
 from services.scheduler.job import JobState
 from services.scheduler.machine.scheduler_events import Cancel, Emit, End, FromKv, SendPlan, Submit, Tick, ToKv
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
-from tests.scheduler.machine.steps import A, B, C, fcfs, reclaim, resident, started, state
-from tests.scheduler.machine.virtual import EPOCH, ended, entries, plans, told
+from tests.scheduler.machine.checked_scheduler import EPOCH, ended, entries, fcfs, plans, started, state, told
+from tests.scheduler.machine.events_from_kv import A, B, C, reclaim, resident
 
 
 def test_a_life_of_a_job_is_told_to_gateway_worker_and_kv_manager_in_this_order() -> None:
@@ -163,7 +163,7 @@ def test_rule_4_the_order_that_makes_the_job_outrank_is_told_before_the_refusal(
     machine.turn(Submit(C, 5, 50))  # outranks both
     messages = told(machine.turn(machine.result(one), reclaim(A, C)))
     kinds = [type(message) for message in messages]
-    assert kinds.index(Order) < kinds.index(Refuse)  # A has one token less to go than C now
+    assert kinds.index(Order) < kinds.index(Refuse)  # A now has one token less to go than C
 
 
 def test_rule_4_room_ahead_of_need_is_always_given() -> None:

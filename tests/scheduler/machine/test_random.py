@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.generation import EndReason
 from services.domain.ids import Epoch, JobId
 from services.domain.protocol import (
@@ -43,16 +42,17 @@ from services.scheduler.machine.scheduler_events import (
     WorkerLost,
 )
 from services.scheduler.scheduler_config import Charge, PolicyName, SchedulerConfig
-from tests.scheduler.machine.virtual import Machine
+from tests.builders.cost_profiles import proportional_cost
+from tests.scheduler.machine.checked_scheduler import CheckedScheduler
 
-PROFILE = CostProfile((PrefillCost(1, 0.01), PrefillCost(100, 1.0)), (DecodeCost(1, 1, 0.02), DecodeCost(8, 1, 0.02)))
+PROFILE = proportional_cost(0.01, 0.02)
 MOST_TURNS = 3000
 
 
 class RandomPeers:
-    """A KV manager and a worker that do whatever they may, by dice."""
+    """A KV manager and a worker that take random steps within the rules."""
 
-    def __init__(self, random: Random, machine: Machine) -> None:
+    def __init__(self, random: Random, machine: CheckedScheduler) -> None:
         self._random = random
         self._machine = machine
         self._epoch = Epoch(0)
@@ -60,7 +60,7 @@ class RandomPeers:
         self._valid: dict[JobId, int] = {}
         self._resident: dict[JobId, int] = {}
         self._asked: dict[JobId, int] = {}
-        """Job -> the capacity it has."""
+        """The capacity of each job."""
         self._plans: deque[SendPlan] = deque()
         self.to_scheduler: deque[Event] = deque()
         self.tokens: dict[JobId, int] = {}
@@ -68,7 +68,7 @@ class RandomPeers:
         self.known: dict[JobId, int] = {}
 
     def join(self) -> list[Event]:
-        """The worker comes (back), its pools empty."""
+        """The worker joins (again), with empty pools."""
         self._epoch = Epoch(self._epoch + 1)
         self._most.clear()
         self._resident.clear()
@@ -78,7 +78,7 @@ class RandomPeers:
         return [WorkerLost(Epoch(self._epoch - 1)), WorkerJoined(self._epoch, 10_000, 1000, PROFILE)]
 
     def hear(self, commands: list[Command]) -> None:
-        """What the scheduler says."""
+        """Take the scheduler's commands."""
         for command in commands:
             match command:
                 case ToKv(_, Jobs(jobs=jobs)):
@@ -106,7 +106,7 @@ class RandomPeers:
                     self.ended[job_id] = reason
 
     def act(self) -> None:
-        """One of them does something."""
+        """One of the peers takes a step."""
         choice = self._random.random()
         out = [job_id for job_id in self._most if job_id not in self._resident and job_id not in self._asked]
         inside = sorted(self._resident)
@@ -155,10 +155,10 @@ class RandomPeers:
         self.to_scheduler.append(result)
 
 
-def live(seed: int, config: SchedulerConfig, jobs: int = 8) -> Machine:
+def live(seed: int, config: SchedulerConfig, jobs: int = 8) -> CheckedScheduler:
     """A life with so many jobs, from the first to the last."""
     random = Random(seed)
-    machine = Machine(config)
+    machine = CheckedScheduler(config)
     peers = RandomPeers(random, machine)
     peers.hear(machine.turn(KvConnected(), *peers.join()))
     submitted = 0

@@ -1,4 +1,4 @@
-"""The order of jobs, against a sorted list of all of them."""
+"""The order of jobs, compared with a sorted list of all jobs."""
 
 from random import Random
 

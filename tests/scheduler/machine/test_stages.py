@@ -1,19 +1,19 @@
-"""A worker with several pipeline stages: which jobs the batches in flight are made of (PAPER 4)."""
+"""A worker with several pipeline stages: which jobs form the batches in flight (PAPER 4)."""
 
 from services.domain.ids import JobId
 from services.domain.protocol import Finished, Jobs, Resident
 from services.scheduler.machine.scheduler_events import Command, FromKv, KvConnected, Submit, WorkerJoined
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
-from tests.scheduler.machine.virtual import EPOCH, Machine, entries, plans, profile, told
+from tests.scheduler.machine.checked_scheduler import COST, EPOCH, CheckedScheduler, entries, plans, told
 
 
-def started(stages: int, plans_in_flight: int, policy: PolicyName = PolicyName.FCFS, **knobs: int) -> Machine:
-    machine = Machine(SchedulerConfig(policy=policy, plans_in_flight=plans_in_flight, **knobs))  # type: ignore[arg-type]
-    machine.turn(WorkerJoined(EPOCH, 100_000, 4000, profile(), stages), KvConnected())
+def started(stages: int, plans_in_flight: int, policy: PolicyName = PolicyName.FCFS, **knobs: int) -> CheckedScheduler:
+    machine = CheckedScheduler(SchedulerConfig(policy=policy, plans_in_flight=plans_in_flight, **knobs))  # type: ignore[arg-type]
+    machine.turn(WorkerJoined(EPOCH, 100_000, 4000, COST, stages), KvConnected())
     return machine
 
 
-def come(machine: Machine, names: str, prompt_tokens: int = 10) -> list[Command]:
+def come(machine: CheckedScheduler, names: str, prompt_tokens: int = 10) -> list[Command]:
     """Jobs arrive and are resident at once."""
     machine.turn(*(Submit(JobId(name), prompt_tokens, 50) for name in names))
     return machine.turn(*(FromKv(EPOCH, Resident(JobId(name), 100, 0)) for name in names))

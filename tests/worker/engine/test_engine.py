@@ -15,7 +15,9 @@ from services.domain.job_sampling import JobSampling
 from services.domain.protocol import Assign
 from services.worker.engine.engine import Engine
 from services.worker.model.prefill_cut import PrefillCut
-from tests.worker.tiny import KvHand, Runner, alone, new_engine, prompt_of, sampling
+from tests.worker.fake_kv_commands import FakeKvCommands
+from tests.worker.fake_scheduler_plans import FakeSchedulerPlans
+from tests.worker.tiny_engine import alone, new_engine, prompt_of, sampling
 
 
 @pytest.fixture
@@ -27,8 +29,8 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture
-def runner(engine: Engine) -> Runner:
-    return Runner(KvHand(engine))
+def runner(engine: Engine) -> FakeSchedulerPlans:
+    return FakeSchedulerPlans(FakeKvCommands(engine))
 
 
 def spoil_first_row(_: object, __: object, logits: Tensor) -> Tensor:
@@ -47,14 +49,14 @@ def varied(number: int) -> JobSampling:
     return sampling(max_tokens=10 + number, seed=number, **kinds[number % len(kinds)])  # type: ignore[arg-type]
 
 
-def test_jobs_in_one_batch_give_what_each_gives_alone(runner: Runner) -> None:
+def test_jobs_in_one_batch_give_what_each_gives_alone(runner: FakeSchedulerPlans) -> None:
     jobs = [runner.add(f"{number}/0", prompt_of(number, 3 + 5 * number), varied(number)) for number in range(5)]
     runner.finish(*jobs)
     for number, job_id in enumerate(jobs):
         assert runner.outputs[job_id] == alone(prompt_of(number, 3 + 5 * number), varied(number))
 
 
-def test_prefill_and_decode_mix_in_one_plan(runner: Runner) -> None:
+def test_prefill_and_decode_mix_in_one_plan(runner: FakeSchedulerPlans) -> None:
     first = runner.add("a/0", prompt_of(1, 9), sampling())
     runner.run(runner.entry(first))
     second = runner.add("b/0", prompt_of(2, 1), sampling())
@@ -65,7 +67,7 @@ def test_prefill_and_decode_mix_in_one_plan(runner: Runner) -> None:
     assert runner.outputs[second] == alone(prompt_of(2, 1), sampling())
 
 
-def test_a_chunked_prefill_samples_once_at_its_end(runner: Runner) -> None:
+def test_a_chunked_prefill_samples_once_at_its_end(runner: FakeSchedulerPlans) -> None:
     job_id = runner.add("a/0", prompt_of(3, 11), sampling(seed=5, temperature=1.0))
     assert runner.run(runner.entry(job_id, to_token=4)).result.tokens == ()
     assert runner.run(runner.entry(job_id, to_token=10)).result.tokens == ()
@@ -74,7 +76,7 @@ def test_a_chunked_prefill_samples_once_at_its_end(runner: Runner) -> None:
     assert runner.outputs[job_id] == alone(prompt_of(3, 11), sampling(seed=5, temperature=1.0))
 
 
-def test_a_job_prefilled_again_with_its_output_goes_on_as_if_nothing_had_happened(runner: Runner) -> None:
+def test_a_job_prefilled_again_with_its_output_goes_on_as_if_nothing_had_happened(runner: FakeSchedulerPlans) -> None:
     how = sampling(max_tokens=20, seed=1, temperature=1.0, presence_penalty=2.0)
     job_id = runner.add("a/0", prompt_of(4, 6), how)
     for _ in range(4):
@@ -85,19 +87,21 @@ def test_a_job_prefilled_again_with_its_output_goes_on_as_if_nothing_had_happene
     assert runner.outputs[job_id] == alone(prompt_of(4, 6), how)
 
 
-def test_a_new_epoch_starts_empty_and_a_job_goes_on_from_its_last_token(engine: Engine, runner: Runner) -> None:
+def test_a_new_epoch_starts_empty_and_a_job_goes_on_from_its_last_token(
+    engine: Engine, runner: FakeSchedulerPlans
+) -> None:
     how = varied(1)
     job_id = runner.add("a/0", prompt_of(4, 6), how)
     for _ in range(4):
         runner.run(runner.entry(job_id))
-    later = Runner(KvHand(engine, epoch=2))
+    later = FakeSchedulerPlans(FakeKvCommands(engine, epoch=2))
     later.add("a/0", prompt_of(4, 6), how)
     later.outputs[job_id] = runner.outputs[job_id]
     later.finish(job_id)
     assert later.outputs[job_id] == alone(prompt_of(4, 6), how)
 
 
-def test_an_entry_behind_the_end_of_a_job_is_passed_over(runner: Runner) -> None:
+def test_an_entry_behind_the_end_of_a_job_is_passed_over(runner: FakeSchedulerPlans) -> None:
     prompt = prompt_of(5, 7)
     second_token = alone(prompt, sampling())[1]
     job_id = runner.add("a/0", prompt, sampling(stop_token_ids=(second_token,)))
@@ -110,7 +114,7 @@ def test_an_entry_behind_the_end_of_a_job_is_passed_over(runner: Runner) -> None
     assert [token.job_id for token in runner.run(beyond, runner.entry(other)).result.tokens] == [other]
 
 
-def test_a_prefill_is_cut_at_its_limit_and_costs_the_others_nothing(runner: Runner) -> None:
+def test_a_prefill_is_cut_at_its_limit_and_costs_the_others_nothing(runner: FakeSchedulerPlans) -> None:
     other = runner.add("b/0", prompt_of(6, 3), sampling())
     runner.run(runner.entry(other))
     job_id = runner.add("a/0", prompt_of(7, 40), sampling())
@@ -125,7 +129,7 @@ def test_a_prefill_is_cut_at_its_limit_and_costs_the_others_nothing(runner: Runn
     assert runner.outputs[other] == alone(prompt_of(6, 3), sampling())
 
 
-def test_a_chunk_that_is_cut_is_computed_again_and_the_chunks_before_it_are_not(runner: Runner) -> None:
+def test_a_chunk_that_is_cut_is_computed_again_and_the_chunks_before_it_are_not(runner: FakeSchedulerPlans) -> None:
     how = sampling(max_tokens=20, seed=1, temperature=1.0, presence_penalty=2.0)
     job_id = runner.add("a/0", prompt_of(7, 40), how)
     runner.run(runner.entry(job_id, to_token=16))
@@ -135,7 +139,9 @@ def test_a_chunk_that_is_cut_is_computed_again_and_the_chunks_before_it_are_not(
     assert runner.outputs[job_id] == alone(prompt_of(7, 40), how)
 
 
-def test_an_engine_that_gives_up_abandons_its_iteration_between_two_layers(runner: Runner, engine: Engine) -> None:
+def test_an_engine_that_gives_up_abandons_its_iteration_between_two_layers(
+    runner: FakeSchedulerPlans, engine: Engine
+) -> None:
     job_id = runner.add("a/0", prompt_of(1, 40), sampling())
     asked: list[int] = []
     engine.model.layers[0].register_forward_hook(lambda *_: engine.give_up())
@@ -145,7 +151,9 @@ def test_an_engine_that_gives_up_abandons_its_iteration_between_two_layers(runne
     assert asked == []
 
 
-def test_an_engine_that_gives_up_abandons_a_prefill_with_a_limit_too(runner: Runner, engine: Engine) -> None:
+def test_an_engine_that_gives_up_abandons_a_prefill_with_a_limit_too(
+    runner: FakeSchedulerPlans, engine: Engine
+) -> None:
     job_id = runner.add("a/0", prompt_of(1, 40), sampling())
     hook = engine.model.layers[0].register_forward_hook(lambda *_: engine.give_up())
     try:
@@ -156,7 +164,7 @@ def test_an_engine_that_gives_up_abandons_a_prefill_with_a_limit_too(runner: Run
 
 
 def test_a_job_beyond_the_range_of_float16_is_named_once_and_the_others_go_on(
-    runner: Runner, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runner: FakeSchedulerPlans, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     loud = runner.add("loud/0", prompt_of(1, 9), sampling())
     quiet = runner.add("quiet/0", prompt_of(2, 9), sampling())
@@ -172,7 +180,7 @@ def test_a_job_beyond_the_range_of_float16_is_named_once_and_the_others_go_on(
     assert runner.outputs[quiet] == alone(prompt_of(2, 9), sampling())[:3]
 
 
-def swap_at_random(runner: Runner, jobs: list[JobId], dice: random.Random) -> int:
+def swap_at_random(runner: FakeSchedulerPlans, jobs: list[JobId], dice: random.Random) -> int:
     """Runs the jobs to their ends, moving them in and out between plans. Copies run on; only a full pool waits for
     one.
     """
@@ -207,7 +215,7 @@ def swap_at_random(runner: Runner, jobs: list[JobId], dice: random.Random) -> in
 
 def test_jobs_that_swap_all_the_time_give_what_each_gives_alone() -> None:
     engine = new_engine(device_blocks=24, host_blocks=48)
-    runner = Runner(KvHand(engine))
+    runner = FakeSchedulerPlans(FakeKvCommands(engine))
     jobs = [runner.add(f"{number}/0", prompt_of(number, 6 + number), varied(number)) for number in range(6)]
     moves = swap_at_random(runner, jobs, random.Random(7))
     engine.check()
@@ -218,41 +226,41 @@ def test_jobs_that_swap_all_the_time_give_what_each_gives_alone() -> None:
 
 
 class TestAPlanThatCanNotBeRightIsRefusedLoudly:
-    def refused(self, runner: Runner, entry: PlanWork, why: str) -> None:
+    def refused(self, runner: FakeSchedulerPlans, entry: PlanWork, why: str) -> None:
         with pytest.raises(ProtocolError, match=why):
             runner.run(entry)
 
-    def test_beyond_the_table(self, runner: Runner) -> None:
+    def test_beyond_the_table(self, runner: FakeSchedulerPlans) -> None:
         job_id = runner.add("a/0", prompt_of(1, 9), sampling())
         runner.kv.grow(job_id, 8)
         spec = JobSpec(9, 9, sampling())
         self.refused(runner, PlanWork(job_id, 0, 9, prompt_of(1, 9), spec, None), "beyond the job's table of 2 blocks")
 
-    def test_of_a_job_without_blocks(self, runner: Runner) -> None:
+    def test_of_a_job_without_blocks(self, runner: FakeSchedulerPlans) -> None:
         self.refused(runner, PlanWork(JobId("x/0"), 4, 5, (), None, None), "has no blocks")
 
-    def test_from_a_position_whose_past_is_not_valid(self, runner: Runner) -> None:
+    def test_from_a_position_whose_past_is_not_valid(self, runner: FakeSchedulerPlans) -> None:
         job_id = runner.add("a/0", prompt_of(1, 9), sampling())
         runner.run(runner.entry(job_id, to_token=4))
         self.refused(runner, PlanWork(job_id, 5, 9, prompt_of(1, 9)[5:], None, None), "KV of 4 tokens is valid")
 
-    def test_with_a_job_that_was_never_described(self, runner: Runner) -> None:
+    def test_with_a_job_that_was_never_described(self, runner: FakeSchedulerPlans) -> None:
         runner.kv.grow(JobId("a/0"), 9)
         self.refused(runner, PlanWork(JobId("a/0"), 0, 4, (1, 2, 3, 4), None, None), "how to sample")
         self.refused(runner, PlanWork(JobId("a/0"), 4, 5, (), None, None), "the job is unknown")
 
-    def test_with_a_token_out_of_the_vocabulary(self, runner: Runner) -> None:
+    def test_with_a_token_out_of_the_vocabulary(self, runner: FakeSchedulerPlans) -> None:
         job_id = runner.add("a/0", (3, 512), sampling())
         self.refused(runner, runner.entry(job_id), "outside the vocabulary of 512")
 
-    def test_out_of_order(self, runner: Runner) -> None:
+    def test_out_of_order(self, runner: FakeSchedulerPlans) -> None:
         job_id = runner.add("a/0", prompt_of(1, 9), sampling())
         entry = runner.entry(job_id)
         runner.run(entry)
         with pytest.raises(ProtocolError, match="comes after"):
             runner.kv.engine.run(Plan(Epoch(1), PlanNumber(1), (entry,)))
 
-    def test_and_nothing_of_it_was_computed(self, runner: Runner) -> None:
+    def test_and_nothing_of_it_was_computed(self, runner: FakeSchedulerPlans) -> None:
         good = runner.add("a/0", prompt_of(1, 9), sampling())
         entry = runner.entry(good)
         with pytest.raises(ProtocolError):
@@ -262,7 +270,7 @@ class TestAPlanThatCanNotBeRightIsRefusedLoudly:
         assert runner.outputs[good] == alone(prompt_of(1, 9), sampling())
 
 
-def test_counters_tell_what_was_done(runner: Runner, engine: Engine) -> None:
+def test_counters_tell_what_was_done(runner: FakeSchedulerPlans, engine: Engine) -> None:
     job_id = runner.add("a/0", prompt_of(1, 9), sampling())
     runner.run(runner.entry(job_id))
     runner.kv.wait_done(runner.kv.offload(job_id, 9))

@@ -12,7 +12,9 @@ from services.worker.engine.engine import Engine
 from services.worker.engine.prefill_clock import PrefillClock
 from services.worker.kv.copier import CpuCopier, Ticket
 from services.worker.kv.pools import KvPools
-from tests.worker.tiny import KvHand, Runner, prompt_of, sampling, tiny_model, tiny_pools
+from tests.worker.fake_kv_commands import FakeKvCommands
+from tests.worker.fake_scheduler_plans import FakeSchedulerPlans
+from tests.worker.tiny_engine import prompt_of, sampling, tiny_model, tiny_pools
 
 
 class FakeClock:
@@ -58,7 +60,7 @@ def test_a_wait_for_uploads_is_stall_and_not_compute_wherever_it_falls(
     engine = Engine(tiny_model(), pools, LateUploads(pools, clock, host_s, device_s))
     hook = engine.model.layers[0].register_forward_hook(lambda *_: setattr(clock, "now_s", clock.now_s + 1.0))
     try:
-        runner = Runner(KvHand(engine))
+        runner = FakeSchedulerPlans(FakeKvCommands(engine))
         job_id = runner.add("a/0", prompt_of(1, 10), sampling())
         result = runner.run(runner.entry(job_id))
     finally:
@@ -69,7 +71,7 @@ def test_a_wait_for_uploads_is_stall_and_not_compute_wherever_it_falls(
     assert engine.counters().stall_s == host_s + device_s
 
 
-class Reached:
+class FakeMark:
     """A moment at which a device comes somewhere."""
 
     def __init__(self, clock: FakeClock, at_s: float) -> None:
@@ -79,18 +81,18 @@ class Reached:
         self.clock.now_s = max(self.clock.now_s, self.at_s)
 
 
-class Device:
+class FakeDevice:
     """Works for `busy_s` seconds in all on what was launched. The host launches in no time."""
 
     def __init__(self, clock: FakeClock, busy_s: float) -> None:
         self.clock, self.busy_s = clock, busy_s
 
-    def mark(self) -> Reached:
-        return Reached(self.clock, self.busy_s)
+    def mark(self) -> FakeMark:
+        return FakeMark(self.clock, self.busy_s)
 
 
 def test_a_prefill_is_cut_by_the_time_of_the_device_and_not_by_that_of_launching(clock: FakeClock) -> None:
-    device = Device(clock, busy_s=10.0)  # with the jobs of the same iteration
+    device = FakeDevice(clock, busy_s=10.0)  # with the jobs of the same iteration
     in_time = PrefillClock(2.5, device.mark)
     layers = 0
     while in_time():

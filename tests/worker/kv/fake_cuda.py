@@ -9,39 +9,39 @@ import pytest
 import torch
 
 
-class FakeStream:
+class FakeCudaStream:
     """Does at once what it is given."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device
-        self.waited_for: list[FakeEvent] = []
+        self.waited_for: list[FakeCudaEvent] = []
 
-    def wait_event(self, event: "FakeEvent") -> None:
+    def wait_event(self, event: "FakeCudaEvent") -> None:
         self.waited_for.append(event)
 
     def synchronize(self) -> None:
         """There is nothing to come."""
 
 
-class FakeEvent:
+class FakeCudaEvent:
     """Tells when it was recorded."""
 
     def __init__(self, **_: bool) -> None:
         self.recorded_s: float | None = None
 
-    def record(self, _: FakeStream) -> None:
+    def record(self, _: FakeCudaStream) -> None:
         self.recorded_s = time.perf_counter()
 
     def synchronize(self) -> None:
         """An event that is recorded has come."""
 
-    def elapsed_time(self, later: "FakeEvent") -> float:
+    def elapsed_time(self, later: "FakeCudaEvent") -> float:
         assert self.recorded_s is not None
         assert later.recorded_s is not None
         return (later.recorded_s - self.recorded_s) * 1e3
 
 
-class FakeRuntime:
+class FakeCudaRuntime:
     """What pins memory. `error` is what CUDA answers."""
 
     def __init__(self, error: int = 0) -> None:
@@ -59,17 +59,17 @@ class FakeRuntime:
         return 0
 
 
-def install(patch: pytest.MonkeyPatch) -> FakeStream:
+def install(patch: pytest.MonkeyPatch) -> FakeCudaStream:
     """Puts the fakes where the worker looks for torch.cuda. Gives the stream of compute."""
-    compute = FakeStream()
+    compute = FakeCudaStream()
 
     @contextlib.contextmanager
-    def on_stream(_: FakeStream) -> Iterator[None]:
+    def on_stream(_: FakeCudaStream) -> Iterator[None]:
         yield
 
     fakes: dict[str, Any] = {
-        "Stream": FakeStream,
-        "Event": FakeEvent,
+        "Stream": FakeCudaStream,
+        "Event": FakeCudaEvent,
         "stream": on_stream,
         "set_device": lambda _: None,
         "current_stream": lambda _: compute,

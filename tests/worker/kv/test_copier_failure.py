@@ -13,8 +13,10 @@ from services.worker.engine.engine import Engine
 from services.worker.kv.copier import Copier, CopyFailedError, CpuCopier
 from services.worker.kv.cuda_copier import CudaCopier
 from services.worker.kv.pools import KvPools
+from tests.worker.fake_kv_commands import WAIT_LIMIT_S, FakeKvCommands
+from tests.worker.fake_scheduler_plans import FakeSchedulerPlans
 from tests.worker.kv import fake_cuda
-from tests.worker.tiny import WAIT_LIMIT_S, KvHand, Runner, prompt_of, sampling, tiny_model, tiny_pools
+from tests.worker.tiny_engine import prompt_of, sampling, tiny_model, tiny_pools
 
 GOOD = (BlockMove(0, BlockId(0), BlockId(0)),)
 BAD = tuple(BlockMove(number, BlockId(number), BlockId(10**6 + number)) for number in range(2))
@@ -112,7 +114,7 @@ class BrokenOnUpload(CpuCopier):
 def test_an_iteration_that_needs_an_upload_that_failed_raises_instead_of_waiting() -> None:
     pools = tiny_pools()
     engine = Engine(tiny_model(), pools, BrokenOnUpload(pools))
-    runner = Runner(KvHand(engine))
+    runner = FakeSchedulerPlans(FakeKvCommands(engine))
     job_id = runner.add("a/0", prompt_of(1, 10), sampling())
     runner.run(runner.entry(job_id))
     runner.kv.offload(job_id, runner.planned[job_id])
@@ -121,5 +123,5 @@ def test_an_iteration_that_needs_an_upload_that_failed_raises_instead_of_waiting
     with pytest.raises(CopyFailedError, match="an error of the device"):
         in_time(lambda: runner.run(runner.entry(job_id)))
     with pytest.raises(CopyFailedError):
-        in_time(lambda: KvHand(engine, epoch=2))
+        in_time(lambda: FakeKvCommands(engine, epoch=2))
     in_time(engine.close)

@@ -12,7 +12,9 @@ from services.domain.ids import JobId
 from services.worker.engine.engine import Engine
 from services.worker.kv.copier import CpuCopier, Ticket
 from services.worker.kv.pools import KvPools
-from tests.worker.tiny import WAIT_LIMIT_S, KvHand, Runner, alone, prompt_of, sampling, tiny_model, tiny_pools
+from tests.worker.fake_kv_commands import WAIT_LIMIT_S, FakeKvCommands
+from tests.worker.fake_scheduler_plans import FakeSchedulerPlans
+from tests.worker.tiny_engine import alone, prompt_of, sampling, tiny_model, tiny_pools
 
 PROMPT = prompt_of(1, 10)
 
@@ -58,9 +60,9 @@ class CarelessCopier(WatchedCopier):
         """Waits for nothing."""
 
 
-def swapped_out_and_coming_back(engine: Engine) -> tuple[Runner, JobId]:
+def swapped_out_and_coming_back(engine: Engine) -> tuple[FakeSchedulerPlans, JobId]:
     """A job that was offloaded after two tokens, and whose upload is held by the gate."""
-    runner = Runner(KvHand(engine))
+    runner = FakeSchedulerPlans(FakeKvCommands(engine))
     job_id = runner.add("a/0", PROMPT, sampling(max_tokens=8))
     runner.run(runner.entry(job_id))
     runner.run(runner.entry(job_id))
@@ -123,8 +125,8 @@ def test_time_spent_waiting_for_an_upload_is_counted_as_stall() -> None:
 def test_done_is_reported_after_the_copy_and_also_after_a_release_in_between(direction: CopyDirection) -> None:
     gate, pools = Gate(direction), tiny_pools(device_blocks=8)
     engine = Engine(tiny_model(), pools, CpuCopier(pools, gate))
-    kv = KvHand(engine)
-    runner = Runner(kv)
+    kv = FakeKvCommands(engine)
+    runner = FakeSchedulerPlans(kv)
     job_id = runner.add("a/0", PROMPT, sampling(max_tokens=8))
     runner.run(runner.entry(job_id))
     command_number = kv.offload(job_id, 10)
@@ -147,7 +149,7 @@ def test_a_new_epoch_begins_after_the_copies_of_the_old_one() -> None:
     begun = threading.Event()
 
     def begin() -> None:
-        KvHand(engine, epoch=2)
+        FakeKvCommands(engine, epoch=2)
         gate.story.append("new epoch")
         begun.set()
 

@@ -7,14 +7,14 @@ import torch
 
 from services.domain.errors import InvalidFieldError
 from services.worker.kv.pools import pinned_memory
-from tests.worker.kv.fake_cuda import FakeRuntime
+from tests.worker.kv.fake_cuda import FakeCudaRuntime
 
 SHAPE = (3, 5, 2, 16, 4, 8)
 SIZE_BYTES = 3 * 5 * 2 * 16 * 4 * 8 * 2
 
 
-def install(patch: pytest.MonkeyPatch, error: int = 0) -> FakeRuntime:
-    runtime = FakeRuntime(error)
+def install(patch: pytest.MonkeyPatch, error: int = 0) -> FakeCudaRuntime:
+    runtime = FakeCudaRuntime(error)
     patch.setattr(torch.cuda, "cudart", lambda: runtime)
     return runtime
 

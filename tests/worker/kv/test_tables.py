@@ -10,12 +10,13 @@ from services.domain.ids import BlockId, CommandNumber, JobId
 from services.domain.protocol import Applied, Assign, BlockMove, Done, KvToWorker, Offload, ReleaseBlocks, Upload
 from services.worker.kv.copier import BlockRun, Ticket, runs_of
 from services.worker.kv.tables import KvTables
+from tests.builders.block_moves import block_moves
 
 A, B = JobId("a/0"), JobId("b/0")
 BLOCK_SIZE = 4
 
 
-class HandCopier:
+class FakeCopier:
     """Copies nothing; ends copies when the test says so."""
 
     class Held:
@@ -27,14 +28,14 @@ class HandCopier:
             return self.over
 
     def __init__(self) -> None:
-        self.held: list[HandCopier.Held] = []
+        self.held: list[FakeCopier.Held] = []
         self.started: list[tuple[CopyDirection, tuple[BlockMove, ...], Ticket | None]] = []
 
     def start(
         self, direction: CopyDirection, moves: Sequence[BlockMove], after: Ticket | None, on_end: Callable[[], None]
     ) -> Ticket:
         self.started.append((direction, tuple(moves), after))
-        self.held.append(HandCopier.Held(on_end))
+        self.held.append(FakeCopier.Held(on_end))
         return self.held[-1]
 
     def end(self) -> None:
@@ -52,11 +53,11 @@ class HandCopier:
     def close(self) -> None: ...
 
 
-class World:
+class CheckedTables:
     """Tables of 8 device and 8 host blocks, whose jobs' KV is as valid as the test says."""
 
     def __init__(self) -> None:
-        self.copier = HandCopier()
+        self.copier = FakeCopier()
         self.done: list[Done] = []
         self.tables = KvTables(self.copier, BLOCK_SIZE, 8, 8, self.done.append)
         self._number = 0
@@ -69,11 +70,11 @@ class World:
         self.apply(lambda number: Assign(number, job_id, tuple(map(BlockId, blocks))))
 
     def offload(self, job_id: JobId, pairs: Sequence[tuple[int, int]], valid_tokens: int) -> None:
-        self.apply(lambda number: Offload(number, job_id, moves_of(pairs), valid_tokens))
+        self.apply(lambda number: Offload(number, job_id, block_moves(*pairs), valid_tokens))
 
     def upload(self, job_id: JobId, pairs: Sequence[tuple[int, int]], valid_tokens: int, *more_blocks: int) -> None:
         blocks = tuple(BlockId(block) for block in (*(device for device, _ in pairs), *more_blocks))
-        self.apply(lambda number: Upload(number, job_id, blocks, moves_of(pairs), valid_tokens))
+        self.apply(lambda number: Upload(number, job_id, blocks, block_moves(*pairs), valid_tokens))
 
     def release(self, job_id: JobId) -> None:
         self.apply(lambda number: ReleaseBlocks(number, job_id))
@@ -94,29 +95,25 @@ class World:
         self.offload(A, [(0, 5), (1, 6)], 6)
 
 
-def moves_of(pairs: Sequence[tuple[int, int]]) -> tuple[BlockMove, ...]:
-    return tuple(BlockMove(index, BlockId(device), BlockId(host)) for index, (device, host) in enumerate(pairs))
-
-
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> CheckedTables:
+    return CheckedTables()
 
 
 @pytest.fixture(autouse=True)
-def _checked(world: World) -> object:
+def _checked(world: CheckedTables) -> object:
     yield
     world.tables.check()
 
 
-def test_assign_appends_to_the_table_of_the_job(world: World) -> None:
+def test_assign_appends_to_the_table_of_the_job(world: CheckedTables) -> None:
     world.assign(A, 3, 4)
     world.assign(A, 1)
     assert world.blocks(A) == [3, 4, 1]
     assert world.blocks(B) is None
 
 
-def test_offload_ends_the_device_table_at_once_and_reports_done_at_the_end(world: World) -> None:
+def test_offload_ends_the_device_table_at_once_and_reports_done_at_the_end(world: CheckedTables) -> None:
     world.out()
     assert world.blocks(A) == []
     assert world.done == []
@@ -124,14 +121,14 @@ def test_offload_ends_the_device_table_at_once_and_reports_done_at_the_end(world
     assert world.done == [Done(CommandNumber(2), 0)]
 
 
-def test_a_block_that_no_copy_names_is_free_as_soon_as_the_offload_is_applied(world: World) -> None:
+def test_a_block_that_no_copy_names_is_free_as_soon_as_the_offload_is_applied(world: CheckedTables) -> None:
     world.out()
     world.assign(B, 2)
     with pytest.raises(ProtocolError, match="in use"):
         world.assign(B, 0)
 
 
-def test_a_block_in_a_copy_is_free_when_the_copy_has_ended(world: World) -> None:
+def test_a_block_in_a_copy_is_free_when_the_copy_has_ended(world: CheckedTables) -> None:
     world.out()
     with pytest.raises(ProtocolError, match="in use"):
         world.assign(B, 1)
@@ -139,7 +136,9 @@ def test_a_block_in_a_copy_is_free_when_the_copy_has_ended(world: World) -> None
     world.assign(B, 1, 0)
 
 
-def test_a_release_during_an_offload_keeps_its_blocks_of_both_pools_until_the_copy_has_ended(world: World) -> None:
+def test_a_release_during_an_offload_keeps_its_blocks_of_both_pools_until_the_copy_has_ended(
+    world: CheckedTables,
+) -> None:
     world.out()
     world.release(A)
     with pytest.raises(ProtocolError, match="in use"):
@@ -153,7 +152,9 @@ def test_a_release_during_an_offload_keeps_its_blocks_of_both_pools_until_the_co
     world.assign(B, 0)
 
 
-def test_a_release_during_an_upload_keeps_its_blocks_of_both_pools_until_the_copy_has_ended(world: World) -> None:
+def test_a_release_during_an_upload_keeps_its_blocks_of_both_pools_until_the_copy_has_ended(
+    world: CheckedTables,
+) -> None:
     world.out()
     world.copier.end()
     world.upload(A, [(3, 5), (4, 6)], 6, 7)
@@ -165,7 +166,7 @@ def test_a_release_during_an_upload_keeps_its_blocks_of_both_pools_until_the_cop
     world.assign(B, 3)
 
 
-def test_an_upload_brings_a_new_table_and_voids_the_host_copy_at_its_end(world: World) -> None:
+def test_an_upload_brings_a_new_table_and_voids_the_host_copy_at_its_end(world: CheckedTables) -> None:
     world.out()
     world.copier.end()
     world.upload(A, [(3, 5), (4, 6)], 6, 7)
@@ -178,7 +179,7 @@ def test_an_upload_brings_a_new_table_and_voids_the_host_copy_at_its_end(world: 
     world.offload(B, [(1, 5)], 1)
 
 
-def test_copies_of_a_job_are_started_one_after_the_other(world: World) -> None:
+def test_copies_of_a_job_are_started_one_after_the_other(world: CheckedTables) -> None:
     world.out()
     first = world.copier.held[0]
     world.copier.end()
@@ -186,7 +187,7 @@ def test_copies_of_a_job_are_started_one_after_the_other(world: World) -> None:
     assert world.copier.started[1][2] is first
 
 
-def test_a_command_without_copies_is_done_when_it_is_applied(world: World) -> None:
+def test_a_command_without_copies_is_done_when_it_is_applied(world: CheckedTables) -> None:
     world.assign(A, 0)
     world.offload(A, [], 0)
     world.upload(A, [], 0, 1)
@@ -196,54 +197,54 @@ def test_a_command_without_copies_is_done_when_it_is_applied(world: World) -> No
 
 
 class TestRefused:
-    def test_a_second_copy_while_one_is_under_way(self, world: World) -> None:
+    def test_a_second_copy_while_one_is_under_way(self, world: CheckedTables) -> None:
         world.out()
         with pytest.raises(ProtocolError, match="under way"):
             world.upload(A, [(3, 5), (4, 6)], 6)
 
-    def test_a_block_beyond_the_pool(self, world: World) -> None:
+    def test_a_block_beyond_the_pool(self, world: CheckedTables) -> None:
         with pytest.raises(ProtocolError, match="beyond the pool"):
             world.assign(A, 8)
 
-    def test_a_block_given_twice(self, world: World) -> None:
+    def test_a_block_given_twice(self, world: CheckedTables) -> None:
         with pytest.raises(ProtocolError, match="twice"):
             world.assign(A, 1, 1)
 
-    def test_an_offload_of_a_block_of_another_job(self, world: World) -> None:
+    def test_an_offload_of_a_block_of_another_job(self, world: CheckedTables) -> None:
         world.assign(A, 0)
         world.assign(B, 1)
         with pytest.raises(ProtocolError, match="not the job's"):
             world.offload(A, [(1, 0)], 0)
 
-    def test_an_offload_that_leaves_valid_tokens_behind(self, world: World) -> None:
+    def test_an_offload_that_leaves_valid_tokens_behind(self, world: CheckedTables) -> None:
         world.assign(A, 0, 1)
         world.set_valid(A, 6)
         with pytest.raises(ProtocolError, match="leaves valid tokens behind"):
             world.offload(A, [(0, 0)], 6)
 
-    def test_an_offload_of_more_tokens_than_were_computed(self, world: World) -> None:
+    def test_an_offload_of_more_tokens_than_were_computed(self, world: CheckedTables) -> None:
         world.assign(A, 0, 1)
         world.set_valid(A, 4)
         with pytest.raises(ProtocolError, match="the worker counts 4"):
             world.offload(A, [(0, 0), (1, 1)], 5)
 
-    def test_an_upload_from_a_block_that_is_not_the_jobs(self, world: World) -> None:
+    def test_an_upload_from_a_block_that_is_not_the_jobs(self, world: CheckedTables) -> None:
         world.out()
         world.copier.end()
         with pytest.raises(ProtocolError, match="not the job's"):
             world.upload(A, [(3, 5), (4, 7)], 6)
 
-    def test_blocks_for_a_job_on_the_host(self, world: World) -> None:
+    def test_blocks_for_a_job_on_the_host(self, world: CheckedTables) -> None:
         world.out()
         world.copier.end()
         with pytest.raises(ProtocolError, match="on the host"):
             world.assign(A, 3)
 
-    def test_a_copy_for_a_job_without_tables(self, world: World) -> None:
+    def test_a_copy_for_a_job_without_tables(self, world: CheckedTables) -> None:
         with pytest.raises(ProtocolError, match="no tables"):
             world.offload(A, [], 0)
 
-    def test_and_the_error_tells_the_story_of_the_job(self, world: World) -> None:
+    def test_and_the_error_tells_the_story_of_the_job(self, world: CheckedTables) -> None:
         world.out()
         world.copier.end()
         with pytest.raises(ProtocolError, match="Assign 1 of 3 blocks, then Offload 2 of 2 blocks with 6 tokens, then"):
@@ -251,5 +252,5 @@ class TestRefused:
 
 
 def test_neighbours_on_both_sides_travel_as_one_piece() -> None:
-    moves = moves_of([(4, 9), (2, 1), (3, 2), (5, 10), (6, 12)])
+    moves = block_moves((4, 9), (2, 1), (3, 2), (5, 10), (6, 12))
     assert runs_of(moves) == [BlockRun(2, 1, 2), BlockRun(4, 9, 2), BlockRun(6, 12, 1)]

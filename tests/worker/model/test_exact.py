@@ -13,7 +13,7 @@ from torch import Tensor
 
 from services.worker.model.batch import SequenceRows
 from services.worker.model.llama import DecoderModel
-from tests.worker.model.reference import Pool, chunked_logits, ours_of, plain_pair, reference_model, tokens
+from tests.worker.model.reference_models import Pool, chunked_logits, ours_of, plain_pair, reference_model, tokens
 
 LENGTH = 300
 CHECKED = [2, 3, 16, 17, 100, 127, 128, 129, 255, 256, 257, 300]

@@ -7,7 +7,7 @@ from services.worker.kernels.attention_cpu import GROUP_COST_POSITIONS
 from services.worker.model.attention import bounded_cuts, group_cuts
 from services.worker.model.batch import BatchLayout, SequenceRows
 from services.worker.model.prefill_cut import PrefillCut
-from tests.worker.model.reference import Pool, ours_of, plain_pair, reference_model, tokens
+from tests.worker.model.reference_models import Pool, ours_of, plain_pair, reference_model, tokens
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

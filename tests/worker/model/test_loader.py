@@ -10,7 +10,7 @@ from torch import Tensor
 
 from services.domain.errors import ModelFolderError
 from services.worker.model.loader import load_model
-from tests.worker.model.reference import chunked_logits, plain_pair, reference_model, tokens
+from tests.worker.model.reference_models import chunked_logits, plain_pair, reference_model, tokens
 
 FILE = "model.safetensors"
 DOWN = "model.layers.0.mlp.down_proj.weight"
@@ -50,7 +50,7 @@ def test_weights_in_several_files_are_the_same_model(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     assert torch.equal(load(folder), expected)
     (folder / parts[1]).unlink()
-    with pytest.raises(ModelFolderError, match=r"lacks model-2.safetensors, named by model.safetensors.index.json"):
+    with pytest.raises(ModelFolderError, match=r"lacks model-2.safetensors, which model.safetensors.index.json names"):
         load(folder)
 
 

@@ -8,7 +8,7 @@ import torch
 from services.worker.kernels.attention_cuda import CudaAttention
 from services.worker.model.batch import SequenceRows
 from services.worker.model.llama import DecoderModel
-from tests.worker.model.reference import Pool, ours_of, reference_model, tokens
+from tests.worker.model.reference_models import Pool, ours_of, reference_model, tokens
 
 LOUD = 7
 """Its embedding is beyond all bounds."""

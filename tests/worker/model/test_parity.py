@@ -1,6 +1,5 @@
 """Logits equal those of transformers, for every family and every switch of its configuration."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,8 @@ import transformers
 
 from services.worker.model.batch import SequenceRows
 from services.worker.model.loader import load_model
-from tests.worker.model.reference import (
+from tests.builders.repository_paths import BUNDLED
+from tests.worker.model.reference_models import (
     Pool,
     chunked_logits,
     every_way,
@@ -22,7 +22,6 @@ from tests.worker.model.reference import (
 ROUNDING = 2e-5
 """Of float32, relative to the greatest logit."""
 LENGTH = 60
-BUNDLED = Path(__file__).parents[3] / "models" / "bundled"
 
 
 def rope(rope_type: str, **fields: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from services.domain.errors import InvalidFieldError
 from services.worker.model.batch import SequenceRows
 from services.worker.model.llama import DecoderModel
-from tests.worker.model.reference import Pool, ours_of, reference_logits, reference_model, tokens
+from tests.worker.model.reference_models import Pool, ours_of, reference_logits, reference_model, tokens
 
 ORIGINAL = 40
 

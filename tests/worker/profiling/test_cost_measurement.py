@@ -6,12 +6,12 @@ import pytest
 
 from services.worker.model.batch import SequenceRows
 from services.worker.profiling.cost_measurement import Measurer, MeasuringLimits, measure, spread_contexts
-from tests.worker.tiny import tiny_model, tiny_pools
+from tests.worker.tiny_engine import tiny_model, tiny_pools
 
 LONGEST = 256
 
 
-class Watched(Measurer):
+class WatchedMeasurer(Measurer):
     """Tells what would be run, and takes it as having lasted as many seconds as given."""
 
     def __init__(self, seconds: Sequence[float]) -> None:
@@ -42,9 +42,9 @@ def test_contexts_of_a_measured_batch_differ_as_those_of_a_real_one_do() -> None
 
 
 def test_a_point_is_the_median_of_its_runs_without_the_first() -> None:
-    measurer = Watched([9.0, 0.0, 0.0])  # a long one: the run that is not counted, and one that is
+    measurer = WatchedMeasurer([9.0, 0.0, 0.0])  # a long one: the run that is not counted, and one that is
     assert measurer.decode_s(2, 16) == 0.0
-    measurer = Watched([0.1, 0.03, 0.02, 9.0, 0.01, 0.04])
+    measurer = WatchedMeasurer([0.1, 0.03, 0.02, 9.0, 0.01, 0.04])
     assert measurer.decode_s(2, 16) == 0.03
 
 
@@ -65,7 +65,7 @@ def test_one_prefill_and_one_decode_are_run_before_anything_is_measured(monkeypa
 
 
 def test_no_two_runs_of_a_measured_prefill_have_the_same_number_of_rows() -> None:
-    measurer = Watched([0.1] * 6)
+    measurer = WatchedMeasurer([0.1] * 6)
     measurer.prefill_s(64)
     lengths = [tokens for (tokens,) in measurer.ran]
     assert lengths[0] == 64

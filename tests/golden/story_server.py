@@ -1,4 +1,4 @@
-"""A small stage for stories: the real scheduler and the real KV manager, a worker that keeps books of its blocks, and
+"""A small server for stories: the real scheduler and the real KV manager, a worker that keeps books of its blocks, and
 links between them, on a virtual clock. Everything that is said is written down.
 
 Each message takes `hop_s`; an iteration takes what the profile says; each direction of the host link carries one copy
@@ -47,7 +47,7 @@ from services.scheduler.machine.scheduler_events import (
     WorkerJoined,
 )
 from services.scheduler.scheduler_config import SchedulerConfig
-from tests.protocol.worker_model import WorkerModel
+from tests.fakes.fake_worker_tables import FakeWorkerTables
 
 MOST_STEPS = 100_000
 EPOCH = Epoch(1)
@@ -56,7 +56,7 @@ Handle = Callable[[Sequence[Any], float], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class StageJob:
+class StoryJob:
     """A job of a story. It ends by itself after `output_tokens`, says its client nothing of that beforehand."""
 
     name: str
@@ -68,24 +68,24 @@ class StageJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """What the stage is set with."""
+class StorySetup:
+    """What the server is made of, and its jobs."""
 
     scheduler: SchedulerConfig
     kv: KvConfig
     profile: CostProfile
     device_blocks: int
     host_blocks: int
-    jobs: tuple[StageJob, ...]
+    jobs: tuple[StoryJob, ...]
     block_size: int = 16
     max_model_len: int = 96
     hop_s: float = 0.0001
     copy_s: float = 0.004
-    """Of one block."""
+    """Seconds of the copy of one block."""
 
 
 class Said(NamedTuple):
-    """One message: a machine's command, or what else was said."""
+    """One message: a machine's command, or another message."""
 
     time_s: float
     sender: str
@@ -97,14 +97,14 @@ def _not_watched(name: str, handle: Handle) -> Handle:
     return handle
 
 
-class Stage:
+class StoryServer:
     """Plays one story. `watch` may put something around the machines' `handle`."""
 
-    def __init__(self, setup: Setup, watch: Callable[[str, Handle], Handle] = _not_watched) -> None:
+    def __init__(self, setup: StorySetup, watch: Callable[[str, Handle], Handle] = _not_watched) -> None:
         self.setup = setup
         self.scheduler = Scheduler(setup.scheduler)
         self.manager = KvManager(setup.kv)
-        self.worker = WorkerModel(setup.block_size, setup.device_blocks, setup.host_blocks)
+        self.worker = FakeWorkerTables(setup.block_size, setup.device_blocks, setup.host_blocks)
         self.said: list[Said] = []
         self.now_s = 0.0
         self._handles = {
@@ -121,7 +121,7 @@ class Stage:
         self._copies: list[CommandNumber] = []
 
     def play(self) -> list[Said]:
-        """To the end, when nothing is left to happen."""
+        """Run until nothing is left to happen."""
         setup = self.setup
         pools = WorkerPools(EPOCH, setup.block_size, setup.device_blocks, setup.host_blocks, stage=0, stage_count=1)
         joined = WorkerJoined(EPOCH, setup.device_blocks * setup.block_size, setup.max_model_len, setup.profile)
@@ -223,7 +223,7 @@ class Stage:
         return arrive
 
     def _start_plan(self) -> None:
-        """In order, when no upload of its jobs is unfinished."""
+        """Run plans in order, each once no upload of its jobs is unfinished."""
         if self._running or not self._plans or not self.worker.can_start(self._plans[0].entries):
             return
         self._running = True

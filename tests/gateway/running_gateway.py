@@ -1,4 +1,4 @@
-"""A gateway with real sockets, in the test's own process, and a client for it."""
+"""A gateway that serves over real gRPC on loopback, in the test's own process, and a client for it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fastserve.v1 import admin_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -15,13 +14,13 @@ from services.gateway.__main__ import serve
 from services.gateway.settings import GatewaySettings
 from services.runtime.channel import open_channel
 from services.runtime.process import ServiceProcess
-from tests.gateway.fake_scheduler import SOON_S, FakeScheduler
+from tests.gateway.fake_scheduler_for_gateway import SOON_S, FakeSchedulerForGateway
 
 MODEL_NAME = "tiny"
 
 
-class HarnessProcess(ServiceProcess[GatewaySettings]):
-    """Passes its addresses to the test."""
+class ProcessInTest(ServiceProcess[GatewaySettings]):
+    """In the place of the gateway's own process: passes its addresses to the test."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         super().__init__("gateway", settings)
@@ -31,10 +30,10 @@ class HarnessProcess(ServiceProcess[GatewaySettings]):
         self.addresses.set_result((grpc, metrics or ""))
 
 
-class Gateway:
+class RunningGateway:
     """A running gateway and the stubs to call it."""
 
-    def __init__(self, process: HarnessProcess, channel: grpc.aio.Channel, serving: "asyncio.Task[None]") -> None:
+    def __init__(self, process: ProcessInTest, channel: grpc.aio.Channel, serving: "asyncio.Task[None]") -> None:
         self.process = process
         self.serving = serving
         self.address, self.metrics_address = process.addresses.result()
@@ -88,9 +87,9 @@ class Gateway:
 @asynccontextmanager
 async def running_gateway(
     model: Path, scheduler: str, wait_ready: bool = True, **settings: Any
-) -> AsyncIterator[Gateway]:
+) -> AsyncIterator[RunningGateway]:
     """A gateway on free ports, stopped at the end."""
-    process = HarnessProcess(
+    process = ProcessInTest(
         GatewaySettings(
             grpc_port=0,
             scheduler=scheduler,
@@ -104,7 +103,7 @@ async def running_gateway(
     if serving.done():
         serving.result()
     async with open_channel(process.addresses.result()[0]) as channel:
-        gateway = Gateway(process, channel, serving)
+        gateway = RunningGateway(process, channel, serving)
         try:
             if wait_ready:
                 await gateway.until_health("readiness", "SERVING")
@@ -113,39 +112,16 @@ async def running_gateway(
             await gateway.stop()
 
 
+Pair = tuple[RunningGateway, FakeSchedulerForGateway]
+
+
 @asynccontextmanager
-async def running_pair(model: Path, **settings: Any) -> AsyncIterator[tuple[Gateway, FakeScheduler]]:
+async def running_pair(model: Path, **settings: Any) -> AsyncIterator[Pair]:
     """A gateway and its scheduler."""
-    scheduler = FakeScheduler()
+    scheduler = FakeSchedulerForGateway()
     await scheduler.start()
     try:
         async with running_gateway(model, scheduler.address, **settings) as gateway:
             yield gateway, scheduler
     finally:
         await scheduler.stop()
-
-
-def details(error: grpc.aio.AioRpcError) -> list[Any]:
-    """The google.rpc details of a status: BadRequest and RetryInfo."""
-    packed = next(value for key, value in error.trailing_metadata() if key == "grpc-status-details-bin")
-    found: list[Any] = []
-    for detail in status_pb2.Status.FromString(packed).details:
-        for kind in (error_details_pb2.BadRequest, error_details_pb2.RetryInfo):
-            message = kind()
-            if detail.Unpack(message):
-                found.append(message)
-    return found
-
-
-def violated_field(error: grpc.aio.AioRpcError) -> str:
-    """The field named by an INVALID_ARGUMENT."""
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
-    (bad,) = details(error)
-    field: str = bad.field_violations[0].field
-    return field
-
-
-def retry_after_s(error: grpc.aio.AioRpcError) -> float:
-    """How long a refusal asks the client to wait."""
-    (retry,) = details(error)
-    return float(retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)

@@ -1,4 +1,4 @@
-"""A KV manager with short names for what its peers say; every invariant is checked after every turn."""
+"""A KV manager with short names for its peers' messages; all invariants are checked after every turn."""
 
 from collections.abc import Sequence
 
@@ -43,24 +43,19 @@ EPOCH = Epoch(7)
 Message = KvToScheduler | KvToWorker
 
 
-def jid(name: str) -> JobId:
-    """Job ids are typed."""
-    return JobId(name)
-
-
 def resident(name: str, capacity: int, valid: int = 0) -> Resident:
     """The job may be planned."""
-    return Resident(jid(name), capacity, valid)
+    return Resident(JobId(name), capacity, valid)
 
 
 def grown(name: str, capacity: int) -> Grown:
     """The job may be planned further."""
-    return Grown(jid(name), capacity)
+    return Grown(JobId(name), capacity)
 
 
 def reclaim(name: str, beneficiary: str | None) -> ReclaimRequest:
     """May this job's blocks be taken?"""
-    return ReclaimRequest(jid(name), None if beneficiary is None else jid(beneficiary))
+    return ReclaimRequest(JobId(name), None if beneficiary is None else JobId(beneficiary))
 
 
 def knobs(policy: str, *, lookahead: int = 0, grant: int = 1, idle_slots: int = 0, share: float = 1.0) -> KvConfig:
@@ -68,7 +63,7 @@ def knobs(policy: str, *, lookahead: int = 0, grant: int = 1, idle_slots: int = 
     return KvConfig(kv_policy_named(policy, idle_slots, share), lookahead_tokens=lookahead, grant_blocks=grant)
 
 
-class Kv:
+class CheckedKvManager:
     """The machine between a scheduler and a worker that say what the test says. Blocks hold one token by default."""
 
     def __init__(
@@ -97,12 +92,12 @@ class Kv:
     # --- turns -------------------------------------------------------------------------------------------------------
 
     def turn(self, *events: Event) -> list[Message]:
-        """One turn; what it wants sent, to whomever."""
+        """Take a turn; returns its messages, whoever they are for."""
         commands = self.commands(*events)
         return [command.message for command in commands if isinstance(command, ToScheduler | ToWorker)]
 
     def commands(self, *events: Event) -> list[Command]:
-        """One turn; its commands as they are."""
+        """Take a turn; returns its commands unchanged."""
         commands = self.machine.handle(events, self.now_s)
         self.machine.check()
         return commands
@@ -124,24 +119,24 @@ class Kv:
         self._arrivals += 1
         rank = Rank(level, float(self._arrivals) if key is None else key, self._arrivals)
         self.ranks[name] = rank
-        return Arrive(ArrivedJob(jid(name), tokens, most)), Order((OrderChange(jid(name), rank),))
+        return Arrive(ArrivedJob(JobId(name), tokens, most)), Order((OrderChange(JobId(name), rank),))
 
     def order(self, *best_first: str, level: int = 0) -> list[Message]:
-        """These jobs now stand before all others of the level, in this order."""
+        """These jobs now precede all others of the level, in this order."""
         changes: list[OrderChange] = []
         for place, name in enumerate(best_first):
             self.ranks[name] = Rank(level, place - 1000.0, self.ranks[name].arrival_number)
-            changes.append(OrderChange(jid(name), self.ranks[name]))
+            changes.append(OrderChange(JobId(name), self.ranks[name]))
         return self.say(Order(tuple(changes)))
 
     def plan(self, *entries: tuple[str, int, int]) -> list[Message]:
         """The next plan: (job, from, to) of each entry."""
         self._plans += 1
-        planned = tuple(PlanEntry(jid(name), start, stop) for name, start, stop in entries)
+        planned = tuple(PlanEntry(JobId(name), start, stop) for name, start, stop in entries)
         return self.say(Planned(PlanNumber(self._plans), planned))
 
     def finish(self, plan: int | None = None) -> list[Message]:
-        """The last plan's result, or another's, is back."""
+        """The result of the last plan, or of another one, is back."""
         return self.say(Finished(PlanNumber(self._plans if plan is None else plan)))
 
     def run(self, *entries: tuple[str, int, int]) -> list[Message]:
@@ -150,20 +145,20 @@ class Kv:
 
     def ack(self, name: str) -> list[Message]:
         """Consent."""
-        return self.say(Ack(jid(name)))
+        return self.say(Ack(JobId(name)))
 
     def refuse(self, name: str) -> list[Message]:
         """No consent."""
-        return self.say(Refuse(jid(name)))
+        return self.say(Refuse(JobId(name)))
 
     def release(self, name: str) -> list[Message]:
         """The job ended."""
-        return self.say(Release(jid(name)))
+        return self.say(Release(JobId(name)))
 
     # --- the worker --------------------------------------------------------------------------------------------------
 
     def applied(self, command: int, stage: int = 0) -> list[Message]:
-        """A command's effect on the tables is known."""
+        """The worker has applied a command's effect on the tables."""
         return self.turn(FromWorker(EPOCH, Applied(CommandNumber(command), stage)))
 
     def done(self, command: int, stage: int = 0) -> list[Message]:
@@ -171,7 +166,9 @@ class Kv:
         return self.turn(FromWorker(EPOCH, Done(CommandNumber(command), stage)))
 
     def settle(self, messages: Sequence[Message]) -> list[KvToScheduler]:
-        """The worker applies and copies at once what it is told, until nothing follows. What the scheduler hears."""
+        """The worker applies and copies everything at once, until nothing follows. Returns the messages to the
+        scheduler.
+        """
         heard: list[KvToScheduler] = []
         waiting = list(messages)
         while waiting:
@@ -185,7 +182,7 @@ class Kv:
         return heard
 
     def bring(self, name: str, tokens: int, most: int, level: int = 0, key: float | None = None) -> None:
-        """A job arrives before all others, is resident, and its prefill has run; only then it takes its place."""
+        """A job arrives before all others, becomes resident, and runs its prefill; only then it takes its place."""
         self.settle(self.arrive(name, tokens, most, min(level, 2), -1e6))
         self.settle(self.run((name, 0, tokens)))
         self.place(name, level, float(self._arrivals) if key is None else key)
@@ -193,20 +190,20 @@ class Kv:
     def place(self, name: str, level: int, key: float) -> list[KvToScheduler]:
         """The job's place changes."""
         self.ranks[name] = Rank(level, key, self.ranks[name].arrival_number)
-        return self.settle(self.say(Order((OrderChange(jid(name), self.ranks[name]),))))
+        return self.settle(self.say(Order((OrderChange(JobId(name), self.ranks[name]),))))
 
     def swap_out(self, name: str) -> None:
-        """The job was asked for: consent, and its offload."""
+        """Consent to the reclaim of a job, and finish its offload."""
         self.settle(self.ack(name))
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
     def state(self, name: str) -> KvState | None:
         """Where the job's KV is."""
-        return self.machine.state_of(jid(name))
+        return self.machine.state_of(JobId(name))
 
     def free(self) -> tuple[int, int]:
-        """Free blocks of the device and of the host."""
+        """The numbers of free blocks on the device and on the host."""
         figures = self.machine.pool_usage()
         assert figures is not None
         return figures.device_blocks_free, figures.host_blocks_free

@@ -15,19 +15,19 @@ from services.runtime.recording.recorder import Recorder, recording
 from services.runtime.recording.recording_settings import RecordingSettings
 from services.scheduler.scheduler_config import SchedulerConfig
 from services.scheduler.scheduler_recording import SCHEDULER_FORMAT
-from tests.golden.stage import Setup, Stage, StageJob
 from tests.golden.stories import TEN_MS
+from tests.golden.story_server import StoryJob, StoryServer, StorySetup
 
 FORMATS = (SCHEDULER_FORMAT, KV_MANAGER_FORMAT)
 
-BUSY = Setup(
+BUSY = StorySetup(
     scheduler=SchedulerConfig(max_batch=2, starvation_limit_s=0.2, prefill_chunk_tokens=16),
     kv=KvConfig(kv_policy_named("proactive")),
     profile=TEN_MS,
     device_blocks=6,
     host_blocks=12,
     jobs=tuple(
-        StageJob(
+        StoryJob(
             f"client-{number}/0",
             0.013 * number,
             prompt_tokens=5 + number * 7 % 40,
@@ -41,12 +41,12 @@ BUSY = Setup(
 """Twelve jobs in a pool for two or three: preemption, offloads, uploads, promotions, a cancel."""
 
 
-def machine_settings(machine: MachineFormat, setup: Setup = BUSY) -> SchedulerConfig | KvConfig:
+def machine_settings(machine: MachineFormat, setup: StorySetup = BUSY) -> SchedulerConfig | KvConfig:
     """What the setup sets the machine with."""
     return setup.scheduler if machine is SCHEDULER_FORMAT else setup.kv
 
 
-def record(folder: Path, setup: Setup = BUSY) -> dict[str, Path]:
+def record(folder: Path, setup: StorySetup = BUSY) -> dict[str, Path]:
     """Plays the setup, both machines recorded; the files by machine."""
     settings = RecordingSettings.model_validate({"record": folder})
     with ExitStack() as open_recorders:
@@ -57,7 +57,7 @@ def record(folder: Path, setup: Setup = BUSY) -> dict[str, Path]:
             )
             assert recorder is not None
             recorders[machine.name] = recorder
-        Stage(setup, lambda name, handle: recorders[name].watching(handle)).play()
+        StoryServer(setup, lambda name, handle: recorders[name].watching(handle)).play()
     return {machine.name: next(folder.glob(f"{machine.name}-*")) for machine in FORMATS}
 
 
@@ -68,11 +68,11 @@ def lines_of(path: Path) -> list[Any]:
 
 
 def write_lines(path: Path, lines: list[Any]) -> Path:
-    """A recording of these lines, not packed."""
+    """An uncompressed recording of these lines."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
 def turns_of(path: Path) -> list[Turn[Any, Any]]:
-    """What can be read."""
+    """The turns that can be read."""
     return list(Recording(path, FORMATS))

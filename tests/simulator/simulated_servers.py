@@ -9,13 +9,12 @@ from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from services.simulator.outcome import JobOutcome, Simulation
 from services.simulator.server_setup import ServerSetup, SimulatedJob
+from tests.builders.cost_profiles import proportional_cost
 
 PREFILL_S, DECODE_S = 0.001, 0.02
-"""A token of a prompt, a decode."""
+"""Seconds of a prompt token, and of a decode."""
 
-FLAT_COST = CostProfile(
-    (PrefillCost(20, 20 * PREFILL_S), PrefillCost(10_000, 10_000 * PREFILL_S)), (DecodeCost(1, 1, DECODE_S),)
-)
+FLAT_COST = proportional_cost(PREFILL_S, DECODE_S, least_tokens=20)
 """Prefill in proportion to its tokens, decode the same for every batch and context."""
 
 GROWING_COST = CostProfile(
@@ -26,7 +25,7 @@ GROWING_COST = CostProfile(
         for context in (16, 1024)
     ),
 )
-"""As of a GPU."""
+"""Like that of a GPU."""
 
 FAST_LINK = LinkSpeed(bytes_per_s=1e9, latency_s=1e-4)
 BIG_POOL_TOKENS = 1 << 20
@@ -47,7 +46,7 @@ def server(
     kv_bytes_per_token: int = 1000,
     **knobs: object,
 ) -> ServerSetup:
-    """A server without message delay unless it is asked for. `knobs` are the scheduler's."""
+    """A server without message delay by default. `knobs` are the scheduler's."""
     return ServerSetup(
         scheduler=SchedulerConfig(policy=policy, **knobs),  # type: ignore[arg-type]
         kv=KvConfig(kv_policy_named(kv_policy)),
@@ -65,7 +64,7 @@ def server(
 
 
 def one_at_a_time(policy: PolicyName, kv_policy: str = "proactive", **given: object) -> ServerSetup:
-    """Batch 1, one plan under way, nobody promoted: a queue with one server."""
+    """Batch 1, one plan under way, no promotions: a queue with one server."""
     knobs: dict[str, object] = {"max_batch": 1, "plans_in_flight": 1, "starvation_limit_s": None} | given
     return server(policy, kv_policy, **knobs)  # type: ignore[arg-type]
 
@@ -83,7 +82,7 @@ def random_jobs(seed: int, count: int, rate_per_s: float, longest: int = 100) ->
 
 
 def ended_s(outcome: JobOutcome) -> float:
-    """When the client had its last token."""
+    """When the client received its last token."""
     return outcome.token_times_s[-1]
 
 

@@ -1,4 +1,4 @@
-"""Values of the machines' types for tests: any at all, and runs of the real machines."""
+"""Values of the machines' types for tests: arbitrary values, and runs of the real machines."""
 
 from enum import Enum
 from types import NoneType, UnionType
@@ -6,11 +6,12 @@ from typing import Any, NewType, Union, get_args, get_origin
 
 from hypothesis import strategies as st
 
-from services.domain.cost import CostProfile, DecodeCost, PrefillCost
+from services.domain.cost import CostProfile
 from services.domain.ids import JobId
 from services.runtime.recording.codec import Codec
 from services.runtime.recording.lines import MachineFormat
 from services.scheduler.scheduler_config import Charge, PolicyName, SchedulerConfig
+from tests.builders.cost_profiles import flat_cost
 
 JOB_IDS = tuple(JobId(name) for name in ("a/0", "a/1", 'quoted "one"/0', "käse/0", "\x00/0", "j0"))
 
@@ -22,7 +23,7 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     NoneType: st.none(),
     JobId: st.sampled_from(JOB_IDS),
     CostProfile: st.builds(
-        lambda seconds: CostProfile((PrefillCost(1, seconds),), (DecodeCost(1, 1, seconds),)),
+        flat_cost,
         st.floats(min_value=0, exclude_min=True, allow_infinity=False),
     ),
     SchedulerConfig: st.builds(
@@ -39,7 +40,7 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def values(hint: Any, machine: MachineFormat) -> st.SearchStrategy[Any]:
-    """Any value of a type that a machine's codec knows; what recordings leave out is what is read for it."""
+    """Any value of a type that a machine's codec knows; fields left out of recordings have the value that is read."""
     rules = machine.rules
     hint = rules.stands_for.get(hint, hint)
     if hint in PLAIN:

@@ -1,4 +1,4 @@
-"""A gateway that speaks real gRPC and generates nonsense: what the client commands are tested against."""
+"""The gateway's end of Generate and of the status, over real gRPC: it generates nonsense for the client commands."""
 
 import time
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ async def refuse(context: Any, error: FastServeError) -> NoReturn:
 
 
 @dataclass
-class FakeGateway(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.AdminServiceServicer):
+class FakeGatewayForClient(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.AdminServiceServicer):
     """Every job gets max_tokens tokens at once, one a message. Prompts with a meaning: `refuse`, `full`, `break`
     (after one token), `abort`.
 
@@ -132,7 +132,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Ad
 
 
 @asynccontextmanager
-async def serving(gateway: FakeGateway) -> AsyncIterator[FakeGateway]:
+async def serving(gateway: FakeGatewayForClient) -> AsyncIterator[FakeGatewayForClient]:
     """The gateway on a free port, its address filled in."""
     server = grpc.aio.server()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(gateway, server)

@@ -1,4 +1,6 @@
-"""`fastserve up` with tiny services: `python tiny_up.py STATE_DIR NAME:BEHAVIOUR ...`, each after the one before it."""
+"""`fastserve up` with fake services, each after the one before it: `python up_of_fake_services.py STATE_DIR
+NAME:BEHAVIOUR ...`.
+"""
 
 import asyncio
 import sys
@@ -9,7 +11,7 @@ from services.cli.up.service_process import ServiceAddresses, ServiceCommand
 from services.cli.up.supervisor import supervise
 from services.runtime.command_line import CommandError
 
-TINY = Path(__file__).with_name("tiny_service.py")
+FAKE_SERVICE = Path(__file__).with_name("fake_service.py")
 STOP_LIMIT_S = 1.0
 
 
@@ -17,7 +19,7 @@ def command_of(name: str, behaviour: str, after: tuple[str, ...]) -> ServiceComm
     def build(known: Mapping[str, ServiceAddresses]) -> list[str]:
         assert all(peer in known for peer in after)
         listen = ["--listen", known[name].grpc] if name in known else []
-        return [sys.executable, str(TINY), name, behaviour, *listen]
+        return [sys.executable, str(FAKE_SERVICE), name, behaviour, *listen]
 
     return ServiceCommand(name, build, after, stop_limit_s=STOP_LIMIT_S)
 

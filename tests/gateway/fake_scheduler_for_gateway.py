@@ -1,7 +1,8 @@
-"""A fake scheduler that sends the tokens a test gives it, and shows what the gateway has asked for.
+"""The scheduler's end of GatewayLink, over real gRPC: it sends the tokens that a test gives it, and shows what the
+gateway has asked for.
 
-It speaks the real GatewayLink over a real socket. A test takes each job as it arrives (`next_job`) and sends its
-tokens, or sets `script` so that every job runs by itself.
+A test takes each job as it arrives (`next_job`) and sends its tokens, or sets `script` so that every job runs by
+itself.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ Stream = asyncio.Queue[scheduler_pb2.GatewayLinkResponse | None]
 class FakeJob:
     """A job as the scheduler sees it."""
 
-    def __init__(self, scheduler: "FakeScheduler", submission: Submission, stream: Stream) -> None:
+    def __init__(self, scheduler: "FakeSchedulerForGateway", submission: Submission, stream: Stream) -> None:
         self._scheduler = scheduler
         self.streams = [stream]
         self.submission = submission
@@ -84,7 +85,7 @@ def _updates(updates: Sequence[JobUpdate]) -> scheduler_pb2.GatewayLinkResponse:
     return scheduler_pb2.GatewayLinkResponse(updates=updates_to_wire(updates))
 
 
-class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.AdminServiceServicer):
+class FakeSchedulerForGateway(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.AdminServiceServicer):
     """Start it, point gateways at `address`, and stop it at the end."""
 
     def __init__(self, limits: ServingLimits = READY, address: str = "127.0.0.1:0") -> None:

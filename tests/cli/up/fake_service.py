@@ -1,4 +1,4 @@
-"""A service that does nothing, in one of several ways: `python tiny_service.py NAME BEHAVIOUR --ready-file F
+"""A service that does nothing, in one of several ways: `python fake_service.py NAME BEHAVIOUR --ready-file F
 --die-with-parent PID`.
 
 serve: is ready, notes its process id, waits for SIGTERM and says that it drained. stubborn: as serve, deaf to

@@ -17,7 +17,7 @@ Tag = tuple[JobId, int]
 
 
 class ViolationError(Exception):
-    """What must never happen."""
+    """A breach of the protocol that the worker detects."""
 
 
 class Copy(NamedTuple):
@@ -29,7 +29,7 @@ class Copy(NamedTuple):
     valid_tokens: int
 
 
-class WorkerModel:
+class FakeWorkerTables:
     """One life of a worker."""
 
     def __init__(self, block_size: int, device_blocks: int, host_blocks: int) -> None:
@@ -52,7 +52,7 @@ class WorkerModel:
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def apply(self, commands: tuple[KvToWorker, ...]) -> tuple[int, ...]:
-        """Apply a batch in order. Returns the numbers of the commands that began a copy."""
+        """Apply a batch in order. Returns the numbers of the commands that started a copy."""
         return tuple(command.command_number for command in commands if self._apply(command))
 
     def _apply(self, command: KvToWorker) -> bool:
@@ -108,7 +108,7 @@ class WorkerModel:
             pool[block] = self._blank(self.block_size)
 
     def end_copy(self, index: int) -> None:
-        """A copy ends: now its source must still be what it was."""
+        """End a copy: its source must be unchanged."""
         copy = self.copies.pop(index)
         for move in copy.moves:
             source = self.device[move.device_block] if copy.to_host else self.host[move.host_block]
@@ -124,12 +124,12 @@ class WorkerModel:
     # --- plans -------------------------------------------------------------------------------------------------------
 
     def can_start(self, entries: tuple[PlanEntry, ...]) -> bool:
-        """No upload of the plan's jobs is unfinished (PROTOCOL 17)."""
+        """Whether all uploads of the plan's jobs are finished (PROTOCOL 17)."""
         uploading = [copy.job_id for copy in self.copies if not copy.to_host]
         return not any(entry.job_id in uploading for entry in entries)
 
     def run(self, entries: tuple[PlanEntry, ...]) -> None:
-        """Run an iteration: read all that is behind, write what is computed."""
+        """Run an iteration: read all earlier positions, write the computed ones."""
         for job_id, from_token, to_token in entries:
             table = self.tables.get(job_id, ())
             if to_token > len(table) * self.block_size:

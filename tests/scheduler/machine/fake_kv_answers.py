@@ -1,4 +1,5 @@
-"""A KV manager that has room for everybody: a job is resident as soon as it arrives, with capacity for all it may need.
+"""The answers of a KV manager that has room for everybody, without streams: a job is resident as soon as it arrives,
+with capacity for all it may need.
 
 Tests that want less take its answers into their own hands: `capacity_tokens` limits what a job gets at first.
 """
@@ -10,7 +11,7 @@ from services.domain.protocol import Ack, Arrive, ArrivedJob, Jobs, Release, Res
 from services.scheduler.machine.scheduler_events import Command, FromKv, ToKv
 
 
-class FakeKv:
+class FakeKvAnswers:
     """Answers of a KV manager to the messages of one turn."""
 
     def __init__(self, capacity_tokens: int | None = None) -> None:
@@ -19,7 +20,7 @@ class FakeKv:
         self.heard: list[SchedulerToKv] = []
 
     def answers(self, commands: Iterable[Command]) -> list[FromKv]:
-        """What it says to the commands of a turn."""
+        """The KV manager's answers to the commands of a turn."""
         answers: list[FromKv] = []
         for command in commands:
             if isinstance(command, ToKv):

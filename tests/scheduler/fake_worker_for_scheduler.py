@@ -1,0 +1,98 @@
+"""The worker's end of the scheduler's WorkerLink, over real gRPC: it makes up tokens."""
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from fastserve.v1 import scheduler_pb2 as wire
+from fastserve.v1 import scheduler_pb2_grpc
+from services.domain.generation import TokenLogprob
+from services.domain.ids import Epoch, JobId
+from services.domain.iteration import Plan, WorkerCounters, WorkerResult
+from services.domain.protocol import IterationResult, SampledToken
+from services.domain.worker_facts import WorkerFacts
+from services.wire.scheduler_worker import plan_from_wire, result_to_wire, worker_facts_to_wire
+from tests.builders.waits import LIMIT_S
+from tests.scheduler.machine.checked_scheduler import COST
+from tests.scheduler.served_setup import BLOCK_SIZE, FINGERPRINT, VOCABULARY_SIZE
+
+
+def token_of(job: str, number: int) -> int:
+    """The token that the worker makes up."""
+    return (sum(job.encode()) * 31 + number * 7) % VOCABULARY_SIZE
+
+
+def tokens_of(job: str, count: int, first: int = 0) -> list[int]:
+    return [token_of(job, number) for number in range(first, first + count)]
+
+
+class FakeWorkerForScheduler:
+    """A worker. `step` finishes the oldest plan; `serve` finishes them as they come."""
+
+    def __init__(self, channel: grpc.aio.Channel, epoch: int = 1, **facts: Any) -> None:
+        self.facts = WorkerFacts(
+            epoch=Epoch(epoch),
+            group=facts.get("group", 0),
+            model_fingerprint=facts.get("model_fingerprint", FINGERPRINT),
+            block_size=facts.get("block_size", BLOCK_SIZE),
+            device_blocks=facts.get("device_blocks", 1000),
+            host_blocks=4000,
+            max_model_len=facts.get("max_model_len", 2048),
+            block_bytes=1024,
+            profile=COST,
+            device="cpu",
+        )
+        self.call: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).WorkerLink()
+        self.plans: list[Plan] = []
+        self.ends_at: dict[str, int] = {}
+        """Job -> number of the token that ends it."""
+        self._known: dict[str, int] = {}
+        self._prompts: dict[str, int] = {}
+        self._wants: dict[str, bool] = {}
+        self._busy_s = 0.0
+
+    async def join(self) -> None:
+        """Say hello, hear welcome. Raises the stream's status."""
+        await self.call.write(wire.WorkerLinkRequest(hello=worker_facts_to_wire(self.facts)))
+        async with asyncio.timeout(LIMIT_S):
+            answer = await self.call.read()
+        assert answer.HasField("welcome")
+
+    async def step(self, limit_s: float | None = LIMIT_S) -> Plan:
+        """Run the next plan."""
+        async with asyncio.timeout(limit_s):
+            response = await self.call.read()
+        assert response is not grpc.aio.EOF, await self.call.details()
+        plan = plan_from_wire(response.plan)
+        self.plans.append(plan)
+        tokens: list[SampledToken] = []
+        logprobs: dict[JobId, TokenLogprob] = {}
+        for work in plan.entries:
+            if work.spec is not None:
+                self._known[work.job_id] = work.spec.known_tokens
+                self._prompts[work.job_id] = work.spec.prompt_tokens
+                self._wants[work.job_id] = work.spec.sampling.logprobs is not None
+            if work.to_token == self._known[work.job_id]:
+                number = work.to_token - self._prompts[work.job_id]
+                token = token_of(work.job_id, number)
+                tokens.append(SampledToken(work.job_id, token, self.ends_at.get(work.job_id) == number))
+                if self._wants.get(work.job_id):
+                    logprobs[work.job_id] = TokenLogprob(token, -0.5, ((token, -0.5),))
+                self._known[work.job_id] += 1
+        self._busy_s += 0.25
+        result = IterationResult(plan.epoch, plan.plan_number, tuple(tokens), (), 0.001)
+        counters = WorkerCounters(busy_s=self._busy_s)
+        message = result_to_wire(WorkerResult(result, logprobs, counters))
+        await self.call.write(wire.WorkerLinkRequest(result=message))
+        return plan
+
+    async def serve(self) -> None:
+        """Run plans for ever."""
+        while True:
+            await self.step(None)
+
+
+async def steps(worker: FakeWorkerForScheduler, count: int) -> None:
+    for _ in range(count):
+        await worker.step()

@@ -1,0 +1,53 @@
+"""The scheduler's end of its WorkerLink, over real gRPC: it does as the test says."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastserve.v1 import scheduler_pb2 as wire
+from fastserve.v1 import scheduler_pb2_grpc
+from services.domain.errors import FastServeError, NotReadyError
+from services.domain.ids import Epoch, PlanNumber
+from services.domain.iteration import PlanWork, WorkerResult
+from services.domain.worker_facts import WorkerFacts
+from services.wire.scheduler_worker import plan_to_wire, result_from_wire, worker_facts_from_wire
+from tests.worker.worker_stream import LIMIT_S, WorkerStream
+
+
+class SchedulerStream(WorkerStream):
+    @property
+    def facts(self) -> WorkerFacts:
+        return worker_facts_from_wire(self.hello)
+
+    def send_plan(self, number: int, *entries: PlanWork, epoch: int | None = None) -> None:
+        of = self.facts.epoch if epoch is None else Epoch(epoch)
+        self.send(wire.WorkerLinkResponse(plan=plan_to_wire(of, PlanNumber(number), entries)))
+
+    async def next_result(self) -> WorkerResult:
+        return result_from_wire((await self.next()).result)
+
+
+class FakeSchedulerForWorker(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Streams come out of `streams` as workers dial. `refusal`: what they are told instead."""
+
+    def __init__(self) -> None:
+        self.streams: asyncio.Queue[SchedulerStream] = asyncio.Queue()
+        self.refusal: FastServeError | None = None
+
+    async def WorkerLink(
+        self, request_iterator: AsyncIterator[wire.WorkerLinkRequest], context: Any
+    ) -> AsyncIterator[wire.WorkerLinkResponse]:
+        stream = SchedulerStream((await anext(request_iterator)).hello)
+        if self.refusal is not None:
+            raise self.refusal
+        self.streams.put_nowait(stream)
+        welcome = wire.WorkerLinkResponse(welcome=wire.WorkerWelcome())
+        async for message in stream.serve(request_iterator, welcome):
+            yield message
+
+    def GatewayLink(self, request_iterator: object, context: object) -> AsyncIterator[wire.GatewayLinkResponse]:
+        raise NotReadyError("no gateways here")
+
+    async def next(self) -> SchedulerStream:
+        async with asyncio.timeout(LIMIT_S):
+            return await self.streams.get()
