@@ -4,8 +4,15 @@ Prefill time grows about linearly with the prompt. Decode time is nearly flat in
 batch (PAPER 1). So linear interpolation between measured points is enough. Beyond the last point the last slope
 continues; before the first point its value holds.
 
-The time of a mixed batch combines the two tables. Every iteration reads the weights once. This fixed part is the time
-of the shortest iteration, and it counts once.
+The time of a mixed batch combines the two tables. Prefills and decodes of one iteration share one reading of the
+weights, but not the compute: the rows of the decodes (one a job) go through the same matrix products as those of the
+prefills, so the batch costs as much as a prefill of all rows together, and beyond that what decodes cost more than
+rows of a prefill, which is their reading of KV:
+
+    prefill(rows + n) + max(0, decode(n, context) - prefill(n))
+
+Where that is less than the two parts one after the other with one reading of the weights (the shortest iteration)
+counted once, which only a bent table makes happen, the latter holds.
 """
 
 from bisect import bisect_right
@@ -115,19 +122,23 @@ class CostProfile:
         """Seconds of an iteration that prefills positions from_token to to_token - 1 of some jobs and decodes one token
         of each of `decode_batch` others, with `mean_context_tokens` of context on average. The batch must not be empty.
 
-        Exact at the points of the profile. Decodes and prefills read the weights only once.
+        Exact at the points of the profile. For a mixed batch see the module's docstring.
         """
         if not prefills:
             return self.decode_s(decode_batch, mean_context_tokens)
-        prefills_s = self._prefills_s(prefills)
+        rows, prefills_s = self._prefills_s(prefills)
         if not decode_batch:
             return prefills_s
-        return prefills_s + self.decode_s(decode_batch, mean_context_tokens) - self.smallest_iteration_s
+        prefill_s = self._prefill_line.at
+        decodes_s = self.decode_s(decode_batch, mean_context_tokens)
+        more_rows_s = prefill_s(rows + decode_batch) - prefill_s(rows)
+        reading_kv_s = max(0.0, decodes_s - prefill_s(decode_batch))
+        return prefills_s + max(more_rows_s + reading_kv_s, decodes_s - self.smallest_iteration_s)
 
-    def _prefills_s(self, prefills: Sequence[tuple[int, int]]) -> float:
-        """The lesser of two bounds: several prompts together take no longer than one after another, and no longer than
-        one prompt with all their tokens, which has more context to attend to. A chunk costs what it adds to its prompt,
-        and at least as much as a prompt of its length.
+    def _prefills_s(self, prefills: Sequence[tuple[int, int]]) -> tuple[int, float]:
+        """The rows of all prefills, and the lesser of two bounds: several prompts together take no longer than one
+        after another, and no longer than one prompt with all their tokens, which has more context to attend to. A chunk
+        costs what it adds to its prompt, and at least as much as a prompt of its length.
         """
         prefill_s = self._prefill_line.at
         rows = 0
@@ -140,4 +151,4 @@ class CostProfile:
                 own_s = max(alone_s, prefill_s(to_token) - prefill_s(from_token))
             apart_s += own_s
             behind_s += own_s - alone_s
-        return apart_s if len(prefills) == 1 else min(apart_s, prefill_s(rows) + behind_s)
+        return rows, apart_s if len(prefills) == 1 else min(apart_s, prefill_s(rows) + behind_s)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
+from services.experiments.named_profiles import find_profile, profile_names
 
 PREFILL = (PrefillCost(16, 0.01), PrefillCost(128, 0.05), PrefillCost(512, 0.21))
 DECODE = (DecodeCost(1, 16, 0.004), DecodeCost(1, 1024, 0.006), DecodeCost(16, 16, 0.008), DecodeCost(16, 1024, 0.016))
@@ -83,8 +84,37 @@ def test_an_iteration_of_one_kind_costs_what_was_measured() -> None:
         assert PROFILE.iteration_s([], decode.batch, decode.context_tokens) == pytest.approx(decode.seconds)
 
 
+def test_a_mixed_iteration_costs_all_rows_as_one_prefill_and_the_kv_that_its_decodes_read() -> None:
+    """Rows 128 + 16: 0.05 + 16 / 384 of 0.16. Sixteen decodes at 1,024 tokens of context cost 0.016, six milliseconds
+    more than the 16 rows of a prefill.
+    """
+    rows_s = 0.05 + 0.16 * 16 / 384
+    assert PROFILE.iteration_s([(0, 128)], 16, 1024) == pytest.approx(rows_s + 0.016 - 0.01)
+    assert PROFILE.iteration_s([(0, 128)], 16, 16) == pytest.approx(rows_s)
+
+
 def test_prefill_and_decode_of_one_iteration_read_the_weights_once() -> None:
-    assert PROFILE.iteration_s([(0, 128)], 16, 16) == pytest.approx(0.05 + 0.008 - PROFILE.smallest_iteration_s)
+    """Where more rows cost nothing, because reading the weights takes longer than computing with them."""
+    flat = CostProfile((PrefillCost(256, 0.01),), DECODE)
+    assert flat.iteration_s([(0, 128)], 16, 1024) == pytest.approx(0.01 + 0.016 - flat.smallest_iteration_s)
+
+
+@pytest.mark.parametrize("name", profile_names())
+@given(st.lists(st.integers(2, 2048), min_size=1, max_size=3), st.integers(1, 256), st.integers(1, 4096))
+def test_on_every_profile_a_mixed_iteration_costs_no_less_than_its_parts_with_one_reading_of_the_weights(
+    name: str, prompts: list[int], batch: int, context_tokens: int
+) -> None:
+    cost = find_profile(name).cost
+    prefills = [(0, tokens) for tokens in prompts]
+    parts_s = cost.iteration_s(prefills, 0, 0.0) + cost.decode_s(batch, context_tokens) - cost.smallest_iteration_s
+    assert cost.iteration_s(prefills, batch, context_tokens) >= parts_s - 1e-12
+
+
+def test_compute_that_prefills_and_decodes_do_not_share_makes_a_mixed_iteration_longer() -> None:
+    """Llama-3-8B on an H100: 1,024 prompt tokens beside 256 decodes with 1,000 tokens of context."""
+    cost = find_profile("llama-3-8b-h100").cost
+    parts_s = cost.prefill_s(1024) + cost.decode_s(256, 1000) - cost.smallest_iteration_s
+    assert cost.iteration_s([(0, 1024)], 256, 1000) > 1.1 * parts_s
 
 
 def test_prompts_of_one_iteration_cost_no_more_than_alone_nor_than_one_prompt_of_their_length() -> None:
