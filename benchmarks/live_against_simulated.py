@@ -121,7 +121,7 @@ def put_in_place(profile: Profile, folder: Path) -> int:
     for file in sorted(folder.glob("*.json")):
         kept = read_profile(file)
         if all(profile.source.get(name) == value for name, value in kept.source.items()):
-            write_profile(file, replace(kept, cost=profile.cost))
+            write_profile(file, replace(kept, cost=profile.cost, mixed=profile.mixed))
             replaced += 1
     return replaced
 

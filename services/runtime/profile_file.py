@@ -4,13 +4,17 @@ and profiles derived from published figures have the same format. No torch here.
 {"name": "opt-13b-a100-40gb", "description": "...",
  "prefill": [{"tokens": 16, "seconds": 0.004}, ...],
  "decode": [{"batch": 1, "context_tokens": 64, "seconds": 0.003}, ...],
+ "mixed": [{"prefill_tokens": 64, "decode_batch": 4, "context_tokens": 256, "seconds": 0.006,
+            "modelled_seconds": 0.0057}, ...],
  "kv_bytes_per_token": 819200, "device_kv_tokens": 12000, "host_kv_tokens": 600000,
  "link": {"bytes_per_s": 25e9, "latency_s": 1e-05, "duplex": true},
  "stages": 1, "tensor_parallel": 1, "max_model_len": 2048,
  "source": {"model": "...", "device": "...", "dtype": "...", ...}}
 
-Only `prefill`, `decode` and `source` are required: a file without the others is still a cost model. Figures cover a
-whole group, all its GPUs together; those of the link cover one of its stages.
+Only `prefill`, `decode` and `source` are required: a file without the others is still a cost model. `mixed` holds
+measured iterations of prefill and decode together beside what the cost model gives for them; it tells how far the model
+can be trusted and changes nothing else. Figures cover a whole group, all its GPUs together; those of the link cover one
+of its stages.
 """
 
 import errno
@@ -24,6 +28,7 @@ from typing import Any
 from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
+from services.domain.mixed_cost import MixedCost, check_mixed
 from services.runtime.output_folder import make_writable
 
 Source = Mapping[str, object]
@@ -49,8 +54,10 @@ class Profile:
     stages: int = 1
     tensor_parallel: int = 1
     max_model_len: int | None = None
+    mixed: tuple[MixedCost, ...] = ()
 
     def __post_init__(self) -> None:
+        check_mixed(self.mixed)
         for field, least in _LEAST.items():
             value = getattr(self, field)
             if value is not None and value < least:
@@ -74,6 +81,7 @@ def profile_text(profile: Profile) -> str:
         "description": profile.description or None,
         "prefill": [point._asdict() for point in profile.cost.prefill],
         "decode": [point._asdict() for point in profile.cost.decode],
+        "mixed": [point._asdict() for point in profile.mixed] or None,
         **{field: getattr(profile, field) for field in _LEAST},
         "link": None if profile.link is None else asdict(profile.link),
         "source": dict(profile.source),
@@ -136,6 +144,16 @@ def profile_of(document: Mapping[str, Any]) -> Profile:
     decode = tuple(
         DecodeCost(int(p["batch"]), int(p["context_tokens"]), float(p["seconds"])) for p in document["decode"]
     )
+    mixed = tuple(
+        MixedCost(
+            int(p["prefill_tokens"]),
+            int(p["decode_batch"]),
+            int(p["context_tokens"]),
+            float(p["seconds"]),
+            float(p["modelled_seconds"]),
+        )
+        for p in document.get("mixed", ())
+    )
     link = document.get("link")
     numbers = {field: int(value) for field in _LEAST if (value := document.get(field)) is not None}
     return Profile(
@@ -144,6 +162,7 @@ def profile_of(document: Mapping[str, Any]) -> Profile:
         name=str(document.get("name", "")),
         description=str(document.get("description", "")),
         link=None if link is None else _parsed_link(link),
+        mixed=mixed,
         **numbers,
     )
 

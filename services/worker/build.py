@@ -10,7 +10,7 @@ from services.domain.errors import InvalidFieldError
 from services.domain.ids import Epoch
 from services.domain.worker_facts import WorkerFacts
 from services.runtime.model_files import fingerprint
-from services.runtime.profile_file import Source
+from services.runtime.profile_file import Profile, Source
 from services.worker.engine.compute_environment import usable_cores
 from services.worker.engine.engine import Engine
 from services.worker.kv.pools import BlockShape, available_device_bytes, available_host_bytes, block_counts, make_pools
@@ -24,11 +24,13 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An engine, the facts that its worker announces (epoch still 0), and the source of its profile's numbers."""
+    """An engine, the facts that its worker announces (epoch still 0), and its measured profile: the cost model that is
+    among the facts, with its check and the source of its numbers.
+    """
 
     engine: Engine
     facts: WorkerFacts
-    source: Source
+    profile: Profile
 
 
 def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built:
@@ -78,10 +80,10 @@ def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built
         host_blocks=pools.host_block_count,
         max_model_len=model.max_model_len,
         block_bytes=shape.block_bytes,
-        profile=profile,
+        profile=profile.cost,
         device="cpu" if device.type == "cpu" else device_name(device),
     )
-    return Built(Engine(model, pools), facts, source)
+    return Built(Engine(model, pools), facts, profile)
 
 
 def default_dtype(checkpoint_dtype: str | None, device: torch.device) -> str:

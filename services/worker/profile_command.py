@@ -1,16 +1,18 @@
-"""`fastserve profile`: measures the cost model of a model on this machine, and its host link, and writes both to a
-file.
+"""`fastserve profile`: measures the cost model of a model on this machine, and its host link, writes both to a file,
+and says how far the cost model is from measured mixed iterations.
 """
 
 import datetime
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.domain.copying import LinkSpeed
 from services.domain.errors import FastServeError
+from services.domain.mixed_cost import MixedCost, model_error
 from services.runtime.profile_file import Profile, check_writable, write_profile
 from services.runtime.settings import load
 from services.worker.engine.compute_environment import set_compute_environment
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 _SOURCES = {
     "prefill": "measured: median of a few iterations that prefill one prompt, from layout to sampled token",
     "decode": "measured: median of a few iterations that decode one token of each job",
+    "mixed": "measured: median of a few iterations that prefill one prompt and decode one token of each job; "
+    "modelled_seconds is what the cost model gives for them",
     "kv_bytes_per_token": "exact: 2 x layers x KV heads x head size x bytes of the dtype",
     "pools": "device_kv_tokens and host_kv_tokens are the pools that were measured with, not the most that fits",
     "link": "measured: the copier's time for a job of 512 tokens in scattered blocks, and for one block",
@@ -42,10 +46,14 @@ def _processor(built: "Built") -> dict[str, str]:
 def _profile_of(built: "Built", link: LinkSpeed, name: str) -> Profile:
     facts = built.facts
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    source = {"kind": "measured", **built.source, **_processor(built), "measured_at": now, **_SOURCES}
+    source = {"kind": "measured", **built.profile.source, **_processor(built), "measured_at": now, **_SOURCES}
+    if mixed := built.profile.mixed:
+        source["model_error"] = _error_sentence(mixed)
+    else:
+        del source["mixed"]
     cores = f", {source['threads']} threads" if facts.device == "cpu" else ""
-    return Profile(
-        cost=facts.profile,
+    return replace(
+        built.profile,
         source=source,
         name=name,
         description=f"{source['model']} in {source['dtype']} on {source['device']}{cores}, measured",
@@ -54,6 +62,14 @@ def _profile_of(built: "Built", link: LinkSpeed, name: str) -> Profile:
         host_kv_tokens=facts.host_blocks * facts.block_size,
         link=link,
         max_model_len=facts.max_model_len,
+    )
+
+
+def _error_sentence(mixed: Sequence[MixedCost]) -> str:
+    error = model_error(mixed)
+    return (
+        f"The cost model's error against measured mixed iterations (modelled / measured - 1; points: {len(mixed)}) is "
+        f"{100 * error.median:+.1f} % at the median and {100 * error.worst:+.1f} % at worst."
     )
 
 
@@ -73,7 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             link = measure_link(built.engine.pools)
         finally:
             built.engine.close()
-        write_profile(settings.out, _profile_of(built, link, settings.out.stem))
+        profile = _profile_of(built, link, settings.out.stem)
+        write_profile(settings.out, profile)
+        if profile.mixed:
+            print(_error_sentence(profile.mixed))
     except FastServeError as error:
         print(f"fastserve profile: {error}", file=sys.stderr)
         return 1

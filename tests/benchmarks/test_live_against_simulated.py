@@ -25,6 +25,7 @@ from benchmarks.simulated_runs import (
 from benchmarks.truth_comparison import compared, goals, ratios_to_fcfs, tables
 from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
+from services.domain.mixed_cost import MixedCost
 from services.kvmanager.policies.kv_config import KV_POLICY_NAMES
 from services.runtime.profile_file import Profile, profile_text, read_profile, write_profile
 from services.scheduler.scheduler_config import PolicyName
@@ -205,10 +206,12 @@ def test_the_picture_is_the_same_bytes_for_the_same_result(measured: dict[str, A
 def test_a_worker_reckons_with_the_profile_that_was_put_in_the_place_of_its_own(tmp_path: Path) -> None:
     other = CostProfile((PrefillCost(8, 0.5),), (DecodeCost(1, 8, 0.5),))
     same_kind, more_threads = tmp_path / "same.json", tmp_path / "threads.json"
-    write_profile(same_kind, Profile(other, {"model": "tiny", "threads": 1}))
+    checked = (MixedCost(8, 1, 8, 1.0, 0.5),)
+    write_profile(same_kind, Profile(other, {"model": "tiny", "threads": 1}, mixed=checked))
     write_profile(more_threads, Profile(other, {"model": "tiny", "threads": 2}))
     assert put_in_place(PROFILE, tmp_path) == 1
     assert read_profile(same_kind).cost == PROFILE.cost
+    assert read_profile(same_kind).mixed == PROFILE.mixed != checked
     assert read_profile(same_kind).source == {"model": "tiny", "threads": 1}
     assert read_profile(more_threads).cost == other
 

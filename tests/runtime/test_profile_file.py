@@ -9,6 +9,7 @@ import pytest
 from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
+from services.domain.mixed_cost import MixedCost
 from services.runtime.profile_file import Profile, read_profile, write_profile
 from services.worker import profile_command
 
@@ -25,7 +26,9 @@ WHOLE = Profile(
     stages=2,
     tensor_parallel=8,
     max_model_len=2048,
+    mixed=(MixedCost(16, 1, 64, 0.75, 0.5), MixedCost(16, 2, 64, 1.0, 1.25)),
 )
+MIXED = {"prefill_tokens": 16, "decode_batch": 1, "context_tokens": 64, "seconds": 0.75, "modelled_seconds": 0.5}
 OLD = {
     "prefill": [{"tokens": 16, "seconds": 0.5}],
     "decode": [{"batch": 1, "context_tokens": 64, "seconds": 0.25}],
@@ -43,7 +46,13 @@ def test_a_file_is_read_as_it_was_written(profile: Profile, tmp_path: Path) -> N
 def test_a_file_of_points_and_source_alone_is_a_profile(tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text(json.dumps(OLD))
     cost = CostProfile((PrefillCost(16, 0.5),), (DecodeCost(1, 64, 0.25),))
+    assert Profile(cost, {}).mixed == ()
     assert read_profile(tmp_path / "old.json") == Profile(cost, {"device": "x", "threads": 2})
+
+
+def test_a_mixed_iteration_has_its_measured_and_its_modelled_seconds_in_the_file(tmp_path: Path) -> None:
+    write_profile(tmp_path / "profile.json", replace(WHOLE, mixed=WHOLE.mixed[:1]))
+    assert json.loads((tmp_path / "profile.json").read_text())["mixed"] == [MIXED]
 
 
 @pytest.mark.parametrize(
@@ -59,6 +68,12 @@ def test_a_file_of_points_and_source_alone_is_a_profile(tmp_path: Path) -> None:
         ({"stages": 0}, "stages: is 0, but must be at least 1"),
         ({"kv_bytes_per_token": -1}, "kv_bytes_per_token: "),
         ({"max_model_len": "long"}, "is not a valid profile"),
+        ({"mixed": 3}, "is not a valid profile"),
+        ({"mixed": [{"seconds": 1.0}]}, "is not a valid profile"),
+        ({"mixed": [MIXED | {"seconds": 0}]}, "mixed: seconds must be greater than 0"),
+        ({"mixed": [MIXED | {"modelled_seconds": -1}]}, "mixed: seconds must be greater than 0"),
+        ({"mixed": [MIXED, MIXED]}, "mixed: measured points must be ascending"),
+        ({"mixed": [MIXED | {"decode_batch": 2}, MIXED]}, "mixed: measured points must be ascending"),
     ],
 )
 def test_a_file_that_holds_no_profile_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from models.make_random import PRESETS
+from services.domain.cost import CostProfile
 from services.domain.errors import FastServeError, InvalidFieldError, ModelFolderError
+from services.domain.mixed_cost import MixedCost
 from services.runtime.profile_file import read_profile
 from services.runtime.settings import Settings
 from services.worker import profile_command
 from services.worker.build import build, default_dtype
 from services.worker.kv.pools import BlockShape, block_counts
-from services.worker.profiling.cost_measurement import MeasuringLimits, measure
+from services.worker.profiling.cost_measurement import Measurer, MeasuringLimits, measure
 from services.worker.profiling.link_speed import measure_link
 from services.worker.settings import EngineSettings, ProfileSettings
 from tests.builders.model_folders import tiny_model_folder
@@ -78,7 +80,7 @@ class TestPoolSizes:
 
 class TestProfile:
     def test_it_has_a_point_for_every_doubling_and_never_falls(self) -> None:
-        profile = measure(tiny_model(), tiny_pools(), MeasuringLimits(max_model_len=100, max_batch=6))
+        profile = measure(tiny_model(), tiny_pools(), MeasuringLimits(max_model_len=100, max_batch=6), {}).cost
         assert [point.tokens for point in profile.prefill] == [16, 32, 64, 100]
         places = [(point.batch, point.context_tokens) for point in profile.decode]
         assert places == [(batch, context) for batch in (1, 2, 4, 6) for context in (64, 100)]
@@ -86,14 +88,17 @@ class TestProfile:
         assert seconds == sorted(seconds)
         assert profile.decode_s(6, 100) >= profile.decode_s(1, 100) >= profile.decode_s(1, 64) > 0
 
-    def test_it_leaves_the_pools_as_they_were(self) -> None:
+    @pytest.mark.parametrize("max_model_len", [100, 101])  # 101: each sequence has a block that is not full
+    def test_it_leaves_the_pools_as_they_were(self, max_model_len: int) -> None:
         pools = tiny_pools()
-        measure(tiny_model(), pools, MeasuringLimits(max_model_len=100, max_batch=2))
+        measure(tiny_model(), pools, MeasuringLimits(max_model_len, max_batch=2), {})
         assert not bool(pools.device.any())
 
     def test_it_does_not_go_beyond_the_pool(self) -> None:
-        profile = measure(tiny_model(), tiny_pools(device_blocks=10), MeasuringLimits(max_model_len=512, max_batch=2))
-        assert profile.prefill[-1].tokens == 40
+        limits = MeasuringLimits(max_model_len=512, max_batch=2)
+        profile = measure(tiny_model(), tiny_pools(device_blocks=10), limits, {})
+        assert profile.cost.prefill[-1].tokens == 40
+        assert [point[:3] for point in profile.mixed] == [(40, 1, 40)]
 
     def test_the_command_writes_it_with_its_source(self, model: Path, tmp_path: Path) -> None:
         arguments = ["--model", str(model), "--out", str(tmp_path / "p.json"), "--threads", "1", "--dtype", "float32"]
@@ -109,6 +114,33 @@ class TestProfile:
         )
         assert source["device"]
         assert source["measured_at"]
+
+    def test_the_command_writes_and_says_how_far_the_model_is_from_mixed_iterations(
+        self, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(CostProfile, "iteration_s", lambda *_: 0.003)
+        monkeypatch.setattr(Measurer, "mixed_s", lambda _, prompt, decodes, context: {4: 0.004, 5: 0.0025}[decodes])
+        arguments = ["--model", str(model), "--out", str(tmp_path / "p.json"), "--threads", "1", "--dtype", "float32"]
+        limits = ["--max-model-len", "64", "--kv-device-tokens", "512"]
+        assert profile_command.main([*arguments, *limits, "--max-batch", "6"]) == 0
+        profile = read_profile(tmp_path / "p.json")
+        assert profile.mixed == (MixedCost(64, 4, 64, 0.004, 0.003), MixedCost(64, 5, 64, 0.0025, 0.003))
+        assert capsys.readouterr().out == f"{profile.source['model_error']}\n"
+        assert profile.source["model_error"] == (
+            "The cost model's error against measured mixed iterations (modelled / measured - 1; points: 2) is "
+            "-2.5 % at the median and -25.0 % at worst."
+        )
+
+    def test_the_command_says_nothing_of_mixed_iterations_if_a_batch_is_one_job(
+        self, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = ["--model", str(model), "--out", str(tmp_path / "p.json"), "--threads", "1", "--dtype", "float32"]
+        limits = ["--max-model-len", "64", "--max-batch", "1", "--kv-device-tokens", "128"]
+        assert profile_command.main([*arguments, *limits]) == 0
+        assert capsys.readouterr().out == ""
+        profile = read_profile(tmp_path / "p.json")
+        assert profile.mixed == ()
+        assert {"mixed", "model_error"} & set(profile.source) == set()
 
     def test_the_command_writes_the_group_around_the_cost_model(self, model: Path, tmp_path: Path) -> None:
         arguments = ["--model", str(model), "--out", str(tmp_path / "p.json"), "--threads", "1", "--dtype", "float32"]

@@ -9,6 +9,9 @@ because that costs more than equal ones do. Each point is the median of a few ru
 not count. Points left above a larger one by a disturbance are levelled: more tokens, or more jobs, never take less
 time.
 
+A few iterations of prefill and decode together are measured as well, and kept beside what the cost model gives for
+them. They are no points of the model but its check.
+
 It takes a few seconds: points are measured from small to large, and when the time is up the larger ones are left to
 extrapolation. The result is kept in a file named after everything it depends on, and read by the next worker of the
 same kind.
@@ -29,6 +32,7 @@ import torch
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
 from services.domain.job_sampling import JobSampling
+from services.domain.mixed_cost import MixedCost
 from services.runtime.profile_file import Profile, Source, read_profile, write_profile
 from services.worker.kv.pools import KvPools
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
@@ -39,11 +43,16 @@ _log = logging.getLogger(__name__)
 
 PREFILL_BUDGET_S = 4.0
 DECODE_BUDGET_S = 4.0
+MIXED_BUDGET_S = 2.0
 WARM_UP_TOKENS = 16
 SHORT_S = 0.2
 SHORT_RUNS, LONG_RUNS = 5, 1
 CONTEXTS = (64, 256, 1024)
 """Where decode is measured; between them and beyond it is nearly linear in the context."""
+MIXED_PROMPTS = (64, 256, 1024)
+MIXED_FEW_DECODES = 4
+MIXED_CONTEXT = 256
+"""Mixed iterations prefill one of these prompts beside a few decodes, and beside as many as fit into the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +93,26 @@ class Measurer:
         """Seconds of an iteration that decodes a token for each of `batch` jobs, whose contexts are spread around
         `context_tokens` as in a real batch.
         """
-        sequences, first_block = [], 0
+        decodes, _ = self._decodes(batch, context_tokens)
+        return self._typical_s(lambda _: decodes)
+
+    def mixed_s(self, prefill_tokens: int, batch: int, context_tokens: int) -> float:
+        """Seconds of an iteration that prefills one prompt as `prefill_s` does, and decodes as `decode_s` does."""
+        decodes, used_blocks = self._decodes(batch, context_tokens)
+
+        def sequences(run: int) -> list[SequenceRows]:
+            rows = max(prefill_tokens - run, 1)
+            return [*decodes, SequenceRows(0, rows, self._blocks(used_blocks, rows))]
+
+        return self._typical_s(sequences)
+
+    def _decodes(self, batch: int, context_tokens: int) -> tuple[list[SequenceRows], int]:
+        """A decode for each of `batch` jobs, and how many blocks they have."""
+        decodes, used_blocks = [], 0
         for tokens in spread_contexts(batch, context_tokens, self._longest):
-            sequences.append(SequenceRows(tokens - 1, tokens, self._blocks(first_block, tokens)))
-            first_block += -(-tokens // self._block_size)
-        return self._typical_s(lambda _: sequences)
+            decodes.append(SequenceRows(tokens - 1, tokens, self._blocks(used_blocks, tokens)))
+            used_blocks += -(-tokens // self._block_size)
+        return decodes, used_blocks
 
     def _blocks(self, first: int, tokens: int) -> list[int]:
         return [(first + number) % self._block_count for number in range(-(-tokens // self._block_size))]
@@ -109,27 +133,37 @@ class Measurer:
         return time.perf_counter() - started_s
 
 
-def measure(model: DecoderModel, pools: KvPools, limits: MeasuringLimits) -> CostProfile:
-    """Measures the cost model. Overwrites the device pool, then zeroes it again."""
+def measure(model: DecoderModel, pools: KvPools, limits: MeasuringLimits, source: Source) -> Profile:
+    """Measures the cost model, then mixed iterations as a check of it. Overwrites the device pool, then zeroes it
+    again.
+    """
     longest = _longest(pools, limits)
     measurer = Measurer(model, pools, longest)
     measurer.warm_up()
-    prefill, least_s, until_s = [], 0.0, time.perf_counter() + PREFILL_BUDGET_S
+    prefill = _measure_prefill(measurer, longest)
+    decode = _measure_decode(measurer, limits.max_batch, longest)
+    cost = CostProfile(tuple(prefill), tuple(decode))
+    mixed = _measure_mixed(measurer, cost, limits.max_batch, longest)
+    used = limits.max_batch * -(-longest // pools.shape.block_size)
+    pools.device[: min(used, pools.device_block_count)].zero_()
+    return Profile(cost, source, mixed=tuple(mixed))
+
+
+def _longest(pools: KvPools, limits: MeasuringLimits) -> int:
+    """Tokens of the longest sequence that can be measured."""
+    return min(limits.max_model_len, pools.device_block_count * pools.shape.block_size)
+
+
+def _measure_prefill(measurer: Measurer, longest: int) -> list[PrefillCost]:
+    prefill: list[PrefillCost] = []
+    least_s, until_s = 0.0, time.perf_counter() + PREFILL_BUDGET_S
     for tokens in _doubling(min(16, longest), longest):
         least_s = max(least_s, measurer.prefill_s(tokens))
         prefill.append(PrefillCost(tokens, least_s))
         # The next point takes about twice as long, and runs at least twice.
         if time.perf_counter() + 4 * least_s > until_s and len(prefill) > 1:
             break
-    decode = _measure_decode(measurer, limits.max_batch, longest)
-    used = -(-limits.max_batch * longest // pools.shape.block_size)
-    pools.device[: min(used, pools.device_block_count)].zero_()
-    return CostProfile(tuple(prefill), tuple(decode))
-
-
-def _longest(pools: KvPools, limits: MeasuringLimits) -> int:
-    """Tokens of the longest sequence that can be measured."""
-    return min(limits.max_model_len, pools.device_block_count * pools.shape.block_size)
+    return prefill
 
 
 def _measure_decode(measurer: Measurer, max_batch: int, longest: int) -> list[DecodeCost]:
@@ -145,6 +179,27 @@ def _measure_decode(measurer: Measurer, max_batch: int, longest: int) -> list[De
         if time.perf_counter() + 2 * SHORT_RUNS * sum(least_s.values()) > until_s and batch > 1:
             break
     return decode
+
+
+def _measure_mixed(measurer: Measurer, cost: CostProfile, max_batch: int, longest: int) -> list[MixedCost]:
+    """The first point always, and of the others those for which there is time according to the model. None if no batch
+    can be mixed, because it holds one job.
+    """
+    most_decodes = max_batch - 1  # the prefill is one of the batch
+    if not most_decodes:
+        return []
+    context = min(MIXED_CONTEXT, longest)
+    mixed: list[MixedCost] = []
+    until_s = time.perf_counter() + MIXED_BUDGET_S
+    for prompt in sorted({min(prompt, longest) for prompt in MIXED_PROMPTS}):
+        for batch in sorted({min(MIXED_FEW_DECODES, most_decodes), most_decodes}):
+            modelled_s = cost.iteration_s([(0, prompt)], batch, context)
+            runs = SHORT_RUNS if modelled_s < SHORT_S else LONG_RUNS
+            if mixed and time.perf_counter() + (1 + runs) * modelled_s > until_s:
+                continue
+            seconds = measurer.mixed_s(prompt, batch, context)
+            mixed.append(MixedCost(prompt, batch, context, seconds, modelled_s))
+    return mixed
 
 
 def spread_contexts(batch: int, mean_tokens: int, longest: int) -> list[int]:
@@ -175,20 +230,22 @@ def _doubling(first: int, last: int) -> list[int]:
 
 def measure_or_read(
     model: DecoderModel, pools: KvPools, limits: MeasuringLimits, source: Source, state_dir: Path | None
-) -> CostProfile:
-    """The profile of an earlier worker of the same kind, or a measured one, which is then kept in `state_dir`."""
+) -> Profile:
+    """The profile of an earlier worker of the same kind, or a measured one, which is then kept in `state_dir`. An
+    earlier one may have no mixed iterations.
+    """
     if state_dir is None:
-        return measure(model, pools, limits)
+        return measure(model, pools, limits, source)
     key = json.dumps([sorted(source.items()), _longest(pools, limits), limits.max_batch, CONTEXTS])
     file = state_dir / "profiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     if file.exists():
         try:
-            return read_profile(file).cost
+            return read_profile(file)
         except InvalidFieldError:
             file.unlink(missing_ok=True)  # damaged: measure again
-    profile = measure(model, pools, limits)
+    profile = measure(model, pools, limits, source)
     try:
-        write_profile(file, Profile(profile, source))
+        write_profile(file, profile)
     except InvalidFieldError as error:
         _log.warning("the measured cost model could not be kept, so the next start measures again: %s", error)
     return profile

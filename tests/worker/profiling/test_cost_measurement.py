@@ -1,11 +1,21 @@
 """What is measured for the cost model: iterations such as a server runs, not the most convenient ones."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from services.runtime.profile_file import Profile, read_profile, write_profile
 from services.worker.model.batch import SequenceRows
-from services.worker.profiling.cost_measurement import Measurer, MeasuringLimits, measure, spread_contexts
+from services.worker.profiling import cost_measurement
+from services.worker.profiling.cost_measurement import (
+    Measurer,
+    MeasuringLimits,
+    measure,
+    measure_or_read,
+    spread_contexts,
+)
 from tests.worker.tiny_engine import tiny_model, tiny_pools
 
 LONGEST = 256
@@ -18,9 +28,11 @@ class WatchedMeasurer(Measurer):
         super().__init__(tiny_model(), tiny_pools(64, 1), LONGEST)
         self.seconds = list(seconds)
         self.ran: list[list[int]] = []
+        self.sequences: list[SequenceRows] = []
 
     def _run_s(self, sequences: Sequence[SequenceRows]) -> float:
         self.ran.append([sequence.to_token for sequence in sequences])
+        self.sequences = list(sequences)
         return self.seconds[len(self.ran) - 1]
 
 
@@ -58,7 +70,7 @@ def test_one_prefill_and_one_decode_are_run_before_anything_is_measured(monkeypa
         return real(self, sequences) + slow_s
 
     monkeypatch.setattr(Measurer, "_run_s", watched)
-    profile = measure(tiny_model(), tiny_pools(), MeasuringLimits(max_model_len=64, max_batch=1))
+    profile = measure(tiny_model(), tiny_pools(), MeasuringLimits(max_model_len=64, max_batch=1), {}).cost
     assert ran[:2] == [(0, 16), (15, 16)]
     assert max(point.seconds for point in profile.prefill) < 60.0
     assert max(point.seconds for point in profile.decode) < 60.0
@@ -70,3 +82,79 @@ def test_no_two_runs_of_a_measured_prefill_have_the_same_number_of_rows() -> Non
     lengths = [tokens for (tokens,) in measurer.ran]
     assert lengths[0] == 64
     assert len(set(lengths)) == len(lengths) == 6
+
+
+def test_a_measured_mixed_iteration_decodes_spread_contexts_and_prefills_a_prompt_in_blocks_of_its_own() -> None:
+    measurer = WatchedMeasurer([0.1, 0.03, 0.02, 9.0, 0.01, 0.04])
+    assert measurer.mixed_s(20, 3, 16) == 0.03
+    contexts = spread_contexts(3, 16, LONGEST)
+    assert measurer.ran == [[*contexts, rows] for rows in (20, 19, 18, 17, 16, 15)]
+    *decodes, prefill = measurer.sequences
+    assert [decode.to_token - decode.from_token for decode in decodes] == [1, 1, 1]
+    assert prefill.from_token == 0
+    blocks = [block for sequence in measurer.sequences for block in sequence.blocks]
+    assert len(set(blocks)) == len(blocks)
+
+
+class TestMixedIterations:
+    """The model's check: iterations of a prefill and decodes, which are no points of the model."""
+
+    LONG = MeasuringLimits(max_model_len=400, max_batch=7)
+
+    @pytest.fixture(autouse=True)
+    def time_for_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cost_measurement, "MIXED_BUDGET_S", 600.0)
+
+    def test_short_and_long_prompts_run_beside_few_and_many_decodes(self) -> None:
+        profile = measure(tiny_model(), tiny_pools(), self.LONG, {})
+        places = [point[:3] for point in profile.mixed]
+        assert places == [(prompt, batch, 256) for prompt in (64, 256) for batch in (4, 6)]
+        for point in profile.mixed:
+            modelled_s = profile.cost.iteration_s([(0, point.prefill_tokens)], point.decode_batch, 256)
+            assert point.modelled_seconds == modelled_s
+
+    def test_their_seconds_are_measured_not_modelled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Measurer, "mixed_s", lambda _, tokens, batch, context: float(tokens + batch + context))
+        profile = measure(tiny_model(), tiny_pools(), self.LONG, {})
+        assert profile.mixed
+        assert [point.seconds for point in profile.mixed] == [sum(point[:3]) for point in profile.mixed]
+
+    @pytest.mark.parametrize(
+        ("max_model_len", "max_batch", "places"),
+        [
+            (400, 1, []),  # no room beside a prefill
+            (400, 2, [(64, 1, 256), (256, 1, 256), (400, 1, 256)]),
+            (40, 5, [(40, 4, 40)]),
+            (1, 3, [(1, 2, 1)]),
+        ],
+    )
+    def test_they_stay_within_the_longest_sequence_and_the_largest_batch(
+        self, max_model_len: int, max_batch: int, places: list[tuple[int, int, int]]
+    ) -> None:
+        limits = MeasuringLimits(max_model_len, max_batch)
+        profile = measure(tiny_model(), tiny_pools(device_blocks=100), limits, {})
+        assert [point[:3] for point in profile.mixed] == places
+
+    def test_the_first_is_measured_whatever_it_takes_and_the_others_if_there_is_time(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cost_measurement, "MIXED_BUDGET_S", 0.0)
+        profile = measure(tiny_model(), tiny_pools(), self.LONG, {})
+        assert [point[:3] for point in profile.mixed] == [(64, 4, 256)]
+
+    def test_they_are_kept_for_the_next_worker_which_reads_older_files_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def start() -> Profile:
+            return measure_or_read(tiny_model(), tiny_pools(), self.LONG, {"model": "tiny"}, tmp_path)
+
+        first = start()
+        (kept,) = (tmp_path / "profiles").iterdir()
+        assert first.mixed
+        assert first == read_profile(kept)
+        monkeypatch.setattr(cost_measurement, "measure", None)
+        assert start() == first
+        without = replace(first, mixed=())
+        write_profile(kept, without)
+        assert '"mixed"' not in kept.read_text()
+        assert start() == without
