@@ -18,10 +18,15 @@ from services.workloads.calibration import LoadedTrace, Need, loaded_trace, sust
 from services.workloads.job_records import JobRecord
 from services.workloads.workload import Workload, make_trace
 
-POLICIES = ("skip-join-mlfq", "fcfs", "static", "mlfq", "mlfq-kill", "fixed-priority", "srpt")
+POLICIES = ("gittins", "skip-join-mlfq", "fcfs", "static", "mlfq", "mlfq-kill", "fixed-priority", "srpt")
 KV_POLICIES = ("reactive", "recompute", "defer")
 PAIRS = (*((policy, "proactive") for policy in POLICIES), *(("skip-join-mlfq", kv_policy) for kv_policy in KV_POLICIES))
-QUICK_PAIRS = (("skip-join-mlfq", "proactive"), ("fcfs", "proactive"), ("skip-join-mlfq", "recompute"))
+QUICK_PAIRS = (
+    ("gittins", "proactive"),
+    ("skip-join-mlfq", "proactive"),
+    ("fcfs", "proactive"),
+    ("skip-join-mlfq", "recompute"),
+)
 
 LOAD = 0.85
 DEVICE_TOKENS = 3072

@@ -56,7 +56,8 @@ class Jobs:
     """The first message on a stream and of a new worker epoch: all jobs, none of them resident, and the policy's
     parameters for ENST.
 
-    `quanta_s` is empty for a policy without quanta; `starvation_limit_s` is None if no job is promoted.
+    `quanta_s` is empty for a policy without quanta; `starvation_limit_s` is None if no job is promoted. `displaces`: a
+    job that waits may take blocks from jobs below it; if not, only the growth of a resident job may.
     """
 
     epoch: Epoch
@@ -65,6 +66,7 @@ class Jobs:
     max_batch: int
     quanta_s: tuple[float, ...]
     starvation_limit_s: float | None
+    displaces: bool = True
 
 
 class Arrive(NamedTuple):

@@ -89,6 +89,14 @@ class Job:
     """The plan under way that may cut its prefill; the job can't be planned again before its result."""
     service_s: float = 0.0
     """Service received at the present level, in seconds; owned by the policy."""
+    length_class: int = 0
+    """Which of the learnt length distributions is the job's. This and the next three are owned by the policy."""
+    bucket: int = 0
+    """The bucket of output lengths that the job has entered."""
+    bucket_end: int = 0
+    """Output tokens with which it enters the next one."""
+    expected_s: float = 0.0
+    """Expected seconds of the work that is left."""
     waiting_since_s: float = 0.0
     starvation_timer: bool = False
     promoted: bool = False
@@ -98,6 +106,13 @@ class Job:
     preemptions: int = 0
     first_planned_s: float | None = None
     first_token_s: float | None = None
+    last_token_s: float | None = None
+    lent_to_token: int | None = None
+    """It is lent iterations at the head of the order, up to the one that computes this position; None: it is not."""
+    held_tokens: int = 0
+    """Its capacity, as counted by lending: 0 before it is first planned."""
+    next_far_loan_s: float = 0.0
+    """Before this time it is not lent anything while its KV is not on the device."""
     history: list[Move] = field(default_factory=list)
 
     @property

@@ -14,6 +14,7 @@ class PolicyName(StrEnum):
     FIXED_PRIORITY = "fixed-priority"
     SKIP_JOIN_MLFQ = "skip-join-mlfq"
     SRPT = "srpt"
+    GITTINS = "gittins"
 
 
 class Charge(StrEnum):
@@ -27,11 +28,12 @@ class Charge(StrEnum):
 class SchedulerConfig:
     """`prefill_chunk_tokens` None: a prefill is one entry. `starvation_limit_s` None: no job is promoted.
 
-    `demotion_levels` is the paper's eta. Queued tokens are the prompt tokens plus max_tokens of all admitted jobs that
-    have not ended.
+    `demotion_levels` is the paper's eta. `silence_limit_s`, `first_token_limit_s` and `first_token_share` are those of
+    services.scheduler.machine.lending; a limit of None: nothing is lent for it. Queued tokens are the prompt tokens
+    plus max_tokens of all admitted jobs that have not ended.
     """
 
-    policy: PolicyName = PolicyName.SKIP_JOIN_MLFQ
+    policy: PolicyName = PolicyName.GITTINS
     max_batch: int = 16
     max_batch_tokens: int = 2048
     prefill_chunk_tokens: int | None = None
@@ -40,6 +42,9 @@ class SchedulerConfig:
     demotion_levels: int = 1
     starvation_limit_s: float | None = 10.0
     promotions_per_step: int = 1
+    silence_limit_s: float | None = 1.5
+    first_token_limit_s: float | None = 1.0
+    first_token_share: float = 0.05
     charge: Charge = Charge.WALL
     max_queued_jobs: int = 20_000
     max_queued_tokens: int = 16_000_000

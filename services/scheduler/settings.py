@@ -33,7 +33,7 @@ class SchedulerSettings(RecordingSettings):
         le=1024,
         description="tokens per KV block; a worker with a different block size is refused",
     )
-    policy: PolicyName = Field(PolicyName.SKIP_JOIN_MLFQ, description="scheduling policy: which jobs run next")
+    policy: PolicyName = Field(PolicyName.GITTINS, description="scheduling policy: which jobs run next")
     max_batch: int = Field(16, ge=1, le=4096, description="maximum number of jobs in an iteration")
     max_batch_tokens: int = Field(
         2048,
@@ -62,6 +62,25 @@ class SchedulerSettings(RecordingSettings):
     )
     starvation_limit: float | None = Field(
         10.0, gt=0, le=86_400, description="seconds a job may wait before it is promoted; off: never promote"
+    )
+    silence_limit: float | None = Field(
+        1.5,
+        gt=0,
+        le=86_400,
+        description="seconds without a token after which policy gittins lends a started job an iteration; off: never",
+    )
+    first_token_limit: float | None = Field(
+        1.0,
+        gt=0,
+        le=86_400,
+        description="seconds after which policy gittins lends a job that has not started its prefill; off: never",
+    )
+    first_token_share: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="share of the server's time that may be lent for prefills ahead of their turn: more means earlier "
+        "first tokens and longer job completion times under load",
     )
     promotions_per_step: int = Field(1, ge=1, le=1000, description="maximum number of promotions per iteration")
     charge: Charge = Field(
@@ -107,6 +126,9 @@ class SchedulerSettings(RecordingSettings):
             quantum_ratio=self.quantum_ratio,
             starvation_limit_s=self.starvation_limit,
             promotions_per_step=self.promotions_per_step,
+            silence_limit_s=self.silence_limit,
+            first_token_limit_s=self.first_token_limit,
+            first_token_share=self.first_token_share,
             charge=self.charge,
             max_queued_jobs=self.max_queued_jobs,
             max_queued_tokens=self.max_queued_tokens,

@@ -54,6 +54,7 @@ def _write_jobs(item: wire.SchedulerToKv, value: Jobs) -> None:
     jobs.quanta_s.extend(value.quanta_s)
     if value.starvation_limit_s is not None:
         jobs.starvation_limit_s = value.starvation_limit_s
+    jobs.runs_to_completion = not value.displaces
     for job_id, known_tokens, most_tokens in value.jobs:
         jobs.jobs.add(job_id=job_id, known_tokens=known_tokens, most_tokens=most_tokens)
     _add_changes(jobs.order, value.order)
@@ -67,6 +68,7 @@ def _read_jobs(epoch: Epoch, message: wire.Jobs) -> Jobs:
         max_batch=message.max_batch,
         quanta_s=tuple(message.quanta_s),
         starvation_limit_s=message.starvation_limit_s if message.HasField("starvation_limit_s") else None,
+        displaces=not message.runs_to_completion,
     )
 
 

@@ -13,7 +13,7 @@ from services.runtime.recording.lines import MachineFormat
 from services.runtime.recording.reader import Recording
 from services.runtime.recording.recorder import Recorder, recording
 from services.runtime.recording.recording_settings import RecordingSettings
-from services.scheduler.scheduler_config import SchedulerConfig
+from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from services.scheduler.scheduler_recording import SCHEDULER_FORMAT
 from tests.golden.stories import TEN_MS
 from tests.golden.story_server import StoryJob, StoryServer, StorySetup
@@ -21,7 +21,9 @@ from tests.golden.story_server import StoryJob, StoryServer, StorySetup
 FORMATS = (SCHEDULER_FORMAT, KV_MANAGER_FORMAT)
 
 BUSY = StorySetup(
-    scheduler=SchedulerConfig(max_batch=2, starvation_limit_s=0.2, prefill_chunk_tokens=16),
+    scheduler=SchedulerConfig(
+        policy=PolicyName.SKIP_JOIN_MLFQ, max_batch=2, starvation_limit_s=0.2, prefill_chunk_tokens=16
+    ),
     kv=KvConfig(kv_policy_named("proactive")),
     profile=TEN_MS,
     device_blocks=6,

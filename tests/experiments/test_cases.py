@@ -55,7 +55,7 @@ class TestVariants:
         )
 
     def test_without_a_comparison_both_are_those_of_the_settings(self) -> None:
-        assert parse_variants(None, settings_of()) == (FASTSERVE,)
+        assert parse_variants(None, settings_of()) == (PolicyPair(PolicyName.GITTINS, "proactive"),)
         assert parse_variants(None, settings_of(policy="static"))[0].name == "static+proactive"
 
     @pytest.mark.parametrize("text", ["", "fifo", "fcfs/none", "fcfs,fcfs", "fcfs/defer/x", "fcfs,"])

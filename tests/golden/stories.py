@@ -6,7 +6,7 @@ from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.protocol import Done, Offload, Order, ReclaimRequest, Release, ReleaseBlocks, Upload
 from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.machine.scheduler_events import Cancel, Submit
-from services.scheduler.scheduler_config import SchedulerConfig
+from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.golden.story_server import Said, StoryJob, StorySetup
 from tests.golden.words import Note, Story, copied, first, plan_of
 
@@ -30,7 +30,7 @@ SHORT_AFTER_LONG = Story(
     once in the block that needs no copying. When it is over long comes back and goes on where it was: no token of it is
     computed twice.""",
     setup=StorySetup(
-        scheduler=SchedulerConfig(max_batch=1, starvation_limit_s=None),
+        scheduler=SchedulerConfig(policy=PolicyName.SKIP_JOIN_MLFQ, max_batch=1, starvation_limit_s=None),
         kv=KvConfig(kv_policy_named("reactive")),
         profile=TEN_MS,
         device_blocks=3,
@@ -78,7 +78,7 @@ CANCEL_DURING_OFFLOAD = Story(
     reads must not be overwritten below it: the blocks, of either pool, are given away when it has ended and not when
     long is forgotten. Here short waits for just these blocks.""",
     setup=StorySetup(
-        scheduler=SchedulerConfig(max_batch=1, starvation_limit_s=None),
+        scheduler=SchedulerConfig(policy=PolicyName.SKIP_JOIN_MLFQ, max_batch=1, starvation_limit_s=None),
         kv=KvConfig(kv_policy_named("reactive")),
         profile=TEN_MS,
         device_blocks=3,
@@ -107,7 +107,7 @@ PROMOTION = Story(
     After 50 ms of waiting patient is promoted: it keeps its place behind whoever is on level 0 already, and is before
     all who come later. There is room for the KV of everybody, so that only the order decides.""",
     setup=StorySetup(
-        scheduler=SchedulerConfig(max_batch=1, starvation_limit_s=0.050),
+        scheduler=SchedulerConfig(policy=PolicyName.SKIP_JOIN_MLFQ, max_batch=1, starvation_limit_s=0.050),
         kv=KvConfig(kv_policy_named("proactive")),
         profile=TEN_MS,
         device_blocks=32,

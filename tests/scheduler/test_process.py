@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import time
 import urllib.request
@@ -88,7 +89,11 @@ async def test_ten_thousand_queued_jobs_fit_in_200_mb_and_torch_is_not_loaded(tm
         assert "libtorch" not in Path(f"/proc/{running.pid}/maps").read_text()
         url = f"http://{addresses['metrics']}/metrics"
         scraped = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())).decode()
-        assert 'fastserve:num_requests_running{group="0",model_name="fastserve-bundled"} 16.0' in scraped
+        running_jobs = re.search(
+            r'fastserve:num_requests_running{group="0",model_name="fastserve-bundled"} (\d+)', scraped
+        )
+        # A batch is 16 jobs; two plans are under way, and the second may name another one that is lent an iteration.
+        assert running_jobs is not None and 16 <= int(running_jobs[1]) <= 20
         for name in ("num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total", "iteration_tokens_bucket"):
             assert f"fastserve:{name}{{" in scraped
         assert "fastserve:worker_" not in scraped  # exported by the worker: a sum over services would count them twice

@@ -256,7 +256,7 @@ async def test_status_counts_every_job_once_and_adds_up_the_lives_of_the_worker(
         assert group.running + group.waiting + group.swapped_out == 20
         assert sum(level.running for level in group.levels) == group.running > 0
         assert (group.device_blocks_total, group.device_blocks_free) == (1000, 900)
-        assert (status.model, status.policy) == ("tiny", "skip-join-mlfq")
+        assert (status.model, status.policy) == ("tiny", "gittins")
         assert len(status.iteration_tokens.counts) == len(status.iteration_tokens.bounds) + 1
         assert status.counters.busy_s == pytest.approx(1.0)
         worker.call.cancel()

@@ -150,10 +150,15 @@ class Jobs(_message.Message):
     MAX_BATCH_FIELD_NUMBER: _builtins.int
     QUANTA_S_FIELD_NUMBER: _builtins.int
     STARVATION_LIMIT_S_FIELD_NUMBER: _builtins.int
+    RUNS_TO_COMPLETION_FIELD_NUMBER: _builtins.int
     max_batch: _builtins.int
     """Most jobs of an iteration."""
     starvation_limit_s: _builtins.float
     """A job that waited this long is promoted. Unset: never."""
+    runs_to_completion: _builtins.bool
+    """Jobs run to completion: one that waits takes no blocks from one that is resident, only the growth of a resident
+    job does.
+    """
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArrivedJob]:
         """The jobs."""
@@ -174,10 +179,11 @@ class Jobs(_message.Message):
         max_batch: _builtins.int = ...,
         quanta_s: _abc.Iterable[_builtins.float] | None = ...,
         starvation_limit_s: _builtins.float | None = ...,
+        runs_to_completion: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_starvation_limit_s", b"_starvation_limit_s", "starvation_limit_s", b"starvation_limit_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_starvation_limit_s", b"_starvation_limit_s", "jobs", b"jobs", "max_batch", b"max_batch", "order", b"order", "quanta_s", b"quanta_s", "starvation_limit_s", b"starvation_limit_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_starvation_limit_s", b"_starvation_limit_s", "jobs", b"jobs", "max_batch", b"max_batch", "order", b"order", "quanta_s", b"quanta_s", "runs_to_completion", b"runs_to_completion", "starvation_limit_s", b"starvation_limit_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__starvation_limit_s: _TypeAlias = _typing.Literal["starvation_limit_s"]  # noqa: Y015
     _WhichOneofArgType__starvation_limit_s: _TypeAlias = _typing.Literal["_starvation_limit_s", b"_starvation_limit_s"]  # noqa: Y015

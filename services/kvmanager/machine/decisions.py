@@ -17,6 +17,11 @@ A job that was just brought in is not asked for before it has run an iteration; 
 other out forever without making a token. This protection ends when several plans have been made without the job, or
 when no plan is under way, since otherwise nothing would ever end it.
 
+Where jobs run to completion (`Ledger.displaces` is false: FCFS), a job that waits takes no blocks from one that has
+them, and no reserve is kept for arrivals, which never run before the jobs that are there. The growth of the resident
+jobs of the window comes first; it takes blocks from the job that was admitted last. Then the waiting jobs of the window
+are admitted in order while they fit. This is what vLLM does.
+
 A decision walks two windows and a bounded number of victims, however many jobs are queued.
 """
 
@@ -46,7 +51,8 @@ def decide(ledger: Ledger, knobs: KvConfig, now_s: float) -> None:
     """Take all decisions that are due, and append their commands to the ledger."""
     policy = knobs.policy
     burst = ledger.order.jobs_through(knobs.burst_levels) if ledger.quanta_s else 0
-    reserve = policy.reserve_blocks(ReserveFacts(ledger.device.count, ledger.arrival_blocks, burst))
+    facts = ReserveFacts(ledger.device.count, ledger.arrival_blocks, burst)
+    reserve = policy.reserve_blocks(facts) if ledger.displaces else 0
     claimed = _serve_window(ledger, knobs, reserve)
     if reserve:
         _make_room_ahead(ledger, knobs, reserve + claimed, now_s)
@@ -78,6 +84,8 @@ def _serve_window(ledger: Ledger, knobs: KvConfig, reserve: int) -> int:
     claimed = 0
     held_blocks = counted_jobs = 0
     window = ledger.order.slice(0, ledger.max_batch)
+    if not ledger.displaces:
+        window.sort(key=lambda job: job.state is not DEVICE)
     lookahead_tokens = knobs.lookahead_tokens
     for place, job in enumerate(window):
         if job.table_tokens - job.planned > lookahead_tokens:
@@ -87,7 +95,7 @@ def _serve_window(ledger: Ledger, knobs: KvConfig, reserve: int) -> int:
             continue
         if not claimed and wanted <= ledger.device.free_count:
             _give(ledger, job, wanted, knobs, reserve)
-        elif not knobs.policy.reclaims:
+        elif not knobs.policy.reclaims or not (ledger.displaces or job.state is DEVICE):
             claimed += wanted
         else:
             # The blocks of this job and those above it. These no longer change, so they are counted once.
@@ -140,8 +148,11 @@ def _reclaim(ledger: Ledger, beneficiary: KvJob, short: int, knobs: KvConfig) ->
 
 
 def _protected(ledger: Ledger, job: KvJob, knobs: KvConfig) -> bool:
-    """Whether a job that was brought in is still protected."""
-    return job.passed_over < knobs.protected_plans and bool(ledger.plans)
+    """Whether a job that was brought in is still protected. Where jobs run to completion, one that has computed nothing
+    loses nothing.
+    """
+    loses = ledger.displaces or job.finished > 0
+    return loses and job.passed_over < knobs.protected_plans and bool(ledger.plans)
 
 
 # --- 2. room ahead ---------------------------------------------------------------------------------------------------

@@ -113,7 +113,13 @@ class KvManager:
             return
         if message.max_batch < 1:
             raise ProtocolError(f"max_batch in Jobs is {message.max_batch}, but must be at least 1")
-        self._ledger = Ledger(message.epoch, message.max_batch, message.quanta_s, message.starvation_limit_s)
+        self._ledger = Ledger(
+            message.epoch,
+            message.max_batch,
+            message.quanta_s,
+            message.starvation_limit_s,
+            displaces=message.displaces,
+        )
         for job in message.jobs:
             _add(self._ledger, job, now_s)
         _reorder(self._ledger, message.order, now_s)

@@ -43,9 +43,17 @@ class Ledger:
     """The state of one worker epoch."""
 
     def __init__(
-        self, epoch: Epoch, max_batch: int, quanta_s: tuple[float, ...], starvation_limit_s: float | None
+        self,
+        epoch: Epoch,
+        max_batch: int,
+        quanta_s: tuple[float, ...],
+        starvation_limit_s: float | None,
+        *,
+        displaces: bool = True,
     ) -> None:
         self.epoch = epoch
+        self.displaces = displaces
+        """Whether a waiting job may take blocks from a job below it, as under every policy that preempts."""
         self.max_batch = max_batch
         self.quanta_s = quanta_s
         self.starvation_limit_s = starvation_limit_s

@@ -1,6 +1,7 @@
 """The batch of an iteration: ready jobs by rank, up to the maximum batch size and the token budget (PAPER 2, step 4).
 
-Prefills and decodes share a batch. A decode costs one token of the budget. A prefill costs all its tokens:
+Prefills and decodes share a batch. A decode costs one token of the budget, a lent one nothing. A prefill costs all its
+tokens:
 
 - without chunks it is taken whole or not at all. The first prefill of a batch is always taken, so that one longer than
 the budget can run. No prefill overtakes a higher-ranked one that did not fit;
@@ -45,5 +46,6 @@ def build_batch(
         parts.append((job, from_token, to_token))
         if len(parts) == max_batch:
             break
-        tokens_left -= to_token - from_token
+        if need > 1 or job.lent_to_token is None:
+            tokens_left -= to_token - from_token
     return parts

@@ -35,6 +35,10 @@ def check(scheduler: "Scheduler") -> None:
     assert len(unfinished) <= scheduler.config.plans_in_flight
     assert all(0 < len(flight.parts) <= scheduler.config.max_batch for flight in unfinished)
     assert scheduler.admission.queued_jobs == len(living)
+    lending = scheduler.lending
+    assert lending.lent_jobs == sum(job.lent_to_token is not None for job in living)
+    assert lending.started_jobs == sum(job.first_token_s is not None for job in living)
+    assert lending.held_tokens == sum(job.held_tokens for job in jobs)
     assert scheduler.admission.queued_tokens == sum(job.prompt_tokens + job.max_tokens for job in living)
     if scheduler.linked and any(scheduler.iterations.candidates()) and scheduler.policy.closed_level is None:
         assert len(unfinished) == scheduler.config.plans_in_flight, "a job can run but is not planned"
@@ -92,9 +96,15 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
                 job.waiting_since_s,
                 job.promoted,
                 job.deadline_s,
+                job.last_token_s,
+                job.lent_to_token,
+                job.held_tokens,
             )
             for job in jobs
         ),
+        scheduler.policy.state_key(),
+        scheduler.lending.state_key(),
+        scheduler.residency.state_key(),
         tuple(job.job_id for job in scheduler.ranking.by_rank()),
         tuple(job.job_id for job in sorted(jobs, key=lambda job: job.place)),
         None if top is None else (top.job_id, scheduler.ranking.top_ran),

@@ -30,6 +30,7 @@ from services.domain.records import records
 from services.scheduler.job import CLOSING, RESIDENT, Job
 from services.scheduler.machine.batching import build_batch
 from services.scheduler.machine.charging import Charging
+from services.scheduler.machine.lending import Lending
 from services.scheduler.machine.promotion import Promotion
 from services.scheduler.machine.ranking import Ranking
 from services.scheduler.machine.scheduler_counters import SchedulerCounters
@@ -83,6 +84,7 @@ class Iterations:
         config: SchedulerConfig,
         policy: SchedulingPolicy,
         promotion: Promotion,
+        lending: Lending,
         ranking: Ranking,
         counters: SchedulerCounters,
     ) -> None:
@@ -92,6 +94,7 @@ class Iterations:
         self._config = config
         self._policy = policy
         self._promotion = promotion
+        self._lending = lending
         self._ranking = ranking
         self._counters = counters
         self._charging = Charging(config.charge)
@@ -158,6 +161,7 @@ class Iterations:
             job.planned_tokens = to_token
             if job.first_planned_s is None:
                 job.first_planned_s = now_s
+                self._lending.held(job, job.capacity_tokens)
             tokens = to_token - from_token
             if tokens > 1 and (cut_after_s := self._policy.cut_after_s(job, tokens)) is not None:
                 cuts.append((job_id, cut_after_s))
@@ -167,6 +171,8 @@ class Iterations:
                 job.expected_tokens = to_token + 1
             if not self.plannable(job):
                 self._ranking.set_ready(job, False)
+            if job.lent_to_token is not None:
+                self._lending.planned(job, to_token)
         if len(running) > len(batch):
             self._note_preemptions(number)
         entries = tuple(records(PlanEntry, [(job.job_id, from_token, to_token) for job, from_token, to_token in batch]))
@@ -202,8 +208,10 @@ class Iterations:
                 emits.append((job_id, plan_number, output_tokens, token.token_id))
                 job.known_tokens += 1
                 job.promoted = False
+                job.last_token_s = now_s
                 if job.first_token_s is None:
                     job.first_token_s = now_s
+                    self._lending.sampled_first(job, now_s)
                 if token.end_of_sequence or output_tokens + 1 == job.max_tokens:
                     outcome.ended.append((job, EndReason.STOP if token.end_of_sequence else EndReason.LENGTH))
                     continue

@@ -80,15 +80,27 @@ class Ranking:
         self._enter_list(job)
 
     def place(self, job: Job, place: Rank) -> None:
-        """Move the job to the place its policy gave it."""
+        """Move the job to the place its policy gave it, but one that is lent an iteration only once that is planned."""
         job.place = place
-        self._move(job, place)
+        if job.lent_to_token is None:
+            self._move(job, place)
+
+    def lend(self, job: Job, rank: Rank) -> None:
+        """Move the job ahead of its place for the time of a loan."""
+        self._move(job, rank)
+
+    def take_back(self, job: Job) -> None:
+        """The last iteration of the job's loan was planned, so it will run: the job returns to its own place."""
+        if job is self._top:
+            self._top_ran = True
+        self._move(job, job.place)
 
     def ran(self, job: Job) -> None:
         """An iteration with the job ended: it need not be held on top any longer."""
         if job is self._top:
             self._top_ran = True
-            self._move(job, job.place)
+            if job.lent_to_token is None:
+                self._move(job, job.place)
 
     def hold_top(self) -> None:
         """Apply rule 6. Called once per turn, after all moves."""

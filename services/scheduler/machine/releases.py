@@ -12,18 +12,20 @@ from services.domain.protocol import Ack, ReclaimRequest, Refuse, Release, Sched
 from services.scheduler.job import CLOSING, DRAINING, ENDED, OUT, Job
 from services.scheduler.machine.iterations import Iterations
 from services.scheduler.machine.ranking import Ranking
+from services.scheduler.machine.residency import Residency
 
 
 class Releases:
     """Ended and draining jobs, and the requests of the current turn. Answers are messages to the KV manager."""
 
-    def __init__(self, jobs: dict[JobId, Job], ranking: Ranking, iterations: Iterations) -> None:
+    def __init__(self, jobs: dict[JobId, Job], ranking: Ranking, iterations: Iterations, residency: Residency) -> None:
         self.closing: list[Job] = []
         self.draining: list[Job] = []
         self._requests: list[ReclaimRequest] = []
         self._jobs = jobs
         self._ranking = ranking
         self._iterations = iterations
+        self._residency = residency
 
     def ended(self, job: Job) -> None:
         """Take a job that is now CLOSING."""
@@ -74,6 +76,7 @@ class Releases:
         for job in free:
             job.move(OUT, now_s, "consented")
             self._iterations.preempted(job)
+            self._residency.given_up(job)
         return [Ack(job.job_id) for job in free]
 
     def void(self, now_s: float) -> None:

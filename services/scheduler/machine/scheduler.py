@@ -35,14 +35,16 @@ from services.domain.protocol import (
     SchedulerToKv,
 )
 from services.domain.server_status import LevelStatus
-from services.scheduler.job import CLOSING, ENDED, OUT, RESIDENT, Job
+from services.scheduler.job import CLOSING, ENDED, OUT, Job
 from services.scheduler.machine import invariants
 from services.scheduler.machine.admission import Admission
 from services.scheduler.machine.iterations import Iterations
 from services.scheduler.machine.job_counts import level_statuses
+from services.scheduler.machine.lending import Lending
 from services.scheduler.machine.promotion import Promotion
 from services.scheduler.machine.ranking import Ranking
 from services.scheduler.machine.releases import Releases
+from services.scheduler.machine.residency import Residency
 from services.scheduler.machine.scheduler_counters import SchedulerCounters
 from services.scheduler.machine.scheduler_events import (
     Cancel,
@@ -83,9 +85,11 @@ class Scheduler:
         self.ranking = Ranking()
         self.admission = Admission(config)
         self.promotion = Promotion(config.starvation_limit_s, config.promotions_per_step, self.policy)
-        self.iterations = Iterations(config, self.policy, self.promotion, self.ranking, self.counters)
+        self.lending = Lending(config, self.ranking, enabled=self.policy.lends)
+        self.iterations = Iterations(config, self.policy, self.promotion, self.lending, self.ranking, self.counters)
         self.jobs: dict[JobId, Job] = {}
-        self.leaving = Releases(self.jobs, self.ranking, self.iterations)
+        self.residency = Residency(self.policy, self.ranking, self.iterations, self.lending, self.counters)
+        self.leaving = Releases(self.jobs, self.ranking, self.iterations, self.residency)
         self.epoch = NO_WORKER
         """The worker's epoch; NO_WORKER while no worker is connected."""
         self.newest_epoch = NO_WORKER
@@ -112,6 +116,10 @@ class Scheduler:
                 self._fault(error, now_s)
         self._expire(now_s)
         self._promote(now_s)
+        self.lending.take_back()
+        self.residency.settle()
+        if self._stepped:
+            self.lending.step(now_s)
         for job, place in self.policy.settle():
             self.ranking.place(job, place)
         self.ranking.hold_top()
@@ -202,6 +210,7 @@ class Scheduler:
         self.jobs[event.job_id] = job
         self.ranking.add(job)
         self.promotion.watch(job)
+        self.lending.arrived(job)
         self.admission.enter(tokens, event.max_tokens)
         if event.deadline_s is not None:
             self._deadlines.push(event.deadline_s, job)
@@ -229,16 +238,9 @@ class Scheduler:
             return
         match message:
             case Grown():
-                if job.state is RESIDENT and message.capacity_tokens > job.capacity_tokens:  # rule 5
-                    job.capacity_tokens = message.capacity_tokens
-                    self.iterations.refresh(job)
+                self.residency.grown(job, message)
             case Resident():
-                valid = min(message.valid_tokens, job.finished_tokens)
-                job.move(RESIDENT, now_s, f"capacity {message.capacity_tokens}, valid {message.valid_tokens}")
-                self.counters.recomputed_tokens += job.finished_tokens - valid
-                job.capacity_tokens = message.capacity_tokens
-                job.finished_tokens = job.planned_tokens = valid
-                self.iterations.refresh(job)
+                self.residency.resident(job, message, now_s)
             case ReclaimRequest():
                 self.leaving.ask(message)
 
@@ -251,6 +253,7 @@ class Scheduler:
         self.counters.worker_joins += 1
         self.policy.calibrate(event.profile, event.max_model_len, event.stage_count)
         self.iterations.calibrate(event.profile, event.stage_count)
+        self.lending.calibrate(event.profile, event.device_pool_tokens)
         self.admission.set_limits(event.max_model_len, event.device_pool_tokens)
         last_level = len(self.policy.quanta_s) - 1
         for job in list(self.jobs.values()):
@@ -258,6 +261,8 @@ class Scheduler:
                 self._end(job, EndReason.ABORT, now_s)
             elif 0 <= last_level < job.place.level:
                 self.ranking.place(job, Rank(last_level, job.place.key, job.arrival_number))
+            else:
+                self.residency.changed(job)
         self._link(now_s)
 
     def _link(self, now_s: float) -> None:
@@ -276,6 +281,7 @@ class Scheduler:
                 max_batch=self.config.max_batch * self.iterations.stage_count,
                 quanta_s=self.policy.quanta_s,
                 starvation_limit_s=self.config.starvation_limit_s if self.policy.quanta_s else None,
+                displaces=self.policy.displaces,
             )
         )
 
@@ -287,7 +293,7 @@ class Scheduler:
             self.ranking.set_ready(job, False)
             if job.state is not OUT:
                 job.move(OUT, now_s, reason)
-            job.in_flight = job.planned_tokens = job.capacity_tokens = 0
+            self.residency.void(job)
             job.expected_tokens = job.known_tokens
             job.cut_plan = None
         self.epoch = NO_WORKER
@@ -351,7 +357,8 @@ class Scheduler:
     def _end(self, job: Job, reason: EndReason, now_s: float) -> None:
         """The job is not planned any more; it is released once no plan names it."""
         job.move(CLOSING, now_s, reason.value)
-        self.policy.leave(job)
+        self.policy.leave(job, reason)
+        self.lending.ended(job)
         self.ranking.remove(job)
         self.iterations.running.pop(job.job_id, None)
         self.admission.leave(job.prompt_tokens, job.max_tokens, now_s)

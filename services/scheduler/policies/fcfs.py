@@ -8,6 +8,8 @@ from services.scheduler.policies.without_levels import WithoutLevels
 class Fcfs(WithoutLevels):
     """Ranks jobs by arrival."""
 
+    displaces = False
+
     def join(self, job: Job) -> Rank:
         """Behind all earlier jobs."""
         return Rank(0, 0.0, job.arrival_number)

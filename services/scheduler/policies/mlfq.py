@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from services.domain.cost import CostProfile
+from services.domain.generation import EndReason
 from services.domain.protocol import Rank
 from services.scheduler.job import Job
 
@@ -38,6 +39,8 @@ class Mlfq:
     def __init__(self, *, quantum_ratio: float, demotion_levels: int, skip_join: bool, kill: bool) -> None:
         self.quanta_s: tuple[float, ...] = ()
         self.closed_level: int | None = None
+        self.displaces = True
+        self.lends = False
         self._ratio = quantum_ratio
         self._demotion_levels = demotion_levels
         self._skip_join = skip_join
@@ -92,8 +95,16 @@ class Mlfq:
         job.service_s = 0.0
         return self._tail(0, job)
 
-    def leave(self, job: Job) -> None:
+    def residency_changed(self, job: Job) -> Rank | None:
+        """Where its KV is does not count."""
+        return None
+
+    def leave(self, job: Job, reason: EndReason) -> None:
         """Nothing to do: the policy keeps no list of jobs."""
+
+    def state_key(self) -> tuple[object, ...]:
+        """The number of joins only grows, and the order of the jobs says what it says."""
+        return ()
 
     def settle(self) -> Sequence[tuple[Job, Rank]]:
         """No job moves because of others."""

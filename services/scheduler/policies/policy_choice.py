@@ -4,6 +4,8 @@ from typing import assert_never
 
 from services.scheduler.policies.fcfs import Fcfs
 from services.scheduler.policies.fixed_priority import FixedPriority
+from services.scheduler.policies.gittins import Gittins
+from services.scheduler.policies.length_classes import PromptClasses
 from services.scheduler.policies.mlfq import Mlfq
 from services.scheduler.policies.scheduling_policy import SchedulingPolicy
 from services.scheduler.policies.srpt import Srpt
@@ -13,6 +15,8 @@ from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 
 def make_policy(config: SchedulerConfig) -> SchedulingPolicy:
     match config.policy:
+        case PolicyName.GITTINS:
+            return Gittins(config.max_batch, PromptClasses())
         case PolicyName.FCFS:
             return Fcfs()
         case PolicyName.FIXED_PRIORITY:

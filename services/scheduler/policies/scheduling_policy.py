@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from services.domain.cost import CostProfile
+from services.domain.generation import EndReason
 from services.domain.protocol import Rank
 from services.scheduler.job import Job
 
@@ -20,6 +21,12 @@ class SchedulingPolicy(Protocol):
     """Quantum of each level in seconds, highest level first; empty for a policy without quanta."""
     closed_level: int | None
     """Jobs at this level and below are not planned; None: all levels are open."""
+    displaces: bool
+    """Whether a waiting job may take the device from a job that ranks below it. If not, a job keeps its KV until a job
+    above it that has begun needs the room.
+    """
+    lends: bool
+    """Whether jobs that wait too long for a token are lent an iteration at the head of the order."""
 
     def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
         """A worker joined: take its cost model. `stage_count` batches run at a time. Called before any other method."""
@@ -39,8 +46,14 @@ class SchedulingPolicy(Protocol):
     def promote(self, job: Job) -> Rank | None:
         """The place of a job that has waited for the starvation limit; None: there is no better one."""
 
-    def leave(self, job: Job) -> None:
+    def residency_changed(self, job: Job) -> Rank | None:
+        """The new place of a job whose KV came to the device or left it; None: it keeps its place."""
+
+    def leave(self, job: Job, reason: EndReason) -> None:
         """The job ended."""
+
+    def state_key(self) -> tuple[object, ...]:
+        """All that later answers depend on besides the jobs and their places; for the explorer."""
 
     def settle(self) -> Sequence[tuple[Job, Rank]]:
         """New places, once all events of a turn have been taken."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from services.domain.cost import CostProfile
+from services.domain.generation import EndReason
 from services.domain.protocol import Rank
 from services.scheduler.job import Job
 from services.scheduler.policies.without_levels import WithoutLevels
@@ -16,6 +17,8 @@ from services.scheduler.policies.without_levels import WithoutLevels
 
 class Static(WithoutLevels):
     """Ranks the jobs of the running batches first."""
+
+    displaces = False
 
     def __init__(self, max_batch: int) -> None:
         self.closed_level = 1
@@ -36,7 +39,7 @@ class Static(WithoutLevels):
         self._waiting.append(job)
         return Rank(1, 0.0, job.arrival_number)
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: Job, reason: EndReason) -> None:
         """The job's slot stays empty until the batch ends; a job that is still waiting is skipped in its turn."""
         batch = self._batch_of.pop(job.arrival_number, None)
         if batch is None:

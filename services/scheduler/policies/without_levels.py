@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from services.domain.cost import CostProfile
+from services.domain.generation import EndReason
 from services.domain.protocol import Rank
 from services.scheduler.job import Job
 
@@ -12,6 +13,8 @@ class WithoutLevels:
 
     quanta_s: tuple[float, ...] = ()
     closed_level: int | None = None
+    displaces = True
+    lends = False
 
     def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
         """The cost model is not used."""
@@ -29,8 +32,14 @@ class WithoutLevels:
     def promote(self, job: Job) -> Rank | None:
         return None
 
-    def leave(self, job: Job) -> None:
+    def residency_changed(self, job: Job) -> Rank | None:
+        return None
+
+    def leave(self, job: Job, reason: EndReason) -> None:
         """Nothing to do: the policy keeps no list of jobs."""
+
+    def state_key(self) -> tuple[object, ...]:
+        return ()
 
     def settle(self) -> Sequence[tuple[Job, Rank]]:
         return ()

@@ -77,6 +77,7 @@ class CheckedKvManager:
         stages: int = 1,
         quanta_s: tuple[float, ...] = (),
         starvation_limit_s: float | None = None,
+        displaces: bool = True,
     ) -> None:
         self.machine = KvManager(knobs(policy) if isinstance(policy, str) else policy)
         self.now_s = 0.0
@@ -85,7 +86,7 @@ class CheckedKvManager:
         self._arrivals = 0
         self.ranks: dict[str, Rank] = {}
         self.turn(SchedulerConnected())
-        self.say(Jobs(EPOCH, (), (), max_batch, quanta_s, starvation_limit_s))
+        self.say(Jobs(EPOCH, (), (), max_batch, quanta_s, starvation_limit_s, displaces))
         for stage in range(stages):
             self.turn(FromWorker(EPOCH, WorkerPools(EPOCH, block_size, device, host, stage, stages)))
 

@@ -265,3 +265,58 @@ def test_a_job_never_gets_more_blocks_than_its_kv_may_come_to_need() -> None:
     kv.bring("a", 2, 3)
     kv.settle(kv.run(("a", 2, 3)))
     assert kv.free() == (17, 8)
+
+
+# --- jobs run to completion (FCFS) -----------------------------------------------------------------------------------
+
+
+def to_completion(policy: str, device: int = 4) -> CheckedKvManager:
+    return CheckedKvManager(policy, device=device, displaces=False)
+
+
+@pytest.mark.parametrize("policy", ["recompute", "reactive", "proactive"])
+def test_under_fcfs_a_waiting_job_takes_nothing_even_from_a_job_below_it(policy: str) -> None:
+    kv = to_completion(policy)
+    kv.bring("late", 3, 3)
+    assert kv.arrive("early", 3, 3, key=-1.0) == []
+    assert kv.state("late") is KvState.DEVICE
+    assert kv.settle(kv.release("late")) == [resident("early", 3)]
+
+
+@pytest.mark.parametrize("policy", ["recompute", "reactive", "proactive"])
+def test_under_fcfs_growth_takes_the_job_that_was_admitted_last(policy: str) -> None:
+    kv = to_completion(policy, device=5)
+    kv.bring("first", 2, 5)
+    kv.bring("second", 1, 1)
+    kv.bring("third", 1, 1)
+    assert kv.free()[0] == 0
+    assert kv.run(("first", 2, 3)) == [reclaim("third", "first")]
+
+
+def test_under_fcfs_a_job_whose_blocks_were_taken_waits_until_there_is_room_and_takes_none_back() -> None:
+    kv = to_completion("recompute", device=5)
+    kv.bring("first", 2, 5)
+    kv.bring("second", 2, 2)
+    assert kv.run(("first", 2, 3)) == [reclaim("second", "first")]
+    assert grown("first", 4) in kv.settle(kv.ack("second"))
+    assert kv.state("second") is KvState.WAITING
+    assert kv.arrive("third", 1, 1) == [], "nobody is admitted before it"
+    assert kv.settle(kv.release("first")) == [resident("second", 3), resident("third", 1)]
+
+
+def test_under_fcfs_growth_comes_before_the_admission_of_a_job_above_it() -> None:
+    """The older job waits for three blocks; one comes free, and the younger one, which runs, needs it."""
+    kv = to_completion("recompute", device=5)
+    kv.bring("other", 1, 1)
+    kv.bring("younger", 3, 5)
+    assert kv.arrive("older", 3, 3, key=-1.0) == []
+    kv.run(("younger", 3, 4))
+    assert kv.settle(kv.release("other")) == [grown("younger", 5)]
+    assert kv.settle(kv.release("younger")) == [resident("older", 3)]
+
+
+@pytest.mark.parametrize(("displaces", "heard"), [(True, []), (False, [resident("second", 2)])])
+def test_under_fcfs_no_room_is_kept_for_arrivals(displaces: bool, heard: list[object]) -> None:
+    kv = CheckedKvManager(knobs("proactive", idle_slots=4), device=6, max_batch=1, displaces=displaces)
+    kv.bring("first", 2, 2)
+    assert kv.settle(kv.arrive("second", 2, 2)) == heard

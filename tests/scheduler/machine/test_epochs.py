@@ -78,6 +78,7 @@ def test_rule_23_after_a_new_worker_every_job_is_out_with_nothing_valid_and_the_
                 16,
                 (),
                 None,
+                displaces=False,
             ),
         )
     ]

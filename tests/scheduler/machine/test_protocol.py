@@ -257,7 +257,11 @@ def test_rule_6_the_top_job_falls_back_to_its_place_when_it_ran_one_iteration() 
 
 
 def test_rule_6_a_promoted_job_demoted_between_chunks_would_lose_them_to_the_next_one_again_and_again() -> None:
-    machine = started(SchedulerConfig(plans_in_flight=1, prefill_chunk_tokens=100, starvation_limit_s=5.0))
+    machine = started(
+        SchedulerConfig(
+            policy=PolicyName.SKIP_JOIN_MLFQ, plans_in_flight=1, prefill_chunk_tokens=100, starvation_limit_s=5.0
+        )
+    )
     machine.turn(Submit(A, 300, 5))
     machine.turn(Tick(), at_s=5.0)
     (chunk,) = plans(machine.turn(resident(A, capacity=310)))

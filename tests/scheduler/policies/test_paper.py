@@ -185,7 +185,7 @@ def test_srpt_goes_on_with_the_job_that_needs_least_now() -> None:
 def test_wall_charges_every_job_the_whole_iteration_and_marginal_its_own_part() -> None:
     levels = {}
     for charge in Charge:
-        config = SchedulerConfig(max_batch=2, plans_in_flight=1, charge=charge, starvation_limit_s=None)
+        config = one_at_a_time(PolicyName.SKIP_JOIN_MLFQ, max_batch=2, charge=charge)
         serving = ServedTrace(config, [Arrival("a", 100, 20), Arrival("b", 1000, 20)], COST)
         serving.iterate()
         levels[charge] = [serving.machine.scheduler.jobs[JobId(job)].service_s for job in "ab"]

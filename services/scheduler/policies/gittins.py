@@ -1,0 +1,213 @@
+"""`gittins`: by age and by the Gittins index of the work that is left. The default.
+
+No fixed order is right for all traffic (docs/choices.md). Where the hazard rate of lengths rises, first come, first
+served is best; where it falls, least attained service is; where sizes are known at arrival, as those of prefills are,
+shortest first is. The Gittins index is all three, given the distribution of lengths, and that is learnt from the jobs
+that are served (length_distribution.py). But an order by index alone makes some jobs wait without bound, and in
+overload that is where most of the gain of the others comes from. So a job's key is the time at which it would have
+arrived if the order were first come, first served:
+
+    key = arrival + stretch x (backlog + long job) x (ln(index) - mean of ln(index) at arrival)
+
+This is a boost in the sense of Yu and Scully ("Strongly Tail-Optimal Scheduling in the Light-Tailed M/G/1", 2024): a
+short job overtakes those that came a certain time before it, and no job is overtaken by one that came much later.
+There the unit of that time is the inverse of the decay rate of response times. Here it is what a response time is made
+of: the backlog, which is the expected seconds of work of all jobs in the system, and the time that a long job
+(LONG_SHARE) runs in a full batch. Twice the backlog allows twice the overtaking, so the tail stays about the same
+multiple of what it is under first come, first served. How far to stretch depends on what there is to gain: where the
+spread of the work is great (its squared coefficient of variation above 3, where an exponential's is 1), overtaking
+gains much, and the jobs that are overtaken are few.
+
+The index is in seconds of the server's time: a prefill takes what it adds to an iteration of a full batch, a token its
+share of an iteration that decodes a full batch. A job that has the device keeps it unless another is ahead by a factor
+of RESIDENT_FACTOR, so that neighbours in the order do not swap each other out.
+
+Ranks change when a job goes from one bucket of lengths to the next, not with every token. All ranks are on level 1;
+level 0 is for jobs that are lent an iteration (services.scheduler.machine.lending).
+"""
+
+from math import log
+
+from services.domain.cost import CostProfile
+from services.domain.generation import EndReason
+from services.domain.protocol import Rank
+from services.scheduler.job import RESIDENT, Job
+from services.scheduler.policies.length_classes import LengthClasses
+from services.scheduler.policies.length_distribution import BUCKETS, EDGES, LengthDistribution, bucket_of
+from services.scheduler.policies.without_levels import WithoutLevels
+
+STRETCH = 0.45
+"""How far index differences carry where the spread of the work is ordinary. At 0 the order is that of FCFS."""
+MODERATE_SPREAD, MOST_SPREAD = 3.0, 12.0
+"""The stretch grows in proportion to the squared coefficient of variation of the work between these."""
+LONG_SHARE = 0.99
+"""A long job is longer than this share of all jobs."""
+RESIDENT_FACTOR = 2.0
+ORDERED_LEVEL = 1
+MOST_AVERAGED = 256
+"""Arrivals over which means are taken, once there are as many."""
+TRUSTED_JOBS = 64
+"""Before so many jobs have completed the stretch is less, in proportion: the first jobs teach by running on, and all
+would seem longer than they are.
+"""
+ARRIVALS_PER_SETTING = 16
+"""Seconds a token and the stretch are computed anew this often."""
+FADE_PERIOD_S = 60.0
+_COMPLETED = (EndReason.STOP, EndReason.LENGTH)
+
+
+class Gittins(WithoutLevels):
+    """Ranks jobs by arrival, moved by the Gittins index of their remaining work."""
+
+    lends = True
+
+    def __init__(self, max_batch: int, classes: LengthClasses) -> None:
+        self._max_batch = max_batch
+        self._classes = classes
+        self._all_jobs = LengthDistribution()
+        self._of_class: dict[int, LengthDistribution] = {}
+        self._profile: CostProfile | None = None
+        self._token_s = 0.0
+        self._long_job_s = 0.0
+        self._stretch = 0.0
+        self._mean_prefill_s = self._mean_square_prefill_s2 = 0.0
+        self.backlog_s = 0.0
+        """Expected seconds of work of all living jobs."""
+        self._arrivals = 0
+        self._mean_log_index = 0.0
+        self._mean_prompt_tokens = 0.0
+        self._faded_s: float | None = None
+
+    def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
+        """Take the seconds of prefills and tokens from the profile."""
+        self._profile = profile
+        self._set_units()
+
+    def join(self, job: Job) -> Rank:
+        """The place of a new job: by its prefill, and by what jobs of its class make."""
+        self._fade(job.arrived_s)
+        self._arrivals += 1
+        weight = 1.0 / min(self._arrivals, MOST_AVERAGED)
+        self._mean_prompt_tokens += weight * (job.prompt_tokens - self._mean_prompt_tokens)
+        if self._arrivals % ARRIVALS_PER_SETTING == 1:
+            self._set_units()
+        job.length_class = self._classes.class_of(job)
+        job.bucket, job.bucket_end = 0, EDGES[1]
+        self._expect(job)
+        prefill_s = self._prefill_s(job)
+        self._mean_prefill_s += weight * (prefill_s - self._mean_prefill_s)
+        self._mean_square_prefill_s2 += weight * (prefill_s**2 - self._mean_square_prefill_s2)
+        log_index = log(self._index_s(job))
+        self._mean_log_index += weight * (log_index - self._mean_log_index)
+        return self._place(job, log_index)
+
+    def ran(self, job: Job, service_s: float) -> Rank | None:
+        """A new place when the job enters the next bucket, and as long as it is prefilled in chunks."""
+        made = job.known_tokens - job.prompt_tokens
+        if made < job.bucket_end:
+            return None if made else self._placed_again(job)
+        distribution = self._distribution(job)
+        while made >= job.bucket_end and job.bucket < BUCKETS - 1:
+            self._all_jobs.passed(job.bucket)
+            distribution.passed(job.bucket)
+            job.bucket += 1
+            job.bucket_end = EDGES[job.bucket + 1]
+        return self._placed_again(job)
+
+    def residency_changed(self, job: Job) -> Rank | None:
+        """The device is kept by whoever has it, unless somebody is clearly ahead."""
+        return self._placed_again(job)
+
+    def leave(self, job: Job, reason: EndReason) -> None:
+        """Learn from a job that completed. From one that was given up we know that it passed its buckets."""
+        self.backlog_s = max(0.0, self.backlog_s - job.expected_s)
+        made = job.known_tokens - job.prompt_tokens
+        if reason not in _COMPLETED or not made:
+            return
+        distribution = self._distribution(job)
+        ended = bucket_of(made)
+        for bucket in range(job.bucket, ended):
+            self._all_jobs.passed(bucket)
+            distribution.passed(bucket)
+        self._all_jobs.ended(ended)
+        distribution.ended(ended)
+        self._classes.learn(job, made)
+
+    def hazards(self) -> list[float]:
+        """The probability that a job ends in each bucket of lengths that it enters, of all jobs together."""
+        return self._all_jobs.hazards()
+
+    def state_key(self) -> tuple[object, ...]:
+        """All that future ranks depend on besides the jobs."""
+        tables = [(number, one.state_key()) for number, one in sorted(self._of_class.items())]
+        means = (self._mean_log_index, self._mean_prompt_tokens, self._mean_prefill_s, self._mean_square_prefill_s2)
+        units = (self._arrivals, self.backlog_s, self._token_s, self._long_job_s, self._stretch, self._faded_s)
+        return (*means, *units, self._all_jobs.state_key(), tuple(tables), self._classes.state_key())
+
+    # --- index and place ---------------------------------------------------------------------------------------------
+
+    def _placed_again(self, job: Job) -> Rank:
+        self._expect(job)
+        return self._place(job, log(self._index_s(job)))
+
+    def _place(self, job: Job, log_index: float) -> Rank:
+        if job.state is RESIDENT and job.finished_tokens:
+            log_index -= log(RESIDENT_FACTOR)
+        behind_s = self.behind_s(log_index - self._mean_log_index)
+        return Rank(ORDERED_LEVEL, job.arrived_s + behind_s, job.arrival_number)
+
+    def behind_s(self, log_factor: float) -> float:
+        """How much later than another a job would have to have come, as its index is larger by a factor."""
+        return self._stretch * (self.backlog_s + self._long_job_s) * log_factor
+
+    def _index_s(self, job: Job) -> float:
+        return self._distribution(job).index_s(job.bucket, self._prefill_s(job), self._token_s)
+
+    def _expect(self, job: Job) -> None:
+        """Count the job's expected work into the backlog, in place of what was expected of it before."""
+        rest_tokens = self._distribution(job).mean_rest_tokens(job.bucket)
+        expected_s = self._prefill_s(job) + self._token_s * rest_tokens
+        self.backlog_s = max(0.0, self.backlog_s + expected_s - job.expected_s)
+        job.expected_s = expected_s
+
+    def _prefill_s(self, job: Job) -> float:
+        """What the rest of the job's prefill adds to an iteration of a full batch; 0 once it decodes."""
+        assert self._profile is not None, "calibrate must be called first"
+        if job.known_tokens - job.finished_tokens <= 1:
+            return 0.0
+        whole_s = self._profile.prefill_s(job.known_tokens + self._max_batch)
+        return whole_s - self._profile.prefill_s(job.finished_tokens + self._max_batch)
+
+    def _set_units(self) -> None:
+        """A job's share of an iteration that decodes a full batch at the mean context, the time of a long job, and the
+        stretch.
+        """
+        assert self._profile is not None, "calibrate must be called first"
+        lengths = self._all_jobs
+        context_tokens = self._mean_prompt_tokens + lengths.mean_rest_tokens(0) / 2
+        iteration_s = self._profile.decode_s(self._max_batch, context_tokens)
+        self._token_s = iteration_s / self._max_batch
+        self._long_job_s = iteration_s * lengths.quantile_tokens(LONG_SHARE)
+        mean_s = self._mean_prefill_s + self._token_s * lengths.mean_rest_tokens(0)
+        variance_s2 = self._mean_square_prefill_s2 - self._mean_prefill_s**2
+        variance_s2 += self._token_s**2 * lengths.variance_tokens
+        spread = min(max(variance_s2 / mean_s**2, MODERATE_SPREAD), MOST_SPREAD)
+        trust = min(1.0, lengths.completed_jobs / TRUSTED_JOBS)
+        self._stretch = STRETCH * spread / MODERATE_SPREAD * trust
+
+    # --- what was learnt ---------------------------------------------------------------------------------------------
+
+    def _distribution(self, job: Job) -> LengthDistribution:
+        known = self._of_class.get(job.length_class)
+        if known is None:
+            known = self._of_class[job.length_class] = LengthDistribution(self._all_jobs)
+        return known
+
+    def _fade(self, now_s: float) -> None:
+        if self._faded_s is None:
+            self._faded_s = now_s
+        elapsed_s = now_s - self._faded_s
+        if elapsed_s >= FADE_PERIOD_S:
+            self._faded_s = now_s
+            for distribution in (self._all_jobs, *self._of_class.values()):
+                distribution.fade(elapsed_s)

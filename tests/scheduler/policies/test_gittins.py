@@ -1,0 +1,176 @@
+"""`gittins`: how a job's key follows from its arrival, its prefill and what was learnt of lengths."""
+
+from dataclasses import replace
+from math import log
+
+import pytest
+
+from services.domain.generation import EndReason
+from services.domain.ids import JobId
+from services.domain.protocol import Ack, Order, OrderChange, Rank
+from services.scheduler.machine.scheduler_events import Cancel, Submit
+from services.scheduler.policies.gittins import ORDERED_LEVEL, RESIDENT_FACTOR, TRUSTED_JOBS, Gittins
+from services.scheduler.policies.length_classes import PromptClasses
+from services.scheduler.policies.length_distribution import EDGES
+from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
+from tests.builders.cost_profiles import proportional_cost
+from tests.scheduler.machine.checked_scheduler import CheckedScheduler, ended, entries, plans, told
+from tests.scheduler.machine.events_from_kv import A, B, C, reclaim, resident
+from tests.scheduler.machine.served_trace import Arrival, ServedTrace, serve_trace
+
+COST = proportional_cost(0.001, 0.02)
+"""A prefill of n tokens takes n ms, an iteration of decodes 20 ms."""
+
+
+def gittins(**knobs: object) -> SchedulerConfig:
+    """One job at a time, no loans."""
+    alone = {"max_batch": 1, "plans_in_flight": 1, "silence_limit_s": None, "first_token_limit_s": None} | knobs
+    return SchedulerConfig(policy=PolicyName.GITTINS, **alone)  # type: ignore[arg-type]
+
+
+def machine_of(**knobs: object) -> CheckedScheduler:
+    machine = CheckedScheduler(gittins(**knobs))
+    machine.start(COST)
+    return machine
+
+
+def rank_of(machine: CheckedScheduler, job_id: JobId) -> Rank:
+    """Where the policy wants the job."""
+    return machine.scheduler.jobs[job_id].place
+
+
+def policy_of(machine: CheckedScheduler) -> Gittins:
+    policy = machine.scheduler.policy
+    assert isinstance(policy, Gittins)
+    return policy
+
+
+def orders(machine: CheckedScheduler) -> list[OrderChange]:
+    """All changes of the order that the KV manager was told."""
+    return [change for message in told(machine.commands) if isinstance(message, Order) for change in message.changes]
+
+
+def taught(lengths: list[int], jobs: int = 2 * int(TRUSTED_JOBS)) -> list[Arrival]:
+    """Jobs far apart that only teach the policy what lengths there are."""
+    return [Arrival(f"t{number}", 10, lengths[number % len(lengths)], 10.0 * number) for number in range(jobs)]
+
+
+def test_without_data_jobs_of_equal_prompts_run_in_the_order_of_arrival() -> None:
+    arrivals = [Arrival(name, 100, 30, 0.01 * number) for number, name in enumerate("abcdef")]
+    finished_s = serve_trace(gittins(), arrivals, COST).finished_s
+    assert sorted(finished_s, key=finished_s.__getitem__) == list("abcdef")
+
+
+def after(trace: list[Arrival], *jobs: Arrival) -> list[Arrival]:
+    """The jobs, their arrivals counted from a while after the last one of the trace."""
+    begin_s = trace[-1].arrival_s + 100.0
+    return [*trace, *(replace(job, arrival_s=begin_s + job.arrival_s) for job in jobs)]
+
+
+def test_a_short_prefill_overtakes_a_long_one_that_came_shortly_before_it() -> None:
+    jobs = (Arrival("first", 100, 50), Arrival("long", 3000, 10, 0.1), Arrival("short", 10, 10, 0.2))
+    finished_s = serve_trace(gittins(), after(taught([30]), *jobs), COST).finished_s
+    assert list(finished_s)[-3:] == ["first", "short", "long"]
+
+
+def test_as_long_as_few_jobs_have_completed_nobody_overtakes() -> None:
+    jobs = (Arrival("first", 100, 50), Arrival("long", 3000, 10, 0.1), Arrival("short", 10, 10, 0.2))
+    assert list(serve_trace(gittins(), list(jobs), COST).finished_s) == ["first", "long", "short"]
+
+
+def test_nobody_is_overtaken_by_jobs_that_come_much_later_however_short_they_are() -> None:
+    """Short jobs come without end, each ten milliseconds of work, a hundred a second."""
+    stream = [Arrival(f"s{number}", 10, 1, 0.01 * number) for number in range(1200)]
+    run = serve_trace(gittins(), [Arrival("long", 3000, 3, 0.1), *stream], COST)
+    assert run.finished_s["long"] < 11.0
+
+
+def machine_that_learnt(lengths: list[int]) -> CheckedScheduler:
+    """A machine that has served jobs of these lengths, and has none left."""
+    serving = ServedTrace(gittins(), taught(lengths), COST)
+    while serving.iterate():
+        pass
+    return serving.machine
+
+
+def test_with_a_longer_backlog_the_same_job_overtakes_jobs_that_came_longer_before_it() -> None:
+    apart_s = []
+    for backlog in (1, 100):
+        machine = machine_that_learnt([30])
+        machine.turn(*(Submit(JobId(f"b{number}"), 1000, 10) for number in range(backlog)))
+        machine.turn(Submit(A, 10, 10))
+        machine.turn(Submit(B, 3000, 10))
+        apart_s.append(rank_of(machine, B).key - rank_of(machine, A).key)
+    assert apart_s[1] > 10 * apart_s[0] > 0
+
+
+def test_what_was_learnt_of_lengths_makes_a_job_that_has_run_long_better_or_worse() -> None:
+    """Regular lengths: whoever has run long is near its end. Heavy tails: whoever has run long goes on for longer."""
+    for lengths, stays in (([60], True), ([1, 1, 1, 2, 2, 2, 4, 4, 400], False)):
+        arrivals = after(taught(lengths), Arrival("old", 10, 60), Arrival("new", 10, 60, 0.9))
+        last_s = arrivals[-2].arrival_s
+        finished_s = serve_trace(gittins(), arrivals, COST, most_iterations=100_000).finished_s
+        assert (finished_s["old"] - last_s < 1.3) is stays
+
+
+def test_a_job_keeps_its_place_until_it_enters_the_next_bucket_of_lengths() -> None:
+    serving = ServedTrace(gittins(), [Arrival("a", 10, 40)], COST)
+    keys: dict[int, float] = {}
+    while serving.iterate():
+        job = serving.machine.scheduler.jobs.get(A)
+        if job is not None:
+            keys[job.output_tokens] = job.place.key
+    moved = [made for made in sorted(keys)[1:] if keys[made] != keys[made - 1]]
+    assert set(moved) <= set(EDGES)
+    assert len(keys) > len(moved) + 20
+
+
+def test_all_ranks_are_behind_the_level_of_loans() -> None:
+    machine = machine_of()
+    machine.turn(Submit(A, 10, 10))
+    assert rank_of(machine, A).level == ORDERED_LEVEL == 1
+
+
+def test_a_job_that_has_the_device_is_ahead_by_the_factor_and_loses_that_with_the_device() -> None:
+    machine = machine_that_learnt([30])
+    machine.turn(Submit(A, 10, 100), Submit(B, 10, 100))
+    (plan,) = plans(machine.turn(resident(A)))
+    machine.turn(machine.result(plan))
+    ahead = rank_of(machine, A)
+    assert ahead < rank_of(machine, B)
+    machine.turn(reclaim(A, None))
+    assert Ack(A) in told(machine.turn(machine.result(plans(machine.commands)[-1])))
+    machine.turn()
+    policy = policy_of(machine)
+    assert rank_of(machine, A).key - ahead.key == pytest.approx(policy.behind_s(log(RESIDENT_FACTOR)), rel=0.05)
+    assert rank_of(machine, A) in [change.rank for change in orders(machine)]
+
+
+def test_the_backlog_is_the_expected_work_of_the_living_jobs() -> None:
+    machine = machine_of()
+    machine.turn(Submit(A, 1000, 10), Submit(B, 2000, 10), Submit(C, 10, 10))
+    jobs = machine.scheduler.jobs
+    policy = policy_of(machine)
+    assert policy.backlog_s == pytest.approx(sum(job.expected_s for job in jobs.values()))
+    assert jobs[B].expected_s - jobs[A].expected_s == pytest.approx(1.0, rel=1e-3)
+    machine.turn(Cancel(A, EndReason.CANCELLED), Cancel(B, EndReason.CANCELLED), Cancel(C, EndReason.CANCELLED))
+    assert policy.backlog_s == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_job_that_was_given_up_teaches_that_it_ran_so_long_and_not_that_it_ended() -> None:
+    machine = machine_of()
+    before = policy_of(machine).state_key()
+    machine.turn(Submit(A, 10, 100))
+    (plan,) = plans(machine.turn(resident(A)))
+    assert entries(plan) == [(A, 0, 10)]
+    machine.turn(machine.result(plan))  # its first token: it goes on, past the first bucket
+    assert ended(machine.turn(Cancel(A, EndReason.CANCELLED))) == [(A, EndReason.CANCELLED)]
+    assert policy_of(machine).hazards()[0] < 1 / 128
+    assert policy_of(machine).state_key() != before
+
+
+@pytest.mark.parametrize(("prompt_tokens", "expected"), [(1, 0), (3, 0), (4, 1), (15, 1), (16, 2), (1000, 4)])
+def test_prompts_are_classed_in_factors_of_four(prompt_tokens: int, expected: int) -> None:
+    machine = machine_of()
+    machine.turn(Submit(A, prompt_tokens, 1))
+    assert PromptClasses().class_of(machine.scheduler.jobs[A]) == expected
