@@ -41,6 +41,11 @@ INSTANCES = {
     "chunks": Instance(
         (JobSize(3, 2), JobSize(2, 2)), 4, 3, prefill_chunk_tokens=1, cancels=frozenset({1}), late_arrivals=True
     ),
+    "FCFS, whose waiting jobs take nothing": replace(
+        ONE_FITS, policy=PolicyName.FCFS, late_arrivals=True, cancels=frozenset({0}), early_ends=frozenset({1})
+    ),
+    "gittins, with loans": replace(ONE_FITS, policy=PolicyName.GITTINS, waits=1, late_arrivals=True),
+    "gittins, and the worker dies": replace(SHORT, policy=PolicyName.GITTINS, kills=1, waits=1),
     "static batches": Instance((JobSize(1, 3), JobSize(1, 3)), 3, 3, policy=PolicyName.STATIC, lookahead_tokens=1),
 }
 

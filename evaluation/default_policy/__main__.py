@@ -1,0 +1,73 @@
+"""`python -m evaluation.default_policy`: judges the default policy against the best FCFS, and writes docs/policy."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from evaluation.default_policy.cells import CELLS, CURVE_CELLS, QUICK_CELLS
+from evaluation.default_policy.drawing import draw_curve, draw_everywhere, draw_when
+from evaluation.default_policy.judging import verdicts
+from evaluation.default_policy.pages import PAGE, filled, summary, table
+from evaluation.default_policy.results import Results, as_csv, read_results
+from evaluation.default_policy.running import execute
+from services.runtime.command_line import ExitCode, parser, positive_int
+from services.runtime.output_folder import make_writable
+from services.workloads.job_records import write_lines
+
+DEFAULT_OUT = Path("docs/policy")
+LINE_PERIOD_S = 15.0
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser("default_policy", "Judge the default policy against FCFS in its best form, by simulation.")
+    made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"folder to write [{DEFAULT_OUT}]")
+    made.add_argument("--quick", action="store_true", help="a look in seconds: a table of two cells, printed only")
+    made.add_argument("--from-csv", action="store_true", help="write page and pictures again from results.csv")
+    made.add_argument("--processes", type=positive_int, default=os.cpu_count() or 1, help="processes [all cores]")
+    return made
+
+
+class _Lines:
+    """A line on stderr now and then."""
+
+    def __init__(self) -> None:
+        self._due_s = time.monotonic() + LINE_PERIOD_S
+
+    def __call__(self, done: Sequence[int]) -> None:
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + LINE_PERIOD_S
+            print(f"jobs served: {sum(done)} in {sum(count > 0 for count in done)} simulations", file=sys.stderr)
+
+
+def write_pages(results: Results, out: Path) -> str:
+    """Page, table and pictures; returns the summary."""
+    judged = list(verdicts(results, CELLS))
+    write_lines(out / "README.md", filled(PAGE.read_text(encoding="utf-8"), judged).splitlines())
+    write_lines(out / "table.md", ["# Every point", "", summary(judged), "", *table(judged).splitlines()])
+    for draw in (draw_when, draw_everywhere):
+        draw(judged, out)
+    draw_curve(results, out)
+    return summary(judged)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code is 0 whatever the verdicts are."""
+    arguments = _parser().parse_args(argv)
+    if arguments.quick:
+        runs, points = execute(QUICK_CELLS, arguments.processes, _Lines())
+        print(table(list(verdicts(read_results(as_csv(runs, points).splitlines()), QUICK_CELLS))))
+        return ExitCode.OK
+    make_writable(arguments.out)
+    file = arguments.out / "results.csv"
+    if not arguments.from_csv:
+        runs, points = execute((*CELLS, *CURVE_CELLS), arguments.processes, _Lines())
+        write_lines(file, as_csv(runs, points).splitlines())
+    print(write_pages(read_results(file.read_text(encoding="utf-8").splitlines()), arguments.out))
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
