@@ -41,7 +41,8 @@ check: $(INSTALLED) ## format, lint, types, import rings, proto lint, stubs curr
 	$(BIN)/python protos/generate.py --image build/protos.binpb
 	$(BIN)/buf lint build/protos.binpb --path fastserve --config protos/buf.yaml
 
-figures: $(INSTALLED) ## simulate the papers' evaluation again under docs/evaluation/ (QUICK=1: a look; FULL=1: all of it)
+figures: $(INSTALLED) ## simulate both evaluations: docs/evaluation/ (the papers'), docs/policy/ (the default's); QUICK=1, FULL=1
+	$(BIN)/python -m evaluation.default_policy $(if $(QUICK),--quick)
 	$(BIN)/fastserve figures $(if $(QUICK),--quick) $(if $(FULL),--full) --out docs/evaluation
 
 bench: $(INSTALLED) ## measure this machine, results under benchmarks/results/

@@ -170,7 +170,7 @@ CURVE_CELLS = tuple(
             *(Contender(f"share {share:g}", PolicyName.GITTINS, "proactive", share) for share in _SHARES),
         ),
     )
-    for title, batch, load in (("curve, batch 64", 64, 0.95), ("curve, batch 16", 16, 0.95))
+    for title, batch, load in (("curve, batch 64", 64, 1.1), ("curve, batch 16", 16, 1.1))
 )
 
 CELLS = (*CONV_CELLS, *CODE_CELLS, *ZIPF_CELLS, *BURST_CELLS, *SHAREGPT_CELLS, *WAVE_CELLS)

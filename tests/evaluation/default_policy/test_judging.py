@@ -1,4 +1,6 @@
-"""Runs become verdicts, verdicts a table and a page."""
+"""Runs become verdicts, verdicts a table and a page; the committed ones are those of the committed results."""
+
+from pathlib import Path
 
 import pytest
 
@@ -16,11 +18,12 @@ from evaluation.default_policy.cells import (
     Contender,
 )
 from evaluation.default_policy.judging import Verdict, verdicts
-from evaluation.default_policy.pages import PageError, filled, summary, table
+from evaluation.default_policy.pages import PAGE, PageError, filled, summary, table
 from evaluation.default_policy.results import Results, ResultsError, as_csv, read_results
 from evaluation.default_policy.running import NUMBERS, Offered, RunOf, execute
 from evaluation.default_policy.traffic import Shape
 
+COMMITTED = Path(__file__).parents[3] / "docs" / "policy"
 CELL = Cell("tiny", "llama-3-8b-h100", 4, Shape("zipf", 40, theta=1.2), (0.5, 1.0), (3, 4))
 
 
@@ -104,3 +107,10 @@ def test_a_look_runs_for_real() -> None:
     judged = list(verdicts(read_results(as_csv(runs, points).splitlines()), cells))
     assert len(judged) == len(cells)
     assert all(0.1 < verdict.of(GITTINS).mean < 10 for verdict in judged)
+
+
+def test_the_committed_page_and_table_are_those_of_the_committed_results() -> None:
+    lines = (COMMITTED / "results.csv").read_text(encoding="utf-8").splitlines()
+    judged = list(verdicts(read_results(lines), CELLS))
+    assert (COMMITTED / "README.md").read_text(encoding="utf-8") == filled(PAGE.read_text(encoding="utf-8"), judged)
+    assert table(judged) in (COMMITTED / "table.md").read_text(encoding="utf-8")
