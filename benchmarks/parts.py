@@ -1,5 +1,5 @@
 """The parts of the benchmarks, in the order in which they are measured and shown. Those of SEPARATE take as long as all
-others together and are measured only when named.
+others together, each, or do not depend on the machine, and are measured only when named.
 """
 
 from collections.abc import Callable
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    best_fcfs,
     copy_bandwidth,
     decisions,
+    foreknowledge,
     live_against_simulated,
     memory,
     policies,
@@ -57,6 +59,7 @@ PARTS = (
     Part("streams", streams.measure, streams.tables, streams.goals),
 )
 SEPARATE = (
+    Part("best_fcfs", best_fcfs.measure, best_fcfs.tables, best_fcfs.goals),
     Part(
         "live_against_simulated",
         live_against_simulated.measure,
@@ -64,5 +67,6 @@ SEPARATE = (
         truth_comparison.goals,
         live_against_simulated.draw,
     ),
+    Part("foreknowledge", foreknowledge.measure, foreknowledge.tables, foreknowledge.goals),
 )
 ALL_PARTS = (*PARTS, *SEPARATE)

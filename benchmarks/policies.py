@@ -1,22 +1,20 @@
 """Live job completion times of every scheduling policy, and of every KV policy, on one bursty trace.
 
-The trace's rate is set from what FCFS sustains on this machine, measured first: a saturated run under `fcfs` + `defer`.
-Every policy gets the same trace, a server of its own with the bundled model, and a device pool that holds at most a
-third of the trace's peak need. Scheduling policies run over the `proactive` KV policy, KV policies under
-`skip-join-mlfq`.
+The trace's rate is set from what FCFS in its best form sustains on this machine, measured first
+(benchmarks.saturated_fcfs). Every policy gets the same trace, a server of its own with the bundled model, and a device
+pool that holds at most a third of the trace's peak need. Scheduling policies run over the `proactive` KV policy, KV
+policies under `skip-join-mlfq`.
 """
 
 import asyncio
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks.goals_and_tables import Table, seconds
-from benchmarks.servers import Result, bench, demand_no_failures, records, server, trace_server, write_trace
+from benchmarks.saturated_fcfs import calibrated_trace
+from benchmarks.servers import Result, bench, server
 from benchmarks.settings import BenchSettings
-from services.workloads.calibration import LoadedTrace, Need, loaded_trace, sustained_rate
-from services.workloads.job_records import JobRecord
-from services.workloads.workload import Workload, make_trace
+from services.workloads.calibration import Need
+from services.workloads.workload import Workload
 
 POLICIES = ("gittins", "skip-join-mlfq", "fcfs", "static", "mlfq", "mlfq-kill", "fixed-priority", "srpt")
 KV_POLICIES = ("reactive", "recompute", "defer")
@@ -41,33 +39,6 @@ def _flags(policy: str, kv_policy: str) -> list[str]:
     return ["--policy", policy, "--kv-policy", kv_policy, *pools]
 
 
-def job_records(out: Path) -> list[JobRecord]:
-    """The jobs of a trace run as far as calibration needs them; gaps between tokens are taken as equal."""
-    made = []
-    for job in records(out):
-        record = JobRecord(job["id"], job["arrival_s"], job["prompt_tokens"], error=job["error"])
-        first_s, last_s, count = job["first_token_s"], job["last_token_s"], job["output_tokens"]
-        if first_s is not None:
-            record.add_tokens(1, first_s)
-            for number in range(1, count):
-                record.add_tokens(1, first_s + (last_s - first_s) * number / (count - 1))
-        made.append(record)
-    return made
-
-
-async def _calibrated_trace(settings: BenchSettings, warm_up: Path) -> tuple[float, LoadedTrace]:
-    """What FCFS sustains, in jobs per second, and the trace for it."""
-    saturating = make_trace(replace(SHAPE, jobs=settings.pick(SHAPE.jobs, 60)), stratified=True)
-    path = write_trace(settings.folder("traces") / "saturating.jsonl", saturating)
-    out = settings.folder("raw", "policies-saturated")
-    async with trace_server(settings, "policies-saturated", _flags("fcfs", "defer"), warm_up) as ready:
-        demand_no_failures(await bench(ready, path, out, "--time-scale", "0"), out)
-    sustained = sustained_rate(job_records(out))
-    least_s = settings.pick(30.0, 10.0)
-    need = Need(LOAD, settings.pick(200, 50), least_s, DEVICE_TOKENS, settings.pick(3.0, 1.0))
-    return sustained, loaded_trace(SHAPE, sustained, need)
-
-
 def _figures(result: Result, policy: str, kv_policy: str) -> dict[str, Any]:
     return {
         "policy": policy,
@@ -83,30 +54,24 @@ def _figures(result: Result, policy: str, kv_policy: str) -> dict[str, Any]:
 
 
 async def _measure(settings: BenchSettings) -> dict[str, Any]:
-    warm_up_jobs = make_trace(replace(SHAPE, jobs=settings.pick(30, 10)), stratified=True)
-    warm_up = write_trace(settings.folder("traces") / "policies-warm-up.jsonl", warm_up_jobs)
-    sustained, loaded = await _calibrated_trace(settings, warm_up)
-    trace = write_trace(settings.folder("traces") / "policies.jsonl", loaded.jobs)
+    least_s = settings.pick(30.0, 10.0)
+    need = Need(LOAD, settings.pick(200, 50), least_s, DEVICE_TOKENS, settings.pick(3.0, 1.0))
+    trace = await calibrated_trace(settings, "policies", SHAPE, need, _flags)
     runs = []
     for policy, kv_policy in settings.pick(PAIRS, QUICK_PAIRS):
         name = f"policies-{policy}-{kv_policy}"
         async with server(settings, name, _flags(policy, kv_policy)) as ready:
-            await bench(ready, warm_up, settings.folder("raw", f"{name}-warm-up"), "--time-scale", "0")
+            await bench(ready, trace.warm_up, settings.folder("raw", f"{name}-warm-up"), "--time-scale", "0")
             out = settings.folder("raw", name)
-            result = await bench(ready, trace, out, "--timeout", str(JOB_LIMIT_S))
+            result = await bench(ready, trace.file, out, "--timeout", str(JOB_LIMIT_S))
         runs.append(_figures(result, policy, kv_policy))
     return {
         "model": "bundled",
-        "sustained_by_fcfs_jobs_per_s": round(sustained, 3),
         "load": LOAD,
-        "rate_jobs_per_s": round(loaded.rate, 3),
-        "jobs": len(loaded.jobs),
-        "span_s": round(loaded.jobs[-1].arrival_s, 2),
-        "cv": round(loaded.cv, 2),
+        **trace.told(),
         "theta": SHAPE.theta,
         "device_tokens": DEVICE_TOKENS,
         "host_tokens": HOST_TOKENS,
-        "peak_need_tokens": loaded.peak_need_tokens,
         "job_limit_s": JOB_LIMIT_S,
         "runs": runs,
     }

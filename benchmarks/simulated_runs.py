@@ -113,7 +113,7 @@ def fitted_slowdown(simulated_s: Sequence[Sequence[float]], live_s: Sequence[flo
 
 
 def capacity_per_s(by: ServedBy, profile: Profile, shape: Workload) -> float:
-    """Jobs per second of these lengths that FCFS sustains in the simulator."""
+    """Jobs per second of these lengths that FCFS in its best form sustains in the simulator."""
     jobs = max(CAPACITY_JOBS, CAPACITY_BATCHES * by.max_batch)
     sample = make_trace(replace(shape, jobs=jobs, rate=1.0, cv=0.0, seed=_CAPACITY_SEED), stratified=True)
     return fcfs_capacity_per_s(by.setup(profile, "fcfs", "defer"), simulated_jobs(sample))

@@ -44,7 +44,9 @@ class SamplingRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """At most one of `text` and `token_ids` is set. `request_id` None: the server generates one."""
+    """At most one of `text` and `token_ids` is set. `request_id` None: the server generates one. `client` is empty if
+    the client gives no name.
+    """
 
     model: str = ""
     request_id: str | None = None
@@ -52,6 +54,7 @@ class GenerateRequest:
     token_ids: Sequence[int] | None = None
     sampling: SamplingRequest = field(default_factory=SamplingRequest)
     resume_from_token: int | None = None
+    client: str = ""
 
 
 class EndReason(Enum):

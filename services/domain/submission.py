@@ -1,5 +1,6 @@
 """What gateway and scheduler exchange about jobs: submissions, updates and the limits of a job."""
 
+import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,19 @@ from services.domain.errors import FastServeError
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId
 from services.domain.job_sampling import JobSampling
+
+CLIENT_NUMBERS = 4096
+MOST_CLIENT_CHARACTERS = 64
+
+
+def client_number_of(client: str) -> int:
+    """A number for a client: from 1, less than CLIENT_NUMBERS; 0 for one without a name. A digest so short that a few
+    clients share a number, and that a number does not tell a name.
+    """
+    if not client:
+        return 0
+    digest = hashlib.sha256(client.encode("utf-8", "surrogatepass")).digest()
+    return 1 + int.from_bytes(digest[:8], "big") % (CLIENT_NUMBERS - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +36,9 @@ class ServingLimits:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job as a gateway submits it. `body_digest` is the digest of the request's body."""
+    """A job as a gateway submits it. `body_digest` is the digest of the request's body. `client_number`: see
+    client_number_of.
+    """
 
     job_id: JobId
     body_digest: bytes
@@ -30,6 +46,7 @@ class Submission:
     sampling: JobSampling
     resume_from_token: int = 0
     deadline_in_s: float | None = None
+    client_number: int = 0
 
 
 class JobTimings(NamedTuple):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from services.domain.errors import InvalidFieldError
+from services.domain.submission import client_number_of
 from services.experiments.simulated_server import (
     SimulatedServerSettings,
     changed,
@@ -18,7 +19,7 @@ from services.experiments.simulated_server import (
 )
 from services.kvmanager.policies.kv_config import KV_POLICY_NAMES
 from services.runtime.profile_file import Profile
-from services.scheduler.scheduler_config import PolicyName
+from services.scheduler.scheduler_config import LengthPredictor, PolicyName
 from services.simulator.fcfs_capacity import fcfs_setup
 from services.simulator.server_setup import ServerSetup, SimulatedJob
 from services.workloads.any_workload import AnyWorkload, TraceFile, trace_of, workload_as_json
@@ -90,8 +91,10 @@ class SimulationCase:
 
     @property
     def jobs(self) -> list[SimulatedJob]:
-        """The jobs that arrive at the server."""
-        return simulated_jobs(trace_of(self.workload), self.time_scale)
+        """The jobs that arrive at the server. One that foresees lengths is not told them."""
+        jobs = simulated_jobs(trace_of(self.workload), self.time_scale)
+        is_off = self.setup.scheduler.length_predictor is LengthPredictor.OFF
+        return jobs if is_off else with_equal_limits(jobs, self.setup)
 
     @property
     def ids(self) -> Sequence[str]:
@@ -114,9 +117,24 @@ class SimulationCase:
 def simulated_jobs(trace: Sequence[TraceJob], time_scale: float = 1.0) -> list[SimulatedJob]:
     """A trace as the simulator takes it. Ids are numbers: those of a trace file need not differ."""
     return [
-        SimulatedJob(str(number), job.arrival_s * time_scale, job.prompt_tokens, job.output_tokens)
+        SimulatedJob(
+            str(number),
+            job.arrival_s * time_scale,
+            job.prompt_tokens,
+            job.output_tokens,
+            client_number=client_number_of(job.client),
+        )
         for number, job in enumerate(trace)
     ]
+
+
+def with_equal_limits(jobs: Sequence[SimulatedJob], setup: ServerSetup) -> list[SimulatedJob]:
+    """The jobs with a max_tokens that says nothing about their length: the longest output of all, as far as the prompt
+    leaves room for it. The jobs of a trace would ask for exactly as many tokens as they make.
+    """
+    longest = max(job.output_tokens for job in jobs)
+    room = min(setup.max_model_len, setup.device_blocks * setup.block_size)
+    return [replace(job, max_tokens=max(job.output_tokens, min(longest, room - job.prompt_tokens))) for job in jobs]
 
 
 def realised_rate_per_s(jobs: Sequence[SimulatedJob] | Sequence[TraceJob]) -> float | None:
@@ -262,7 +280,9 @@ def _placed(workload: AnyWorkload, point: SweepPoint) -> AnyWorkload:
 
 @dataclass(frozen=True, slots=True)
 class CapacityOf:
-    """What the capacity of FCFS depends on: one group of a server, without its policies, and lengths of jobs."""
+    """What the capacity of FCFS depends on, in its best form: one group of a server, without its policies, and lengths
+    of jobs.
+    """
 
     setup: ServerSetup
     lengths: tuple[tuple[int, int], ...]

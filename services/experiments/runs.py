@@ -100,5 +100,5 @@ def write_stuck(error: StuckError, folder: Path) -> Stuck:
 
 
 def measure_capacity(of: CapacityOf, on_progress: Callable[[int], None] | None = None) -> float:
-    """Jobs per second that FCFS sustains. Raises StuckError."""
+    """Jobs per second that FCFS in its best form sustains. Raises StuckError if it gets stuck in every form."""
     return fcfs_capacity_per_s(of.setup, of.jobs, on_progress)

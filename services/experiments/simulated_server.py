@@ -26,6 +26,7 @@ _SCHEDULER = (
     "silence_limit",
     "first_token_limit",
     "first_token_share",
+    "length_predictor",
     "charge",
     "max_queued_jobs",
     "max_queued_tokens",

@@ -27,7 +27,7 @@ from services.domain.errors import (
 )
 from services.domain.generation import EndReason, GenerateRequest
 from services.domain.ids import JobId
-from services.domain.submission import JobUpdate, ServingLimits, Submission
+from services.domain.submission import JobUpdate, ServingLimits, Submission, client_number_of
 from services.gateway.cancelled_requests import CancelledRequests
 from services.gateway.generation.choice_output import ChoiceOutput
 from services.gateway.generation.detokenizer import CONTEXT_TOKENS
@@ -215,8 +215,8 @@ class GatewayDriver:
             choices.append(choice)
             self._choices[choice.job_id] = choice
             remaining_s = None if deadline_s is None else max(0.0, deadline_s - self._clock())
-            digest = opened.body_digest
-            self._link.submit(Submission(choice.job_id, digest, prompt, sampling, deadline_in_s=remaining_s))
+            digest, client_number = opened.body_digest, client_number_of(request.client)
+            self._link.submit(Submission(choice.job_id, digest, prompt, sampling, 0, remaining_s, client_number))
         opened.prompt_tokens = len(prompt)
         opened.choices = tuple(choices)
         opened.open_choices = len(choices)

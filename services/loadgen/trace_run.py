@@ -72,11 +72,11 @@ def _request(job: TraceJob, number: int, options: TraceRunOptions, vocabulary_si
         seed=options.seed + number,
     )
     if job.prompt is not None and job.prompt_token_ids is None:
-        return GenerateRequest(options.model, text=job.prompt, sampling=sampling)
+        return GenerateRequest(options.model, text=job.prompt, sampling=sampling, client=job.client)
     token_ids: Sequence[int] | None = job.prompt_token_ids
     if token_ids is None:
         token_ids = random_token_ids(job.prompt_tokens, vocabulary_size, f"{options.seed}/prompt/{number}")
-    return GenerateRequest(options.model, token_ids=token_ids, sampling=sampling)
+    return GenerateRequest(options.model, token_ids=token_ids, sampling=sampling, client=job.client)
 
 
 class TraceRunner:

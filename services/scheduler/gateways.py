@@ -120,7 +120,13 @@ class Gateways:
         entry.followers[peer.gateway_id] = submission.resume_from_token
         in_s = submission.deadline_in_s
         deadline_s = None if in_s is None else now_s + in_s
-        return Submit(submission.job_id, len(submission.prompt), submission.sampling.max_tokens, deadline_s)
+        return Submit(
+            submission.job_id,
+            len(submission.prompt),
+            submission.sampling.max_tokens,
+            deadline_s,
+            submission.client_number,
+        )
 
     def cancel(self, item: Cancelled) -> Cancel | None:
         """A gateway no longer wants a job. A stop string ends the job for all followers, as they sent the same body."""

@@ -79,6 +79,8 @@ class Job:
     place: Rank
     known_tokens: int
     expected_tokens: int
+    client_number: int = 0
+    """Stands for the client; 0: it gave no name."""
     planned_tokens: int = 0
     finished_tokens: int = 0
     capacity_tokens: int = 0

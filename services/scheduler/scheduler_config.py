@@ -17,6 +17,15 @@ class PolicyName(StrEnum):
     GITTINS = "gittins"
 
 
+class LengthPredictor(StrEnum):
+    """How policy gittins tells jobs apart whose output lengths it learns: by classes of what is known of them (off; see
+    services.scheduler.policies.length_classes), or by a prediction from it (online; length_prediction).
+    """
+
+    OFF = "off"
+    ONLINE = "online"
+
+
 class Charge(StrEnum):
     """What an iteration costs each of its jobs: the whole time (as in the papers), or the job's own share."""
 
@@ -45,6 +54,7 @@ class SchedulerConfig:
     silence_limit_s: float | None = 1.5
     first_token_limit_s: float | None = 1.0
     first_token_share: float = 0.05
+    length_predictor: LengthPredictor = LengthPredictor.OFF
     charge: Charge = Charge.WALL
     max_queued_jobs: int = 20_000
     max_queued_tokens: int = 16_000_000

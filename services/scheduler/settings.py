@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from services.runtime.model_files import MOST_NAME_CHARACTERS, served_name
 from services.runtime.recording.recording_settings import RecordingSettings
 from services.runtime.settings import Address
-from services.scheduler.scheduler_config import Charge, PolicyName, SchedulerConfig
+from services.scheduler.scheduler_config import Charge, LengthPredictor, PolicyName, SchedulerConfig
 
 MOST_QUEUED_JOBS = 50_000
 """When the KV manager reconnects, it is sent all jobs in one message. With ids of the greatest length this takes 15 MB,
@@ -82,6 +82,11 @@ class SchedulerSettings(RecordingSettings):
         description="share of the server's time that may be lent for prefills ahead of their turn: more means earlier "
         "first tokens and longer job completion times under load",
     )
+    length_predictor: LengthPredictor = Field(
+        LengthPredictor.OFF,
+        description="how policy gittins foresees output lengths: from those of jobs of the same client and prompt "
+        "length (off), or by a prediction from client, prompt length and max_tokens (online)",
+    )
     promotions_per_step: int = Field(1, ge=1, le=1000, description="maximum number of promotions per iteration")
     charge: Charge = Field(
         Charge.WALL,
@@ -129,6 +134,7 @@ class SchedulerSettings(RecordingSettings):
             silence_limit_s=self.silence_limit,
             first_token_limit_s=self.first_token_limit,
             first_token_share=self.first_token_share,
+            length_predictor=self.length_predictor,
             charge=self.charge,
             max_queued_jobs=self.max_queued_jobs,
             max_queued_tokens=self.max_queued_tokens,

@@ -16,7 +16,7 @@ class SimulatedJob:
 
     `max_tokens` is the value that scheduler and KV manager see; None: `output_tokens`, at which the job ends. If it is
     greater, the job ends with a stop token, which is not known beforehand. `cancel_s` is when the client leaves. Times
-    are seconds on the virtual clock, which starts at 0.
+    are seconds on the virtual clock, which starts at 0. `client_number`: see services.domain.submission.
     """
 
     job_id: str
@@ -25,6 +25,7 @@ class SimulatedJob:
     output_tokens: int
     cancel_s: float | None = None
     max_tokens: int | None = None
+    client_number: int = 0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.arrival_s < inf:

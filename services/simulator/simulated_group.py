@@ -53,7 +53,7 @@ class SimulatedGroup:
         """Schedule the job's arrival, and its cancellation if there is one."""
         job_id = JobId(job.job_id)
         self.worker.jobs[job_id] = SimulatedProgress(job)
-        arrival = scheduling.Submit(job_id, job.prompt_tokens, job.most_output_tokens)
+        arrival = scheduling.Submit(job_id, job.prompt_tokens, job.most_output_tokens, client_number=job.client_number)
         self._clock.post(job.arrival_s + self._hop_s, self._scheduler_inbox.put, (arrival,))
         if job.cancel_s is not None:
             cancel = scheduling.Cancel(job_id, EndReason.CANCELLED)

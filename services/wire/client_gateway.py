@@ -34,12 +34,15 @@ def request_from_wire(message: inference_pb2.GenerateRequest) -> GenerateRequest
         token_ids=message.token_ids.ids if prompt == "token_ids" else None,
         sampling=sampling_from_client(message.sampling),
         resume_from_token=message.resume_from_token if message.HasField("resume_from_token") else None,
+        client=message.client,
     )
 
 
 def request_to_wire(request: GenerateRequest) -> inference_pb2.GenerateRequest:
     """The inverse of request_from_wire."""
-    message = inference_pb2.GenerateRequest(model=request.model, request_id=request.request_id or "")
+    message = inference_pb2.GenerateRequest(
+        model=request.model, request_id=request.request_id or "", client=request.client
+    )
     if request.text is not None:
         message.text = request.text
     if request.token_ids is not None:
@@ -85,6 +88,7 @@ def body_digest(message: inference_pb2.GenerateRequest, served_model: str) -> by
     body.model = served_model
     body.ClearField("request_id")
     body.ClearField("resume_from_token")
+    body.ClearField("client")
     return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()
 
 

@@ -12,7 +12,7 @@ from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import FastServeError, ProtocolError
 from services.domain.generation import EndReason
 from services.domain.ids import JobId
-from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Submission
+from services.domain.submission import CLIENT_NUMBERS, JobTimings, JobUpdate, ServingLimits, Submission
 from services.runtime.error_statuses import ErrorStatus, code_of_number, error_of, number_of_code, status_of
 from services.wire.shared_fields import logprob_from_wire, logprob_to_wire, sampling_from_wire, sampling_to_wire
 
@@ -34,9 +34,11 @@ _DEFAULT_RETRY_S = 1.0
 
 
 def submission_from_wire(message: wire.SubmitJob) -> Submission:
-    """A job from a gateway. Raises ProtocolError for an invalid id."""
+    """A job from a gateway. Raises ProtocolError for an invalid id or client number."""
     if not 0 < len(message.job_id) <= MOST_ID_BYTES:
         raise ProtocolError(f"SubmitJob: job_id must have 1 to {MOST_ID_BYTES} characters")
+    if message.client_number >= CLIENT_NUMBERS:
+        raise ProtocolError(f"SubmitJob: client_number must be less than {CLIENT_NUMBERS}")
     return Submission(
         JobId(message.job_id),
         message.body_digest,
@@ -44,6 +46,7 @@ def submission_from_wire(message: wire.SubmitJob) -> Submission:
         sampling_from_wire(message.sampling),
         message.resume_from_token,
         max(0.0, message.deadline_in_s) if message.HasField("deadline_in_s") else None,
+        message.client_number,
     )
 
 
@@ -55,6 +58,7 @@ def submission_to_wire(submission: Submission) -> wire.SubmitJob:
         prompt_token_ids=submission.prompt,
         sampling=sampling_to_wire(submission.sampling),
         resume_from_token=submission.resume_from_token,
+        client_number=submission.client_number,
     )
     if submission.deadline_in_s is not None:
         message.deadline_in_s = submission.deadline_in_s

@@ -20,6 +20,7 @@ from itertools import accumulate
 from random import Random
 
 from services.domain.errors import InvalidFieldError
+from services.domain.submission import MOST_CLIENT_CHARACTERS
 from services.workloads.lengths import (
     ALPACA,
     SHAREGPT,
@@ -45,7 +46,7 @@ _LIMITS: Mapping[str, tuple[float, float]] = {
 @dataclass(frozen=True, slots=True)
 class TraceJob:
     """One request of a trace. `arrival_s` counts from the trace's start; the prompt is text, token ids, or (neither)
-    random ids.
+    random ids. `client` is the name that the client gives, if any.
     """
 
     job_id: str
@@ -54,6 +55,7 @@ class TraceJob:
     output_tokens: int
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    client: str = ""
 
 
 class WorkloadKind(StrEnum):
@@ -175,7 +177,9 @@ def _trace_job(line: str, number: int) -> TraceJob:
     fields = json.loads(line)
     if not isinstance(fields, dict):
         raise ValueError("is not a JSON object")
-    text, ids = fields.get("prompt"), fields.get("prompt_token_ids")
+    text, ids, client = fields.get("prompt"), fields.get("prompt_token_ids"), fields.get("client", "")
+    if not isinstance(client, str) or len(client) > MOST_CLIENT_CHARACTERS:
+        raise ValueError(f"client must be a text of at most {MOST_CLIENT_CHARACTERS} characters")
     job = TraceJob(
         job_id=str(fields.get("id", number - 1)),
         arrival_s=float(fields["arrival_s"]),
@@ -183,6 +187,7 @@ def _trace_job(line: str, number: int) -> TraceJob:
         output_tokens=int(fields["output_tokens"]),
         prompt=None if text is None else str(text),
         prompt_token_ids=None if ids is None else tuple(int(token) for token in ids),
+        client=client,
     )
     if not 0 <= job.arrival_s < math.inf or job.prompt_tokens < 1 or job.output_tokens < 1:
         raise ValueError("arrival_s must be 0 or more, prompt_tokens and output_tokens 1 or more")
@@ -203,4 +208,6 @@ def trace_line(job: TraceJob) -> str:
         fields["prompt"] = job.prompt
     if job.prompt_token_ids is not None:
         fields["prompt_token_ids"] = list(job.prompt_token_ids)
+    if job.client:
+        fields["client"] = job.client
     return json.dumps(fields)

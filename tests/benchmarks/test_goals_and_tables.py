@@ -7,8 +7,9 @@ import pytest
 
 from benchmarks.goals_and_tables import Goal, Table, at_least, at_most, goals_table, section
 from benchmarks.machine import cpu_field, slug
-from benchmarks.policies import KV_POLICIES, POLICIES, job_records
+from benchmarks.policies import KV_POLICIES, POLICIES
 from benchmarks.run import chosen
+from benchmarks.saturated_fcfs import job_records
 from benchmarks.settings import BenchError
 from benchmarks.streams import most_jobs
 from benchmarks.summary import summary

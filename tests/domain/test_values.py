@@ -14,6 +14,7 @@ from services.domain.errors import (
 from services.domain.ids import JobId
 from services.domain.job_sampling import JobSampling
 from services.domain.protocol import Rank, Resident
+from services.domain.submission import CLIENT_NUMBERS, client_number_of
 
 
 def test_the_smaller_rank_runs_sooner_by_level_then_key_then_arrival() -> None:
@@ -40,3 +41,11 @@ def test_an_error_is_one_sentence_with_what_the_client_needs() -> None:
     assert UnreachableError("gone").retry_after_s > 0
     assert isinstance(UnreachableError("gone"), NotReadyError)
     assert isinstance(NotReadyError("wait"), FastServeError)
+
+
+def test_a_client_has_the_same_number_everywhere_and_others_mostly_have_another() -> None:
+    assert client_number_of("") == 0
+    assert client_number_of("alice") == 1878, "gateways of other machines and versions say the same"
+    numbers = [client_number_of(f"client {number}\ud800") for number in range(10 * CLIENT_NUMBERS)]
+    assert set(numbers) == set(range(1, CLIENT_NUMBERS)), "so many names that each number has some"
+    assert len(set(numbers[:64])) >= 60

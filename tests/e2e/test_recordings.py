@@ -27,6 +27,7 @@ POOL_TOKENS = 512
 """Two or three long jobs fill it; sixteen run at a time."""
 PROMPT_WORDS = "the heron nested above the mill"
 SECRET_ID = "customer-4711"
+SECRET_CLIENT = "alice"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ async def say_something(address: str) -> list[int]:
     async with grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         request = inference_pb2.GenerateRequest(request_id=SECRET_ID, text=PROMPT_WORDS, sampling=sampling)
+        request.client = SECRET_CLIENT
         async for message in stub.Generate(request):
             token_ids.extend(message.token_ids)
         left = stub.Generate(request_of(make_jobs(1, VOCABULARY)[0], logprobs=False))
@@ -140,6 +142,7 @@ def test_no_token_no_text_and_no_name_of_a_client_is_recorded(recorded: Recorded
     for path in (recorded.scheduler, recorded.kvmanager, recorded.killed_kvmanager):
         text = "\n".join(json.dumps(line) for line in lines_of(path))
         assert SECRET_ID not in text
+        assert SECRET_CLIENT not in text
         assert not any(word in text for word in PROMPT_WORDS.split() if len(word) > 3)
         sequences = [job.prompt for job in make_jobs(40, VOCABULARY)] + [given.token_ids for given in recorded.given]
         assert not any(json.dumps(ids[:4])[1:-1] in text for ids in sequences)

@@ -7,6 +7,7 @@ import pytest
 from services.cli.up.up_settings import UpSettings
 from services.cli.workload_flags import DEFAULTS
 from services.domain.errors import InvalidFieldError
+from services.domain.submission import client_number_of
 from services.experiments.cases import (
     CAPACITY_BATCHES,
     CAPACITY_JOBS,
@@ -162,6 +163,22 @@ class TestCapacity:
         assert len(capacity_of(cases_of(ZIPF)[0]).lengths) == CAPACITY_JOBS
         assert len(capacity_of(cases_of(ZIPF, max_batch=64)[0]).lengths) == CAPACITY_BATCHES * 64
         assert CAPACITY_JOBS / 2 < len(capacity_of(cases_of(TRACE)[0]).lengths) <= CAPACITY_JOBS
+
+
+class TestJobs:
+    def test_a_client_of_a_trace_is_the_one_that_a_gateway_would_tell_the_scheduler(self) -> None:
+        named = TraceFile("t", (TraceJob("a", 0.0, 10, 5, client="bob"), TraceJob("b", 1.0, 10, 5)), seed=0)
+        (case,) = cases_of(named)
+        assert [job.client_number for job in case.jobs] == [client_number_of("bob"), 0]
+
+    def test_a_server_that_foresees_lengths_is_not_told_them_by_max_tokens(self) -> None:
+        lengths = ((10, 5), (10, 300), (1900, 100), (1990, 50), (3000, 7))
+        trace = TraceFile("t", tuple(TraceJob("x", 0.0, *length) for length in lengths), seed=0)
+        (told,), (not_told,) = cases_of(trace), cases_of(trace, length_predictor="online")
+        assert [job.max_tokens for job in told.jobs] == [None] * 5
+        assert OPT_13B.max_model_len == 2048
+        assert [job.max_tokens for job in not_told.jobs] == [300, 300, 148, 58, 7]
+        assert [job.output_tokens for job in not_told.jobs] == [output for _, output in lengths]
 
 
 class TestServer:

@@ -10,6 +10,8 @@ from fastserve.v1 import inference_pb2 as api
 from services.domain.errors import AdmissionFullError, InvalidFieldError, NotReadyError
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.job_sampling import JobSampling
+from services.domain.submission import client_number_of
+from services.wire.gateway_scheduler import submission_to_wire
 from tests.builders.generate_requests import dog_request
 from tests.builders.status_details import retry_after_s, violated_field
 from tests.gateway.fake_scheduler_for_gateway import SOON_S, TIMINGS
@@ -61,6 +63,18 @@ async def test_every_sampling_field_reaches_the_scheduler(pair: Pair) -> None:
             logit_bias=((3, -2.0), (5, 1.5)),
         )  # fmt: skip
     stream.cancel()
+
+
+async def test_the_scheduler_gets_a_number_for_the_client_and_not_its_name(pair: Pair) -> None:
+    gateway, scheduler = pair
+    for client in ("alice@example.org", ""):
+        asked = dog_request(n=2)
+        asked.client = client
+        stream = gateway.generate(asked)
+        submissions = [(await scheduler.next_job()).submission for _ in range(2)]
+        assert [one.client_number for one in submissions] == [client_number_of(client)] * 2
+        assert all(b"alice" not in submission_to_wire(one).SerializeToString() for one in submissions)
+        stream.cancel()
 
 
 async def test_token_ids_are_used_as_they_are(pair: Pair) -> None:

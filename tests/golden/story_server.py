@@ -65,6 +65,7 @@ class StoryJob:
     max_tokens: int
     output_tokens: int
     cancel_s: float | None = None
+    client_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class StoryServer:
         self._at(0.0, lambda: self._say("worker", "scheduler", [joined], lambda: self._scheduler([joined])))
         self._at(0.0, lambda: self._to_kvmanager([pools]))
         for job in setup.jobs:
-            submit = Submit(JobId(job.name), job.prompt_tokens, job.max_tokens)
+            submit = Submit(JobId(job.name), job.prompt_tokens, job.max_tokens, client_number=job.client_number)
             self._at(job.arrival_s, self._client_says(submit))
             if job.cancel_s is not None:
                 self._at(job.cancel_s, self._client_says(Cancel(JobId(job.name), EndReason.CANCELLED)))

@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,7 @@ from services.scheduler import job_store as books
 from services.scheduler import outgoing_streams as peers
 from services.scheduler.gateways import Gateways
 from services.scheduler.job_store import JobStore, StoredJob
-from services.scheduler.machine.scheduler_events import Emit, End
+from services.scheduler.machine.scheduler_events import Emit, End, Submit
 from services.scheduler.outgoing_streams import GatewayStream
 from services.scheduler.scheduler_inbox import Cancelled, Submitted
 from services.scheduler.worker_group import CountersOverEpochs
@@ -187,6 +188,13 @@ def test_whoever_came_to_a_job_later_is_told_so_with_its_end(reason: EndReason) 
         (update,) = peer.take_updates(gateways.jobs)
         assert update.finish is not None or update.error is not None
         assert update.is_joined is is_joined
+
+
+def test_the_machine_is_told_the_clients_number() -> None:
+    gateways, peer = Gateways(1000), GatewayStream("g")
+    gateways.join(peer, 0.0)
+    named = replace(submission(), deadline_in_s=2.0, client_number=17)
+    assert gateways.submit(Submitted(peer, named), False, 3.0) == Submit(A, 10, 8, 5.0, 17)
 
 
 def test_a_request_whose_choices_end_together_is_told_whole_however_large_it_is(

@@ -20,7 +20,7 @@ from services.domain.protocol import ArrivedJob, Jobs, OrderChange, Rank
 from services.runtime.channel import MOST_MESSAGE_BYTES, open_channel
 from services.runtime.model_files import fingerprint, read_facts
 from services.scheduler.__main__ import main
-from services.scheduler.scheduler_config import Charge, PolicyName
+from services.scheduler.scheduler_config import Charge, LengthPredictor, PolicyName
 from services.scheduler.settings import MOST_QUEUED_JOBS, SchedulerSettings
 from services.wire.scheduler_kvmanager import scheduler_batch_to_wire
 from tests.builders.module_processes import running_module
@@ -92,7 +92,7 @@ async def test_ten_thousand_queued_jobs_fit_in_200_mb_and_torch_is_not_loaded(tm
         running_jobs = re.search(
             r'fastserve:num_requests_running{group="0",model_name="fastserve-bundled"} (\d+)', scraped
         )
-        # A batch is 16 jobs, but prefills fill it step by step, and each of two plans under way may lend to another job.
+        # A batch is 16 jobs, but prefills fill it step by step, and each of two plans under way may lend to others.
         assert running_jobs is not None
         assert 8 <= int(running_jobs[1]) <= 32
         for name in ("num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total", "iteration_tokens_bucket"):
@@ -184,8 +184,10 @@ def test_settings_become_the_policys_configuration() -> None:
             "prefill_chunk": 64,
             "starvation_limit": None,
             "charge": "marginal",
+            "length_predictor": "online",
         }
     )
     config = settings.config
     assert (config.policy, config.max_batch, config.prefill_chunk_tokens) == (PolicyName.SRPT, 8, 64)
     assert (config.starvation_limit_s, config.charge, config.plans_in_flight) == (None, Charge.MARGINAL, 2)
+    assert config.length_predictor is LengthPredictor.ONLINE

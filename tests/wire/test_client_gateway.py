@@ -42,11 +42,11 @@ SAMPLINGS = st.builds(
 PROMPTS = st.tuples(st.text(max_size=5), st.none()) | st.tuples(st.none(), st.lists(IDS, max_size=4))
 
 
-@given(sampling=SAMPLINGS, prompt=PROMPTS, resume=st.none() | IDS)
+@given(sampling=SAMPLINGS, prompt=PROMPTS, resume=st.none() | IDS, client=st.text(max_size=5))
 def test_a_request_comes_back_as_it_was_with_absent_fields_absent(
-    sampling: SamplingRequest, prompt: tuple[str | None, list[int] | None], resume: int | None
+    sampling: SamplingRequest, prompt: tuple[str | None, list[int] | None], resume: int | None, client: str
 ) -> None:
-    request = GenerateRequest("tiny", "an-id", *prompt, sampling, resume)
+    request = GenerateRequest("tiny", "an-id", *prompt, sampling, resume, client)
     back = request_from_wire(request_to_wire(request))
     ids = None if back.token_ids is None else list(back.token_ids)
     assert replace(back, token_ids=ids) == request
@@ -55,7 +55,7 @@ def test_a_request_comes_back_as_it_was_with_absent_fields_absent(
 def test_the_digest_depends_on_the_body_and_on_nothing_else() -> None:
     body = api.GenerateRequest(text="x", sampling=api.SamplingParams(logit_bias={3: 1.0, 1: 2.0}))
     same = api.GenerateRequest(
-        model="tiny", request_id="other", text="x", resume_from_token=4,
+        model="tiny", request_id="other", text="x", resume_from_token=4, client="alice",
         sampling=api.SamplingParams(logit_bias={1: 2.0, 3: 1.0}),
     )  # fmt: skip
     assert body_digest(body, "tiny") == body_digest(same, "tiny")

@@ -17,7 +17,7 @@ from services.domain.errors import (
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId
 from services.domain.job_sampling import JobSampling
-from services.domain.submission import JobTimings, JobUpdate, Submission
+from services.domain.submission import CLIENT_NUMBERS, JobTimings, JobUpdate, Submission
 from services.wire.gateway_scheduler import (
     cancel_from_wire,
     cancel_to_wire,
@@ -34,7 +34,7 @@ A = JobId("a/0")
 @pytest.mark.parametrize("logprobs", [None, 0])
 def test_a_submission_comes_back_from_the_wire(deadline_in_s: float | None, logprobs: int | None) -> None:
     sampling = JobSampling(3, -7, choice=2, top_p=0.5, stop_token_ids=(4, 2), logprobs=logprobs, logit_bias=((1, 0.5),))
-    one = Submission(A, b"digest", array("I", [7, 0]), sampling, 2, deadline_in_s)
+    one = Submission(A, b"digest", array("I", [7, 0]), sampling, 2, deadline_in_s, client_number=17)
     assert submission_from_wire(submission_to_wire(one)) == one
 
 
@@ -44,6 +44,13 @@ TOLD_TO_CLIENTS = (EndReason.STOP, EndReason.LENGTH, EndReason.ABORT)
 def test_a_submission_without_an_id_is_a_gateways_bug() -> None:
     with pytest.raises(ProtocolError):
         submission_from_wire(wire.SubmitJob())
+
+
+def test_a_client_number_out_of_its_limits_is_a_gateways_bug() -> None:
+    last = wire.SubmitJob(job_id=A, client_number=CLIENT_NUMBERS - 1)
+    assert submission_from_wire(last).client_number == CLIENT_NUMBERS - 1
+    with pytest.raises(ProtocolError, match="client_number"):
+        submission_from_wire(wire.SubmitJob(job_id=A, client_number=CLIENT_NUMBERS))
 
 
 @pytest.mark.parametrize("reason", [EndReason.CANCELLED, EndReason.STOP, EndReason.DEADLINE])

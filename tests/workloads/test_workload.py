@@ -120,11 +120,11 @@ def test_a_trace_is_read_in_order_of_arrival_with_all_kinds_of_prompts() -> None
         '{"arrival_s": 2, "prompt_tokens": 3, "output_tokens": 4}',
         "",
         '{"arrival_s": 1.5, "output_tokens": 1, "prompt_token_ids": [5, 6], "id": "a"}',
-        '{"arrival_s": 0, "prompt_tokens": 9, "output_tokens": 2, "prompt": "once"}',
+        '{"arrival_s": 0, "prompt_tokens": 9, "output_tokens": 2, "prompt": "once", "client": "bob"}',
     ]
     jobs = read_trace(lines)
     assert jobs == [
-        TraceJob("3", 0.0, 9, 2, prompt="once"),
+        TraceJob("3", 0.0, 9, 2, prompt="once", client="bob"),
         TraceJob("a", 1.5, 2, 1, prompt_token_ids=(5, 6)),
         TraceJob("0", 2.0, 3, 4),
     ]
@@ -146,6 +146,8 @@ def test_a_trace_is_read_in_order_of_arrival_with_all_kinds_of_prompts() -> None
         '{"arrival_s": 0, "prompt_tokens": 3, "output_tokens": Infinity}',
         f'{{"arrival_s": 1{"0" * 400}, "prompt_tokens": 3, "output_tokens": 1}}',
         f'{{"arrival_s": 0, "prompt_tokens": {MOST_TOKENS + 1}, "output_tokens": 1}}',
+        '{"arrival_s": 0, "prompt_tokens": 3, "output_tokens": 1, "client": 4711}',
+        f'{{"arrival_s": 0, "prompt_tokens": 3, "output_tokens": 1, "client": "{"x" * 65}"}}',
         "[" * 100_000,
     ],
 )

@@ -65,6 +65,7 @@ class GenerateRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     RESUME_FROM_TOKEN_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model, as ListModels gives it. Empty: the one model that is served."""
     request_id: _builtins.str
@@ -76,6 +77,10 @@ class GenerateRequest(_message.Message):
     resume_from_token: _builtins.int
     """Number of the first output token wanted, for a client that resumes a stream it lost. Tokens before it are made (or remembered) but not sent.
     It holds for every choice. At most max_tokens. Unset: 0.
+    """
+    client: _builtins.str
+    """Optional name of the client, at most 64 characters, whose meaning only the client knows. Jobs of a client tend to be alike: the scheduler learns
+    from those that ended how long the next ones may be. It has no other effect; the name itself does not leave the gateway. Empty: not said.
     """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
@@ -94,10 +99,11 @@ class GenerateRequest(_message.Message):
         token_ids: Global___TokenIds | None = ...,
         sampling: Global___SamplingParams | None = ...,
         resume_from_token: _builtins.int | None = ...,
+        client: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_resume_from_token", b"_resume_from_token", "prompt", b"prompt", "resume_from_token", b"resume_from_token", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resume_from_token", b"_resume_from_token", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "resume_from_token", b"resume_from_token", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resume_from_token", b"_resume_from_token", "client", b"client", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "resume_from_token", b"resume_from_token", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__resume_from_token: _TypeAlias = _typing.Literal["resume_from_token"]  # noqa: Y015
     _WhichOneofArgType__resume_from_token: _TypeAlias = _typing.Literal["_resume_from_token", b"_resume_from_token"]  # noqa: Y015

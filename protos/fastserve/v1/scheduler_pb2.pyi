@@ -126,6 +126,7 @@ class SubmitJob(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     RESUME_FROM_TOKEN_FIELD_NUMBER: _builtins.int
     DEADLINE_IN_S_FIELD_NUMBER: _builtins.int
+    CLIENT_NUMBER_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Id of the job: "<request id>/<choice>"."""
     body_digest: _builtins.bytes
@@ -134,6 +135,8 @@ class SubmitJob(_message.Message):
     """Number of the first output token to send."""
     deadline_in_s: _builtins.float
     """Time left until the client's deadline. Unset: none."""
+    client_number: _builtins.int
+    """Stands for the client's name: the same for all its jobs, 1 to 4095; a few clients may share one. 0: the client gave no name."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt."""
@@ -151,10 +154,11 @@ class SubmitJob(_message.Message):
         sampling: Global___JobSampling | None = ...,
         resume_from_token: _builtins.int = ...,
         deadline_in_s: _builtins.float | None = ...,
+        client_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "deadline_in_s", b"deadline_in_s", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "body_digest", b"body_digest", "deadline_in_s", b"deadline_in_s", "job_id", b"job_id", "prompt_token_ids", b"prompt_token_ids", "resume_from_token", b"resume_from_token", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "body_digest", b"body_digest", "client_number", b"client_number", "deadline_in_s", b"deadline_in_s", "job_id", b"job_id", "prompt_token_ids", b"prompt_token_ids", "resume_from_token", b"resume_from_token", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_in_s: _TypeAlias = _typing.Literal["deadline_in_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_in_s: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s"]  # noqa: Y015

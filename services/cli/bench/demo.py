@@ -1,10 +1,12 @@
-"""`make demo`: FastServe against FCFS on this machine, in a few minutes.
+"""`make demo`: FastServe, the paper's policy and FCFS on this machine, in five minutes.
 
-One server of four processes with the bundled model: a completion, then a short saturated run under FCFS that measures
-what FCFS sustains here; from that a bursty trace at 0.9 of it, run under `fcfs` + `defer` (Orca's way: run to
-completion, KV reserved) and, after a restart, under `skip-join-mlfq` + `proactive`. Same engine, same pools. The device
-pool is at most a third of the trace's peak need, which is estimated beforehand (calibration.fluid_stays) and measured
-from the FCFS run afterwards.
+Five servers of four processes with the bundled model: FCFS in its three forms, the paper's policy and the default one.
+All are up the whole time, but only one at a time has work; the others sleep. After a completion, a short saturated run
+of each form of FCFS measures what the best of them sustains here. From that follows a bursty trace at 0.9 of it, which
+every system runs. The form of FCFS that is best on the trace is what the others are compared with, and it is repeated
+with them, in turn, as often as fits, since runs differ. Same engine, same pools. The device pool is at most a third of
+the trace's peak need, which is estimated beforehand (calibration.fluid_stays) and measured from the FCFS run
+afterwards.
 """
 
 import argparse
@@ -13,41 +15,50 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from services.cli.bench.bench_command import measure
-from services.cli.bench.comparison import Result, counter_table, headline, latency_table
+from services.cli.bench.comparison import counter_table, headline, latency_table
+from services.cli.bench.demo_systems import (
+    ALL_PAIRS,
+    DEVICE_TOKENS,
+    FCFS,
+    OURS_LABEL,
+    ShownSystem,
+    server_flags,
+    shown_systems,
+)
 from services.cli.bench.progress import with_progress
 from services.domain.generation import GenerateRequest, SamplingRequest
+from services.experiments.cases import PolicyPair
 from services.loadgen.gateway_client import GatewayClient, encode
 from services.loadgen.server_process import running_server
 from services.loadgen.trace_run import TraceRunner, TraceRunOptions
-from services.runtime.command_line import CommandError, ExitCode, parser, positive_float, tell
-from services.worker.engine.compute_environment import usable_cores
+from services.runtime.command_line import CommandError, ExitCode, parser, positive_float, positive_int, tell
 from services.workloads.calibration import LoadedTrace, Need, loaded_trace, peak_need_tokens, sustained_rate
 from services.workloads.job_records import write_lines
+from services.workloads.repeated_runs import Result, middle_run, soonest
 from services.workloads.workload import TraceJob, Workload, make_trace, trace_line
 
 StartServer = Callable[[Sequence[str], Path], AbstractAsyncContextManager[str]]
 """Takes flags of `fastserve up` and a file for its log; serves for the length of a block and yields the gateway's
 address.
 """
+RunsOfPair = Mapping[PolicyPair, list[Result]]
+"""The results of each pair's runs, in the order of the passes that it took part in."""
 
-POLICIES = {"fcfs": ("fcfs", "defer"), "fastserve": ("skip-join-mlfq", "proactive")}
-LABELS = {"fcfs": "FCFS", "fastserve": "FastServe"}
-
-MAX_BATCH = 16
-DEVICE_TOKENS = 3072
-HOST_TOKENS = 131_072
 SHAPE = Workload(jobs=300, rate=1.0, cv=4.0, theta=1.35, max_prompt_tokens=512, max_output_tokens=768, seed=1)
-NEED = Need(load=0.9, least_jobs=400, least_s=34.0, pool_tokens=DEVICE_TOKENS, pools_in_peak=4.0)
+NEED = Need(load=0.9, least_jobs=400, least_s=17.0, pool_tokens=DEVICE_TOKENS, pools_in_peak=4.0)
 """The peak need is estimated before the run and sometimes comes out lower; four pools make sure of three."""
 WARM_UP_JOBS = 40
+LEAST_PASSES = 2
+TIME_LIMIT_S = 285.0
+"""After the least number of passes, another one is made only if it will have ended by then."""
 
 PROMPT = 'def copy_file(source, target):\n    """Copy a file'
 # The penalties keep a model this small from repeating itself.
@@ -56,32 +67,21 @@ SAMPLING = SamplingRequest(max_tokens=110, temperature=0.7, repetition_penalty=1
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The demo's terminal and its output folder."""
+    """The demo's terminal, its output folder, and when it began."""
 
     console: Console
     out: Path
+    began_s: float
 
     def say(self, text: str) -> None:
         """A heading."""
         self.console.print(f"\n[bold]{text}[/bold]")
 
-    def folder(self, name: str) -> Path:
-        """The folder of one policy's files, made."""
-        made = self.out / name
+    def folder(self, *names: str) -> Path:
+        """A folder below the output folder, made."""
+        made = self.out.joinpath(*names)
         made.mkdir(parents=True, exist_ok=True)
         return made
-
-
-def server_flags(name: str, state_dir: Path) -> list[str]:
-    """Flags of `fastserve up` for one of the servers; they differ only in their policies and share the cost model.
-
-    One core is left to the three other services and to the client, which all work while the model does.
-    """
-    policy, kv_policy = POLICIES[name]
-    policies = ["--policy", policy, "--kv-policy", kv_policy]
-    engine = ["--max-batch", str(MAX_BATCH), "--threads", str(max(1, usable_cores() - 1))]
-    pools = ["--kv-device-tokens", str(DEVICE_TOKENS), "--kv-host-tokens", str(HOST_TOKENS)]
-    return [*policies, *engine, *pools, "--state-dir", str(state_dir)]
 
 
 async def show_completion(server: str, stage: Stage) -> None:
@@ -106,23 +106,18 @@ async def saturate(server: str, jobs: int, title: str) -> float:
     return sustained_rate(trace_run.records)
 
 
-def describe(loaded: LoadedTrace, sustained: float) -> str:
-    """The trace in one paragraph."""
+def describe(loaded: LoadedTrace, sustained: Mapping[str, float]) -> str:
+    """The trace in one paragraph; `sustained` are the jobs per second under each form of FCFS."""
     jobs = loaded.jobs
     outputs = sorted(job.output_tokens for job in jobs)
+    rates = ", ".join(f"{rate:.1f} jobs/s ({form})" for form, rate in sustained.items())
     return (
-        f"FCFS sustains {sustained:.1f} jobs/s here. The trace: {len(jobs)} jobs in {jobs[-1].arrival_s:.0f} s, "
-        f"{loaded.rate:.1f} jobs/s ({NEED.load:.0%} of that) in bursts (CV {loaded.cv:.1f}); outputs of 1 to "
+        f"FCFS sustains {rates} here. The trace: {len(jobs)} jobs in {jobs[-1].arrival_s:.0f} s, "
+        f"{loaded.rate:.1f} jobs/s ({NEED.load:.0%} of the best) in bursts (CV {loaded.cv:.1f}); outputs of 1 to "
         f"{outputs[-1]} tokens, half of them {outputs[len(outputs) // 2]} or less (Zipf {SHAPE.theta}). At its peak "
         f"its jobs need {loaded.peak_need_tokens} tokens of KV cache; the device pool holds {DEVICE_TOKENS} "
         f"({DEVICE_TOKENS / loaded.peak_need_tokens:.0%})."
     )
-
-
-async def run_trace(name: str, server: str, trace: Sequence[TraceJob], stage: Stage) -> Result:
-    """Runs the trace against one of the two servers."""
-    workload: dict[str, object] = {"trace": str(stage.out / "trace.jsonl"), "theta": SHAPE.theta, "cv": SHAPE.cv}
-    return await measure(server, trace, TraceRunOptions(), workload, stage.folder(name), LABELS[name])
 
 
 def measured_peak_need(folder: Path) -> int:
@@ -134,53 +129,130 @@ def measured_peak_need(folder: Path) -> int:
     )
 
 
-async def run(stage: Stage, need: Need, start: StartServer = running_server) -> bool:
-    """Runs the whole demo; returns whether FastServe won clearly."""
-    state_dir = stage.folder("state")
-    stage.say("1. Starting gateway, scheduler, KV manager and worker with the bundled model (FCFS)")
-    async with start(server_flags("fcfs", state_dir), stage.folder("fcfs") / "server.log") as server:
+async def run(stage: Stage, need: Need, passes: int | None, start: StartServer = running_server) -> bool:
+    """Runs the whole demo; returns whether FastServe beat FCFS. `passes` None: as many as fit the time."""
+    async with AsyncExitStack() as stack:
+
+        async def started(pair: PolicyPair) -> str:
+            state_dir = stage.folder("state", pair.name)
+            share_cost_model(stage.folder("state", ALL_PAIRS[0].name), state_dir)
+            log = stage.folder("runs", pair.name) / "server.log"
+            return await stack.enter_async_context(start(server_flags(pair, state_dir), log))
+
+        stage.say("1. Starting gateway, scheduler, KV manager and worker with the bundled model")
+        servers = {ALL_PAIRS[0]: await started(ALL_PAIRS[0])}
         stage.say("2. One sampled completion, as it is made")
-        await show_completion(server, stage)
-        stage.say("3. What does FCFS sustain on this machine?")
-        await saturate(server, WARM_UP_JOBS, "warm-up")
-        sustained = await saturate(server, SHAPE.jobs, "calibration")
-        loaded = loaded_trace(SHAPE, sustained, need)
+        await show_completion(servers[ALL_PAIRS[0]], stage)
+        stage.say("3. What does FCFS sustain on this machine? (four more servers start; only one at a time has work)")
+        for pair in ALL_PAIRS[1:]:
+            servers[pair] = await started(pair)
+        for pair, server in servers.items():
+            await saturate(server, WARM_UP_JOBS, f"warm-up of {pair.name}")
+        sustained = {pair.kv_policy: await saturate(servers[pair], SHAPE.jobs, pair.name) for pair in FCFS}
+        loaded = loaded_trace(SHAPE, max(sustained.values()), need)
         write_lines(stage.out / "trace.jsonl", [trace_line(job) for job in loaded.jobs])
         stage.console.print(describe(loaded, sustained))
-        stage.say("4. The trace under FCFS (policy fcfs, KV policy defer)")
-        before = await run_trace("fcfs", server, loaded.jobs, stage)
-    stage.say("5. The same trace under FastServe (policy skip-join-mlfq, KV policy proactive), after a restart")
-    async with start(server_flags("fastserve", state_dir), stage.folder("fastserve") / "server.log") as server:
-        await saturate(server, WARM_UP_JOBS, "warm-up")
-        after = await run_trace("fastserve", server, loaded.jobs, stage)
-    return show_results(stage, before, after)
+        stage.say("4. The trace under each system, in turn, more than once")
+        runs, systems = await run_passes(stage, servers, loaded.jobs, passes)
+    return show_results(stage, runs, systems)
 
 
-def show_results(stage: Stage, before: Result, after: Result) -> bool:
-    """Prints tables and the verdict, draws pictures; returns whether FastServe won clearly."""
+def share_cost_model(measured: Path, state_dir: Path) -> None:
+    """Gives a server the cost model that the first server's worker has measured and kept, if it has: all schedulers
+    decide by the same figures, and only one worker takes the time.
+    """
+    if measured != state_dir and (measured / "profiles").exists():
+        shutil.copytree(measured / "profiles", state_dir / "profiles", dirs_exist_ok=True)
+
+
+async def run_passes(
+    stage: Stage, servers: Mapping[PolicyPair, str], trace: Sequence[TraceJob], passes: int | None
+) -> tuple[RunsOfPair, tuple[ShownSystem, ...]]:
+    """Runs the trace under every system, pass by pass. After the first one the best form of FCFS is known, and forms
+    that are not shown have no further runs.
+    """
+    runs: dict[PolicyPair, list[Result]] = {pair: [] for pair in ALL_PAIRS}
+    systems: tuple[ShownSystem, ...] = ()
+    pairs = list(ALL_PAIRS)
+    done = 0
+    while True:
+        pass_began_s = time.monotonic()
+        for pair in pairs:
+            runs[pair].append(await run_trace(servers[pair], trace, stage, pair, done))
+        done += 1
+        if not systems:
+            of_form = {pair.kv_policy: runs[pair] for pair in FCFS}
+            best = soonest(of_form)
+            systems = shown_systems(next(pair for pair in FCFS if pair.kv_policy == best))
+            pairs = [pair for pair in ALL_PAIRS if pair in {system.pair for system in systems}]
+        now_s = time.monotonic()
+        if is_last_pass(done, passes, now_s - pass_began_s, now_s - stage.began_s):
+            return runs, systems
+
+
+def is_last_pass(done: int, asked: int | None, pass_s: float, elapsed_s: float) -> bool:
+    """Whether no pass follows the `done` that were made, if so many are asked for, or as many as fit (None). `pass_s`:
+    what the last pass took, `elapsed_s`: what the demo has taken so far.
+    """
+    if asked is not None:
+        return done >= asked
+    return done >= LEAST_PASSES and elapsed_s + pass_s > TIME_LIMIT_S
+
+
+async def run_trace(server: str, trace: Sequence[TraceJob], stage: Stage, pair: PolicyPair, number: int) -> Result:
+    """Runs the trace against one of the servers. Prompts differ from pass to pass, so nobody knows them already."""
+    workload: dict[str, object] = {"trace": str(stage.out / "trace.jsonl"), "theta": SHAPE.theta, "cv": SHAPE.cv}
+    folder = stage.folder("runs", pair.name, f"pass-{number + 1}")
+    return await measure(
+        server, trace, TraceRunOptions(seed=number), workload, folder, f"pass {number + 1}, {pair.name}"
+    )
+
+
+def keep_middle_runs(stage: Stage, runs: RunsOfPair, systems: Sequence[ShownSystem]) -> dict[str, Path]:
+    """Copies the files of each system's middle run into the system's folder; returns these, by label."""
+    folders = {}
+    for system in systems:
+        middle = stage.folder("runs", system.pair.name, f"pass-{middle_run(runs[system.pair]) + 1}")
+        folders[system.label] = stage.folder(system.name)
+        shutil.copytree(middle, folders[system.label], dirs_exist_ok=True)
+    return folders
+
+
+def show_results(stage: Stage, runs: RunsOfPair, systems: Sequence[ShownSystem]) -> bool:
+    """Prints tables and the verdict, draws pictures; returns whether FastServe beat FCFS."""
     from services.cli.bench.pictures import draw
 
-    stage.say("6. Side by side")
-    names, results = (LABELS["fcfs"], LABELS["fastserve"]), (before, after)
-    stage.console.print(latency_table(names, results))
-    stage.console.print(counter_table(names, results))
-    peak = measured_peak_need(stage.out / "fcfs")
+    stage.say("5. Side by side")
+    for system in systems:
+        stage.console.print(f"[bold]{system.label}[/bold]: {system.text}")
+    shown = {system.label: runs[system.pair] for system in systems}
+    stage.console.print(latency_table(shown))
+    stage.console.print(counter_table(shown))
+    folders = keep_middle_runs(stage, runs, systems)
+    peak = measured_peak_need(folders[systems[0].label])
     stage.console.print(
         f"Peak need measured under FCFS: {peak} tokens; the device pool is {DEVICE_TOKENS / peak:.0%} of it."
     )
-    pictures = draw({LABELS[name]: stage.out / name for name in POLICIES}, stage.out)
+    pictures = draw(folders, stage.out)
     stage.console.print(f"Pictures: {', '.join(str(path) for path in pictures)}", soft_wrap=True)
     stage.console.print(
-        f"Figures: {', '.join(str(stage.out / name / 'result.json') for name in POLICIES)}", soft_wrap=True
+        f"Figures: {', '.join(str(folder / 'result.json') for folder in folders.values())}", soft_wrap=True
     )
-    won, sentence = headline(results)
+    won, sentence = headline(shown, OURS_LABEL)
     stage.console.print(f"\n{sentence}", style="bold green" if won else "bold red", soft_wrap=True)
     return won
 
 
+def _passes(text: str) -> int:
+    passes = positive_int(text)
+    if passes < LEAST_PASSES:
+        raise argparse.ArgumentTypeError(f"{text} is less than {LEAST_PASSES}: one run has no spread")
+    return passes
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the demo. The exit code is 0 if it ran, whatever it showed."""
-    made: argparse.ArgumentParser = parser("demo", "FastServe against FCFS on this machine.")
+    made: argparse.ArgumentParser = parser("demo", "FastServe against FCFS and the paper's policy on this machine.")
     made.add_argument(
         "--out", type=Path, default=Path("out/demo"), metavar="DIR", help="folder for the results [out/demo]"
     )
@@ -190,14 +262,22 @@ def main(argv: list[str] | None = None) -> int:
         default=NEED.least_s,
         help=f"minimum seconds of a trace run [{NEED.least_s:.0f}]",
     )
+    made.add_argument(
+        "--repeats",
+        type=_passes,
+        metavar="N",
+        help=f"runs of each system, at least {LEAST_PASSES} [as many as end within {TIME_LIMIT_S:.0f} s]",
+    )
     began_s = time.monotonic()
     try:
         arguments = made.parse_args(argv)
-        # The cost model is measured again: the machine may have been busy the last time.
-        shutil.rmtree(arguments.out / "state", ignore_errors=True)
+        # The cost model in `state` is measured again: the machine may have been busy the last time.
+        for name in ("state", "runs"):
+            shutil.rmtree(arguments.out / name, ignore_errors=True)
         arguments.out.mkdir(parents=True, exist_ok=True)
-        need = Need(NEED.load, NEED.least_jobs, arguments.seconds, NEED.pool_tokens, NEED.pools_in_peak)
-        asyncio.run(run(Stage(Console(width=None if sys.stdout.isatty() else 130), arguments.out), need))
+        need = replace(NEED, least_s=arguments.seconds)
+        stage = Stage(Console(width=None if sys.stdout.isatty() else 130), arguments.out, began_s)
+        asyncio.run(run(stage, need, arguments.repeats))
     except CommandError as error:
         tell("demo", str(error))
         return error.exit_code

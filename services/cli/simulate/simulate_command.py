@@ -1,9 +1,9 @@
 """`fastserve simulate`: the same policies on a virtual clock. Which policy, how many groups, how much host memory for
 this trace?
 
-Load is relative to what FCFS sustains, which is simulated first. A single simulation writes `result.json` and
-`jobs.jsonl` into --out, as `bench` does; several write theirs into one folder each, and `summary.csv` above them. One
-that gets stuck writes `stuck.txt` instead and fails the command once all others have ended.
+Load is relative to what FCFS in its best form sustains, which is simulated first. A single simulation writes
+`result.json` and `jobs.jsonl` into --out, as `bench` does; several write theirs into one folder each, and `summary.csv`
+above them. One that gets stuck writes `stuck.txt` instead and fails the command once all others have ended.
 """
 
 import argparse
@@ -135,7 +135,7 @@ def _run_task(task: RunTask, report: Callable[[int], None]) -> Content | Stuck:
 
 
 def _capacities(of: Sequence[SimulationCase], processes: int) -> list[float | None]:
-    """What FCFS sustains in each case, all groups together; equal ones are simulated once."""
+    """What FCFS in its best form sustains in each case, all groups together; equal ones are simulated once."""
     wanted = [capacity_of(case) for case in of]
     distinct = list(dict.fromkeys(wanted))
     with _progress("what FCFS sustains", [len(one.lengths) for one in distinct]) as on_progress:

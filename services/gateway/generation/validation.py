@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from services.domain.errors import InvalidFieldError, UnknownModelError
 from services.domain.generation import GenerateRequest, SamplingRequest
-from services.domain.submission import ServingLimits
+from services.domain.submission import MOST_CLIENT_CHARACTERS, ServingLimits
 
 MOST_TEXT_BYTES = 4 * 1024 * 1024
 MOST_STOP_STRINGS = 16
@@ -77,6 +77,10 @@ def check_request(request: GenerateRequest, served_model: str, model: ModelLimit
         raise UnknownModelError(f"model {_short(request.model)} is not served here; {served_model!r} is")
     if request.request_id is not None and not _REQUEST_ID.fullmatch(request.request_id):
         raise InvalidFieldError("request_id", "must be 1 to 128 printable ASCII characters other than spaces and '/'")
+    if len(request.client) > MOST_CLIENT_CHARACTERS:
+        raise InvalidFieldError(
+            "client", f"must be at most {MOST_CLIENT_CHARACTERS} characters long, got {len(request.client)}"
+        )
     _check_prompt_given(request, model)
     check_sampling(request.sampling, model.vocabulary_size)
     most = request.sampling.max_tokens_or_default

@@ -99,6 +99,8 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
                 job.last_token_s,
                 job.lent_to_token,
                 job.held_tokens,
+                job.client_number,
+                job.length_class,
             )
             for job in jobs
         ),

@@ -203,8 +203,9 @@ class Scheduler:
         nowhere = Rank(0, 0.0, number)
         tokens = event.prompt_tokens
         job = Job(
-            event.job_id, number, tokens, event.max_tokens, now_s, event.deadline_s, nowhere, nowhere, tokens, tokens
-        )
+            event.job_id, number, tokens, event.max_tokens, now_s, event.deadline_s, nowhere, nowhere, tokens, tokens,
+            event.client_number,
+        )  # fmt: skip
         job.waiting_since_s = now_s
         job.place = job.rank = self.policy.join(job)
         self.jobs[event.job_id] = job

@@ -15,12 +15,15 @@ from services.domain.protocol import IterationResult, KvToScheduler, PlanEntry, 
 
 
 class Submit(NamedTuple):
-    """A new job; no living job has its id. `deadline_s` is a time on the same clock as `now_s`."""
+    """A new job; no living job has its id. `deadline_s` is a time on the same clock as `now_s`. `client_number` stands
+    for the client, 0 if it gave no name.
+    """
 
     job_id: JobId
     prompt_tokens: int
     max_tokens: int
     deadline_s: float | None = None
+    client_number: int = 0
 
 
 class Cancel(NamedTuple):

@@ -26,6 +26,7 @@ Ranks change when a job goes from one bucket of lengths to the next, not with ev
 level 0 is for jobs that are lent an iteration (services.scheduler.machine.lending).
 """
 
+from collections import OrderedDict
 from math import log
 
 from services.domain.cost import CostProfile
@@ -53,6 +54,8 @@ would seem longer than they are.
 ARRIVALS_PER_SETTING = 16
 """Seconds a token and the stretch are computed anew this often."""
 FADE_PERIOD_S = 60.0
+MOST_CLASSES = 512
+"""Of so many classes lengths are learnt apart: those of the jobs that came last. Each takes some kilobytes."""
 _COMPLETED = (EndReason.STOP, EndReason.LENGTH)
 
 
@@ -65,7 +68,8 @@ class Gittins(WithoutLevels):
         self._max_batch = max_batch
         self._classes = classes
         self._all_jobs = LengthDistribution()
-        self._of_class: dict[int, LengthDistribution] = {}
+        self._of_class: OrderedDict[int, LengthDistribution] = OrderedDict()
+        """By class; the one that a job joined longest ago is first."""
         self._profile: CostProfile | None = None
         self._token_s = 0.0
         self._long_job_s = 0.0
@@ -94,6 +98,7 @@ class Gittins(WithoutLevels):
         job.length_class = self._classes.class_of(job)
         job.bucket, job.bucket_end = 0, EDGES[1]
         self._expect(job)
+        self._of_class.move_to_end(job.length_class)
         prefill_s = self._prefill_s(job)
         self._mean_prefill_s += weight * (prefill_s - self._mean_prefill_s)
         self._mean_square_prefill_s2 += weight * (prefill_s**2 - self._mean_square_prefill_s2)
@@ -138,7 +143,7 @@ class Gittins(WithoutLevels):
         return self._all_jobs.hazards()
 
     def state_key(self) -> tuple[object, ...]:
-        """All that future ranks depend on besides the jobs."""
+        """All that future ranks depend on besides the jobs, as long as there are fewer than MOST_CLASSES classes."""
         tables = [(number, one.state_key()) for number, one in sorted(self._of_class.items())]
         means = (self._mean_log_index, self._mean_prompt_tokens, self._mean_prefill_s, self._mean_square_prefill_s2)
         units = (self._arrivals, self.backlog_s, self._token_s, self._long_job_s, self._stretch, self._faded_s)
@@ -200,6 +205,8 @@ class Gittins(WithoutLevels):
     def _distribution(self, job: Job) -> LengthDistribution:
         known = self._of_class.get(job.length_class)
         if known is None:
+            if len(self._of_class) >= MOST_CLASSES:
+                self._of_class.popitem(last=False)
             known = self._of_class[job.length_class] = LengthDistribution(self._all_jobs)
         return known
 

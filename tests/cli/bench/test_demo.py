@@ -1,48 +1,127 @@
-"""The demo's course, with a gateway that generates nonsense at once."""
+"""The demo's course, with gateways that generate nonsense at once."""
 
 import io
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from services.cli.bench.demo import Stage, run, server_flags
+from services.cli.bench.demo import Stage, is_last_pass, main, run
+from services.cli.bench.demo_systems import ALL_PAIRS, FCFS, OURS, PAPER, RESERVING, server_flags, shown_systems
+from services.experiments.cases import PolicyPair
 from services.workloads.calibration import Need
 from tests.fakes.fake_gateway_for_client import FakeGatewayForClient, serving
 
 QUICK = Need(load=0.9, least_jobs=60, least_s=0.01, pool_tokens=16, pools_in_peak=1.0, cv_tolerance=10.0)
+SYSTEMS = ("fcfs", "reservation", "paper", "fastserve")
 
 
-async def test_the_demo_runs_one_trace_under_both_policies_and_writes_everything(tmp_path: Path) -> None:
-    started: list[Sequence[str]] = []
+class Servers:
+    """Starts a fake gateway for every server. Remembers their flags, and whether they found a cost model; `up` is how
+    many serve.
+    """
+
+    def __init__(self) -> None:
+        self.flags: list[Sequence[str]] = []
+        self.knew_the_cost: list[bool] = []
+        self.gateways: list[FakeGatewayForClient] = []
+        self.up = 0
 
     @asynccontextmanager
-    async def start(flags: Sequence[str], log: Path) -> AsyncIterator[str]:
-        started.append(flags)
+    async def start(self, flags: Sequence[str], log: Path) -> AsyncIterator[str]:
+        self.flags.append(flags)
         log.touch()
+        kept = Path(flags[-1]) / "profiles" / "cost.json"
+        self.knew_the_cost.append(kept.exists())
+        kept.parent.mkdir(exist_ok=True)
+        kept.touch()
         async with serving(FakeGatewayForClient()) as gateway:
+            self.gateways.append(gateway)
+            self.up += 1
             yield gateway.address
+        self.up -= 1
 
+
+def passes_of(out: Path, pair: PolicyPair) -> list[str]:
+    return sorted(path.name for path in (out / "runs" / pair.name).glob("pass-*"))
+
+
+async def test_the_demo_runs_one_trace_under_every_system_and_writes_everything(tmp_path: Path) -> None:
+    servers = Servers()
     console = Console(file=io.StringIO(), width=140, record=True)
-    await run(Stage(console, tmp_path), QUICK, start)
+    await run(Stage(console, tmp_path, time.monotonic()), QUICK, 3, servers.start)
 
-    assert started == [server_flags(name, tmp_path / "state") for name in ("fcfs", "fastserve")]
+    assert servers.flags == [server_flags(pair, tmp_path / "state" / pair.name) for pair in ALL_PAIRS]
+    assert servers.knew_the_cost == [False, True, True, True, True]
+    assert servers.up == 0
     jobs = len((tmp_path / "trace.jsonl").read_text().splitlines())
     assert jobs >= 60
-    for name in ("fcfs", "fastserve"):
+    for name in SYSTEMS:
         assert json.loads((tmp_path / name / "result.json").read_text())["jobs"] == jobs
         assert (tmp_path / name / "jobs.jsonl").exists()
     assert {path.name for path in tmp_path.glob("*.png")} == {"latency.png", "levels.png", "kv.png"}
     text = console.export_text()
-    for words in ("FCFS sustains", "between tokens: FastServe", "GB offloaded", "P99 of job completion"):
+    for words in ("FCFS sustains", "FCFS, reserving", "worst gap of a job", "MB offloaded", "mean job completion"):
         assert words in text
 
+    # All forms of FCFS run in the first pass, what is shown in every pass, each time with other prompts.
+    assert all(passes_of(tmp_path, pair) == ["pass-1", "pass-2", "pass-3"] for pair in (RESERVING, PAPER, OURS))
+    assert sorted(len(passes_of(tmp_path, pair)) for pair in FCFS) in ([1, 1, 3], [1, 3, 3])
+    prompts = [tuple(request.token_ids.ids) for request in servers.gateways[-1].requests[-3 * jobs :]]
+    long = [prompt for prompt in prompts if len(prompt) > 3]
+    assert len(set(long)) == len(long)
 
-def test_both_servers_differ_in_their_policies_alone() -> None:
-    before, after = (server_flags(name, Path("state")) for name in ("fcfs", "fastserve"))
-    assert [pair for pair in zip(before, after, strict=True) if pair[0] != pair[1]] == [
-        ("fcfs", "skip-join-mlfq"),
-        ("defer", "proactive"),
-    ]
+
+def test_without_a_number_there_are_as_many_passes_as_fit_the_time_and_at_least_two() -> None:
+    assert not is_last_pass(done=1, asked=None, pass_s=100.0, elapsed_s=400.0)
+    assert is_last_pass(done=2, asked=None, pass_s=100.0, elapsed_s=400.0)
+    assert not is_last_pass(done=2, asked=None, pass_s=40.0, elapsed_s=240.0)
+    assert is_last_pass(done=3, asked=None, pass_s=40.0, elapsed_s=280.0)
+
+
+def test_a_number_of_passes_is_kept_however_long_they_take() -> None:
+    assert [is_last_pass(done, asked=3, pass_s=400.0, elapsed_s=900.0) for done in (1, 2, 3)] == [False, False, True]
+
+
+def test_an_earlier_demos_runs_are_gone_and_what_else_is_there_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, int | None]] = []
+
+    async def instead(stage: Stage, need: Need, passes: int | None) -> bool:
+        asked.append((need.least_s, passes))
+        return True
+
+    monkeypatch.setattr("services.cli.bench.demo.run", instead)
+    for name in ("state", "runs", "mine"):
+        (tmp_path / name).mkdir()
+    assert main(["--out", str(tmp_path), "--seconds", "7", "--repeats", "4"]) == 0
+    assert main(["--out", str(tmp_path)]) == 0
+    assert asked == [(7.0, 4), (17.0, None)]
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_one_run_of_each_is_refused_because_it_has_no_spread(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--repeats", "1"]) == 2
+    assert "one run has no spread" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pair", ALL_PAIRS)
+def test_the_servers_differ_in_their_policies_alone(pair: PolicyPair) -> None:
+    before, after = (server_flags(one, Path("state")) for one in (ALL_PAIRS[0], pair))
+    differing = [flag for flag, one, other in zip(before, before[1:], after[1:], strict=False) if one != other]
+    assert set(differing) <= {"--policy", "--kv-policy"}
+    assert after[:4] == ["--policy", str(pair.policy), "--kv-policy", pair.kv_policy]
+
+
+@pytest.mark.parametrize("best", FCFS)
+def test_the_best_form_of_fcfs_is_the_first_row_and_reservation_the_second(best: PolicyPair) -> None:
+    shown = shown_systems(best)
+    assert [system.name for system in shown] == list(SYSTEMS)
+    assert [system.pair for system in shown] == [best, RESERVING, PAPER, OURS]
+    assert shown[0].label == f"FCFS ({best.kv_policy})"
+    assert len({system.label for system in shown}) == len(shown)

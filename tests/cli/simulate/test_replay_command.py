@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,10 @@ from services.kvmanager.machine.kv_manager_events import (
 from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.runtime.recording.lines import Head
 from services.runtime.recording.recorder import Recorder
+from services.scheduler.scheduler_config import LengthPredictor, PolicyName
 from services.simulator.turn_replay import replay
-from tests.builders.recordings import lines_of, record, turns_of, write_lines
+from tests.builders.recordings import BUSY, lines_of, record, turns_of, write_lines
+from tests.golden.story_server import StoryJob
 
 MACHINES = ("scheduler", "kvmanager")
 
@@ -86,6 +89,22 @@ def test_a_replay_gives_the_same_commands(files: dict[str, Path], machine: str) 
     assert outcome.turns == len(turns) > 100
     assert outcome.commands == sum(len(turn.commands) for turn in turns) > 100
     assert recording.head.strict
+
+
+@pytest.mark.parametrize("predictor", LengthPredictor)
+def test_what_depends_on_clients_replays_from_their_numbers(tmp_path: Path, predictor: LengthPredictor) -> None:
+    config = replace(BUSY.scheduler, policy=PolicyName.GITTINS, length_predictor=predictor)
+    jobs = tuple(
+        StoryJob(f"{number}/0", 0.1 * number, 5, 24, (2, 22)[number % 2], client_number=1 + number % 2)
+        for number in range(60)
+    )
+    path = record(tmp_path, replace(BUSY, scheduler=config, jobs=jobs))["scheduler"]
+    assert replay_file(path)[1].difference is None
+    lines = lines_of(path)
+    submits = [event for line in lines[1:-1] for event in line["events"] if event[0] == "Submit"]
+    assert [event[-1] for event in submits[:4]] == [1, 2, 1, 2]
+    submits[-2][-1], submits[-1][-1] = submits[-1][-1], submits[-2][-1]
+    assert replay_file(write_lines(tmp_path / "altered.jsonl", lines))[1].difference is not None
 
 
 def test_the_recorded_run_moved_jobs_to_the_host_and_back(files: dict[str, Path]) -> None:
@@ -271,6 +290,6 @@ def test_the_command_names_the_damaged_line(
     files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = lines_of(files["scheduler"])
-    lines[6]["events"] = [["Submit", "j0", "many", 1, None]]
+    lines[6]["events"] = [["Submit", "j0", "many", 1, None, 0]]
     assert main(["replay", str(write_lines(tmp_path / "damaged.jsonl", lines))]) == 2
     assert "line 7: 'many' is not of type int" in capsys.readouterr().err

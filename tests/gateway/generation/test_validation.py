@@ -136,6 +136,7 @@ def test_a_request_id_of_printable_characters_is_accepted(name: str) -> None:
         (replace(GOOD, text=None, token_ids=(1, 2, 400)), "token_ids.ids[2]", "below 400"),
         (replace(GOOD, text=None, token_ids=(1,) * 512), "token_ids.ids", "512"),
         (replace(GOOD, resume_from_token=17), "resume_from_token", "at most max_tokens (16)"),
+        (replace(GOOD, client="é" * 65), "client", "at most 64"),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -143,6 +144,11 @@ def test_a_prompt_that_can_never_be_served_is_refused(request_: GenerateRequest,
     error = refused(request_)
     assert error.field == field
     assert limit in str(error)
+
+
+@pytest.mark.parametrize("name", ["", "a", "é /" * 21 + "!"])
+def test_any_name_of_a_client_within_the_limit_is_accepted(name: str) -> None:
+    check_request(replace(GOOD, client=name), "tiny", MODEL)
 
 
 def test_another_model_is_unknown_and_no_name_means_the_served_one() -> None:

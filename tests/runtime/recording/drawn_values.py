@@ -10,7 +10,7 @@ from services.domain.cost import CostProfile
 from services.domain.ids import JobId
 from services.runtime.recording.codec import Codec
 from services.runtime.recording.lines import MachineFormat
-from services.scheduler.scheduler_config import Charge, PolicyName, SchedulerConfig
+from services.scheduler.scheduler_config import Charge, LengthPredictor, PolicyName, SchedulerConfig
 from tests.builders.cost_profiles import flat_cost
 
 JOB_IDS = tuple(JobId(name) for name in ("a/0", "a/1", 'quoted "one"/0', "käse/0", "\x00/0", "j0"))
@@ -35,6 +35,7 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
         quantum_ratio=st.floats(min_value=1, exclude_min=True),
         starvation_limit_s=st.none() | st.floats(min_value=0),
         charge=st.sampled_from(Charge),
+        length_predictor=st.sampled_from(LengthPredictor),
     ),
 }
 

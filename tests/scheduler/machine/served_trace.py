@@ -29,6 +29,12 @@ class Arrival:
     prompt_tokens: int
     output_tokens: int
     arrival_s: float = 0.0
+    client_number: int = 0
+
+    @property
+    def submit(self) -> Submit:
+        """What the scheduler is told."""
+        return Submit(JobId(self.job), self.prompt_tokens, self.output_tokens, client_number=self.client_number)
 
 
 @dataclass
@@ -79,7 +85,7 @@ class ServedTrace:
         if due:
             self._waiting = self._waiting[len(due) :]
             self._worker.known |= {arrival.job: arrival.prompt_tokens for arrival in due}
-            self._feed([Submit(JobId(a.job), a.prompt_tokens, a.output_tokens) for a in due], now_s)
+            self._feed([arrival.submit for arrival in due], now_s)
 
     def _feed(self, events: Sequence[Event], now_s: float) -> None:
         while events:

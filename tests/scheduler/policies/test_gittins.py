@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import log
+from typing import NamedTuple
 
 import pytest
 
@@ -10,9 +11,9 @@ from services.domain.ids import JobId
 from services.domain.protocol import Ack, Order, OrderChange, Rank
 from services.scheduler.machine.scheduler_events import Cancel, Submit
 from services.scheduler.policies.gittins import ORDERED_LEVEL, RESIDENT_FACTOR, TRUSTED_JOBS, Gittins
-from services.scheduler.policies.length_classes import PromptClasses
+from services.scheduler.policies.length_classes import PROMPT_CLASSES, KeyedClasses
 from services.scheduler.policies.length_distribution import EDGES
-from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
+from services.scheduler.scheduler_config import LengthPredictor, PolicyName, SchedulerConfig
 from tests.builders.cost_profiles import proportional_cost
 from tests.scheduler.machine.checked_scheduler import CheckedScheduler, ended, entries, plans, told
 from tests.scheduler.machine.events_from_kv import A, B, C, reclaim, resident
@@ -26,6 +27,13 @@ def gittins(**knobs: object) -> SchedulerConfig:
     """One job at a time, no loans."""
     alone = {"max_batch": 1, "plans_in_flight": 1, "silence_limit_s": None, "first_token_limit_s": None} | knobs
     return SchedulerConfig(policy=PolicyName.GITTINS, **alone)  # type: ignore[arg-type]
+
+
+class Kind(NamedTuple):
+    """What tells a job from another."""
+
+    max_tokens: int
+    client_number: int
 
 
 def machine_of(**knobs: object) -> CheckedScheduler:
@@ -85,12 +93,17 @@ def test_nobody_is_overtaken_by_jobs_that_come_much_later_however_short_they_are
     assert run.finished_s["long"] < 11.0
 
 
-def machine_that_learnt(lengths: list[int]) -> CheckedScheduler:
-    """A machine that has served jobs of these lengths, and has none left."""
-    serving = ServedTrace(gittins(), taught(lengths), COST)
+def machine_after(trace: list[Arrival], **knobs: object) -> CheckedScheduler:
+    """A machine that has served these jobs, and has none left."""
+    serving = ServedTrace(gittins(**knobs), trace, COST)
     while serving.iterate():
         pass
     return serving.machine
+
+
+def machine_that_learnt(lengths: list[int]) -> CheckedScheduler:
+    """A machine that has served jobs of these lengths, and has none left."""
+    return machine_after(taught(lengths))
 
 
 def test_with_a_longer_backlog_the_same_job_overtakes_jobs_that_came_longer_before_it() -> None:
@@ -123,6 +136,43 @@ def test_a_job_keeps_its_place_until_it_enters_the_next_bucket_of_lengths() -> N
     moved = [made for made in sorted(keys)[1:] if keys[made] != keys[made - 1]]
     assert set(moved) <= set(EDGES)
     assert len(keys) > len(moved) + 20
+
+
+@pytest.mark.parametrize(
+    ("predictor", "brief", "wordy", "foreseen"),
+    [
+        (LengthPredictor.OFF, Kind(30, 1), Kind(30, 2), True),
+        (LengthPredictor.OFF, Kind(30, 0), Kind(30, 0), False),
+        (LengthPredictor.OFF, Kind(4, 0), Kind(60, 0), False),
+        (LengthPredictor.ONLINE, Kind(4, 0), Kind(60, 0), True),
+        (LengthPredictor.ONLINE, Kind(4, 1), Kind(60, 2), True),
+    ],
+)
+def test_a_job_is_ahead_of_another_if_jobs_like_it_were_shorter(
+    predictor: LengthPredictor, brief: Kind, wordy: Kind, foreseen: bool
+) -> None:
+    trace = [
+        replace(arrival, client_number=(brief if arrival.output_tokens == 4 else wordy).client_number)
+        for arrival in taught([4, 60])
+    ]
+    machine = machine_after(trace, length_predictor=predictor)
+    machine.turn(
+        Submit(A, 10, wordy.max_tokens, client_number=wordy.client_number),
+        Submit(B, 10, brief.max_tokens, client_number=brief.client_number),
+    )
+    ahead_s = rank_of(machine, A).key - rank_of(machine, B).key
+    assert (ahead_s > policy_of(machine).behind_s(log(1.5))) is foreseen
+
+
+def test_of_more_classes_than_are_kept_those_stay_that_jobs_joined_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.scheduler.policies.gittins.MOST_CLASSES", 2)
+    machine = machine_of()
+    for client_number in (1, 2, 1, 3):
+        machine.turn(Submit(JobId(f"{len(machine.turns)}"), 1, 10, client_number=client_number))
+    *_, tables, _ = policy_of(machine).state_key()
+    assert isinstance(tables, tuple)
+    assert [number for number, _ in tables] == [PROMPT_CLASSES, 3 * PROMPT_CLASSES]
+    machine.turn(*(Cancel(job_id, EndReason.CANCELLED) for job_id in list(machine.scheduler.jobs)))
 
 
 def test_all_ranks_are_behind_the_level_of_loans() -> None:
@@ -170,7 +220,10 @@ def test_a_job_that_was_given_up_teaches_that_it_ran_so_long_and_not_that_it_end
 
 
 @pytest.mark.parametrize(("prompt_tokens", "expected"), [(1, 0), (3, 0), (4, 1), (15, 1), (16, 2), (1000, 4)])
-def test_prompts_are_classed_in_factors_of_four(prompt_tokens: int, expected: int) -> None:
+def test_prompts_are_classed_in_factors_of_four_of_each_client(prompt_tokens: int, expected: int) -> None:
     machine = machine_of()
-    machine.turn(Submit(A, prompt_tokens, 1))
-    assert PromptClasses().class_of(machine.scheduler.jobs[A]) == expected
+    machine.turn(Submit(A, prompt_tokens, 1), Submit(B, prompt_tokens, 1, client_number=3))
+    jobs = machine.scheduler.jobs
+    classes = KeyedClasses()
+    assert classes.class_of(jobs[A]) == expected < PROMPT_CLASSES
+    assert classes.class_of(jobs[B]) == expected + 3 * PROMPT_CLASSES
