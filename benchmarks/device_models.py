@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from services.worker.kv.pools import BlockShape, KvPools, make_pools
-from services.worker.model.llama import DecoderModel
+from services.worker.model.config_json import parse_config
+from services.worker.model.decoder import DecoderModel
 from services.worker.model.loader import empty_model
-from services.worker.model.model_config import parse_config
 
 BLOCK_SIZE = 16
 LOGIT_DEVIATION = 3.0

@@ -46,9 +46,9 @@ from services.domain.protocol import BlockMove
 from services.worker.kv.copier_choice import make_copier
 from services.worker.kv.pools import BlockShape, make_pools
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
-from services.worker.model.llama import DecoderModel
+from services.worker.model.config_json import parse_config
+from services.worker.model.decoder import DecoderModel
 from services.worker.model.loader import prepare
-from services.worker.model.model_config import parse_config
 from services.worker.profiling.cost_measurement import Measurer
 
 FLOAT32_TOLERANCE = 2e-3

@@ -46,6 +46,7 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "opt": "OPTForCausalLM",
 }
 
 
@@ -55,7 +56,9 @@ class ShapeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RandomModel:
-    """Everything that determines the bytes of a folder."""
+    """Everything that determines the bytes of a folder. The last two are for OPT: the width of the embeddings if it is
+    not that of the layers, and whether norms come after attention and feed-forward; the 350m model has both.
+    """
 
     hidden: int
     layers: int
@@ -69,6 +72,8 @@ class RandomModel:
     family: str = "llama"
     seed: int = 0
     head_size: int | None = None
+    embedding: int | None = None
+    norm_after: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -85,6 +90,12 @@ class RandomModel:
             raise ShapeError(
                 f"hidden ({self.hidden}) must be a multiple of heads ({self.heads}) unless head_size is given"
             )
+        if self.family == "opt" and (self.kv_heads != self.heads or self.head_size is not None):
+            raise ShapeError(f"opt has as many kv_heads as heads ({self.heads}), and no head_size of its own")
+        if self.family != "opt" and (self.embedding is not None or self.norm_after):
+            raise ShapeError("embedding and norm_after are for the family opt")
+        if self.embedding is not None and self.embedding < 1:
+            raise ShapeError(f"embedding must be at least 1, got {self.embedding}")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ShapeError(f"the head size must be even, got {self.head_dim}")
         if not VOCABULARY_MIN <= self.vocabulary <= VOCABULARY_MAX:
@@ -102,6 +113,8 @@ PRESETS = {
 
 def config_of(model: RandomModel) -> dict[str, object]:
     """`config.json` in the spelling that both old and new `transformers` read."""
+    if model.family == "opt":
+        return _opt_config_of(model)
     config: dict[str, object] = {
         "architectures": [ARCHITECTURES[model.family]],
         "model_type": model.family,
@@ -132,17 +145,48 @@ def config_of(model: RandomModel) -> dict[str, object]:
     return config
 
 
+def _opt_config_of(model: RandomModel) -> dict[str, object]:
+    return {
+        "architectures": [ARCHITECTURES[model.family]],
+        "model_type": model.family,
+        "activation_function": "relu",
+        "bos_token_id": BEGIN_ID,
+        "do_layer_norm_before": not model.norm_after,
+        "eos_token_id": list(END_IDS),
+        "ffn_dim": model.intermediate,
+        "hidden_size": model.hidden,
+        "max_position_embeddings": model.context,
+        "num_attention_heads": model.heads,
+        "num_hidden_layers": model.layers,
+        "tie_word_embeddings": model.tied,
+        "torch_dtype": model.dtype,
+        "vocab_size": model.vocabulary,
+        "word_embed_proj_dim": model.embedding or model.hidden,
+    }
+
+
+class Draws:
+    """Random tensors of a model, in the order in which they are asked for."""
+
+    def __init__(self, model: RandomModel) -> None:
+        self._dtype = DTYPES[model.dtype]
+        self._source = torch.Generator().manual_seed(model.seed)
+
+    def matrix(self, rows: int, columns: int, scale: float = 1.0) -> Tensor:
+        return torch.randn(rows, columns, generator=self._source).mul_(scale * columns**-0.5).to(self._dtype)
+
+    def vector(self, size: int, mean: float) -> Tensor:
+        return torch.randn(size, generator=self._source).mul_(0.1).add_(mean).to(self._dtype)
+
+
 def weights_of(model: RandomModel) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the checkpoint by its name, in the order in which its numbers are drawn."""
-    dtype = DTYPES[model.dtype]
-    source = torch.Generator().manual_seed(model.seed)
+    return _opt_weights_of(model) if model.family == "opt" else _llama_weights_of(model)
 
-    def matrix(rows: int, columns: int, scale: float = 1.0) -> Tensor:
-        return torch.randn(rows, columns, generator=source).mul_(scale * columns**-0.5).to(dtype)
 
-    def vector(size: int, mean: float) -> Tensor:
-        return torch.randn(size, generator=source).mul_(0.1).add_(mean).to(dtype)
-
+def _llama_weights_of(model: RandomModel) -> Iterator[tuple[str, Tensor]]:
+    draws = Draws(model)
+    matrix, vector = draws.matrix, draws.vector
     q_size, kv_size = model.heads * model.head_dim, model.kv_heads * model.head_dim
     yield "model.embed_tokens.weight", matrix(model.vocabulary, model.hidden, LOGIT_DEVIATION)
     for index in range(model.layers):
@@ -162,6 +206,37 @@ def weights_of(model: RandomModel) -> Iterator[tuple[str, Tensor]]:
     yield "model.norm.weight", vector(model.hidden, 1.0)
     if not model.tied:
         yield "lm_head.weight", matrix(model.vocabulary, model.hidden, LOGIT_DEVIATION)
+
+
+def _opt_weights_of(model: RandomModel) -> Iterator[tuple[str, Tensor]]:
+    draws, hidden = Draws(model), model.hidden
+    width = model.embedding or hidden
+
+    def with_bias(name: str, rows: int, columns: int) -> Iterator[tuple[str, Tensor]]:
+        yield f"{name}.weight", draws.matrix(rows, columns)
+        yield f"{name}.bias", draws.vector(rows, 0.0)
+
+    def norm(name: str) -> Iterator[tuple[str, Tensor]]:
+        yield f"{name}.weight", draws.vector(hidden, 1.0)
+        yield f"{name}.bias", draws.vector(hidden, 0.0)
+
+    yield "model.decoder.embed_tokens.weight", draws.matrix(model.vocabulary, width, LOGIT_DEVIATION)
+    yield "model.decoder.embed_positions.weight", draws.matrix(model.context + 2, hidden)
+    if width != hidden:
+        yield "model.decoder.project_in.weight", draws.matrix(hidden, width)
+        yield "model.decoder.project_out.weight", draws.matrix(width, hidden)
+    for index in range(model.layers):
+        layer = f"model.decoder.layers.{index}"
+        yield from norm(f"{layer}.self_attn_layer_norm")
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            yield from with_bias(f"{layer}.self_attn.{name}", hidden, hidden)
+        yield from norm(f"{layer}.final_layer_norm")
+        yield from with_bias(f"{layer}.fc1", model.intermediate, hidden)
+        yield from with_bias(f"{layer}.fc2", hidden, model.intermediate)
+    if not model.norm_after:
+        yield from norm("model.decoder.final_layer_norm")
+    if not model.tied:
+        yield "lm_head.weight", draws.matrix(model.vocabulary, width, LOGIT_DEVIATION)
 
 
 def made_up_merges() -> Iterator[tuple[str, str]]:
@@ -210,6 +285,10 @@ def parse(arguments: list[str]) -> tuple[RandomModel, Path]:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--vocab", dest="vocabulary", type=int)
     parser.add_argument("--head-dim", dest="head_size", type=int, help="head size [hidden / heads]")
+    parser.add_argument("--embedding", type=int, help="width of OPT's embeddings [hidden]")
+    parser.add_argument(
+        "--norm-after", action=argparse.BooleanOptionalAction, help="OPT's norms come after what they follow (350m)"
+    )
     parser.add_argument("--dtype", choices=sorted(DTYPES))
     parser.add_argument("--family", choices=sorted(ARCHITECTURES))
     parser.add_argument(

@@ -16,7 +16,7 @@ from services.worker.driver import PeerAddresses, WorkerDriver
 from services.worker.engine.compute_environment import set_compute_environment
 from services.worker.engine.compute_thread import ComputeThread
 from services.worker.metrics import EngineCollector
-from services.worker.model.model_config import read_model_config
+from services.worker.model.config_json import read_model_config
 from services.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from services.runtime.profile_file import Profile, Source
 from services.worker.engine.compute_environment import usable_cores
 from services.worker.engine.engine import Engine
 from services.worker.kv.pools import BlockShape, available_device_bytes, available_host_bytes, block_counts, make_pools
+from services.worker.model.config_json import read_model_config
 from services.worker.model.loader import load_model
-from services.worker.model.model_config import read_model_config
 from services.worker.profiling.cost_measurement import MeasuringLimits, measure_or_read
 from services.worker.settings import EngineSettings
 

@@ -18,7 +18,7 @@ from services.domain.protocol import BlockMove
 from services.worker.engine.engine import Engine
 from services.worker.kv.copier import Copier, CpuCopier, Ticket
 from services.worker.kv.pools import KvPools
-from services.worker.model.llama import DecoderModel
+from services.worker.model.decoder import DecoderModel
 from tests.worker.fake_kv_commands import WAIT_LIMIT_S
 
 JOBS, PROMPT_TOKENS, OUTPUT_TOKENS = 6, 40, 12

@@ -32,12 +32,20 @@ def test_flags_change_figures_of_the_preset() -> None:
     assert out == Path("models/random/S")
 
 
+OPT: dict[str, Any] = {"family": "opt", "kv_heads": 4}
+SHAPES: dict[str, dict[str, Any]] = {
+    **{family: {"family": family} for family in ("llama", "mistral", "qwen2", "qwen3")},
+    "opt": OPT,
+    "opt as the 350m model": {**OPT, "embedding": 32, "norm_after": True},
+}
+
+
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_every_family_loads_in_transformers_and_its_two_best_logits_stand_apart(
-    family: str, tied: bool, tmp_path: Path
+    shape: str, tied: bool, tmp_path: Path
 ) -> None:
-    write_random_model(replace(TINY, family=family, tied=tied), tmp_path)
+    write_random_model(replace(TINY, **SHAPES[shape], tied=tied), tmp_path)
     loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
     model, report = loaded
     assert not report["missing_keys"]
@@ -93,10 +101,12 @@ def test_a_random_model_has_a_chat_template(tmp_path: Path) -> None:
         ({"hidden": 60, "heads": 4, "head_size": 15}, "head size"),
         ({"vocabulary": 261}, "vocabulary"),
         ({"layers": 0}, "layers"),
+        ({"family": "opt"}, "as many kv_heads as heads"),
+        ({"embedding": 32}, "for the family opt"),
     ],
 )
 def test_a_shape_that_no_model_has_is_refused_before_anything_is_written(
-    changes: dict[str, int], named: str, tmp_path: Path
+    changes: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     wrong = RandomModel(**({name: getattr(TINY, name) for name in TINY.__slots__} | changes))
     with pytest.raises(ShapeError, match=named):

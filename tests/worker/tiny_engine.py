@@ -11,7 +11,7 @@ from services.domain.job_sampling import JobSampling
 from services.worker.engine.engine import Engine
 from services.worker.kv.copier import Copier
 from services.worker.kv.pools import BlockShape, KvPools, make_pools
-from services.worker.model.llama import DecoderModel
+from services.worker.model.decoder import DecoderModel
 from services.worker.model.loader import load_model
 from tests.builders.model_folders import tiny_model_folder
 from tests.worker.fake_kv_commands import FakeKvCommands

@@ -45,7 +45,7 @@ from services.worker.kv.copier_choice import make_copier
 from services.worker.kv.pools import KvPools
 from services.worker.kv.tables import KvTables
 from services.worker.model.batch import BatchLayout, PagedKv
-from services.worker.model.llama import DecoderModel
+from services.worker.model.decoder import DecoderModel
 from services.worker.model.prefill_cut import PrefillCut
 from services.worker.sampling.sampler import sample
 

@@ -1,8 +1,7 @@
 """The decoder of the Llama family: Llama, Mistral, Qwen2 and Qwen3 (dense).
 
-A forward pass takes a flat batch of T tokens, rows of prefills and decodes alike (batch.py), writes their keys and
-values into a paged cache and gives the logits of the rows that sample. Nothing here knows of jobs, queues or
-specific devices; attention and linear products have their own files.
+See decoder.py for what goes in and out. Nothing here knows of jobs, queues or specific devices; attention, linear
+products and rotary embedding have their own files.
 
 Shape legend: T rows, D hidden, H query heads, K kv heads, E head size, V vocabulary, S rows that sample.
 """
@@ -13,13 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from services.worker.kernels.attention_cpu import CpuAttention
-from services.worker.kernels.attention_cuda import CudaAttention
 from services.worker.model import exact
-from services.worker.model.attention import Attention, AttentionPass
+from services.worker.model.attention import AttentionPass
 from services.worker.model.batch import BatchLayout, PagedKv
+from services.worker.model.decoder import DecoderModel, embedding_table, logit_head
 from services.worker.model.linear import Linear
-from services.worker.model.model_config import ModelConfig
+from services.worker.model.llama_config import LlamaConfig
 from services.worker.model.prefill_cut import PrefillCut
 from services.worker.model.rope import Rope, rotate
 
@@ -46,12 +44,13 @@ class Norm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
         qkv = {"q_proj": config.query_size, "k_proj": config.kv_size, "v_proj": config.kv_size}
         self.qkv = Linear(config.hidden_size, qkv, config.qkv_bias)
-        self.output = Linear(config.query_size, {"o_proj": config.hidden_size}, config.output_bias)
+        output_bias = config.output_bias and config.adds_output_biases
+        self.output = Linear(config.query_size, {"o_proj": config.hidden_size}, output_bias)
         self.query_norm = Norm(config.head_dim, config.norm_epsilon) if config.qk_norm else None
         self.key_norm = Norm(config.head_dim, config.norm_epsilon) if config.qk_norm else None
 
@@ -76,11 +75,11 @@ class SelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         size = config.intermediate_size
         self.gate_up = Linear(config.hidden_size, {"gate_proj": size, "up_proj": size}, config.mlp_bias)
-        self.down = Linear(size, {"down_proj": config.hidden_size}, config.mlp_bias)
+        self.down = Linear(size, {"down_proj": config.hidden_size}, config.mlp_bias and config.adds_output_biases)
         self.activation = _ACTIVATIONS[config.activation]
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.attention_norm = Norm(config.hidden_size, config.norm_epsilon)
         self.attention = SelfAttention(config)
@@ -111,58 +110,41 @@ class DecoderLayer(nn.Module):
         yield from self.feed_forward.destinations(f"{prefix}mlp.")
 
 
-class DecoderModel(nn.Module):
-    """A decoder with its weights.
+class LlamaModel(DecoderModel):
+    """A decoder of the Llama family."""
 
-    `max_model_len` is the longest sequence it serves. One forward pass at a time: attention keeps buffers.
-    """
-
-    def __init__(self, config: ModelConfig, max_model_len: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.config = config
-        self.max_model_len = max_model_len
-        self.dtype = dtype
-        self.embedding = nn.Parameter(torch.empty(config.vocabulary_size, config.hidden_size), requires_grad=False)
+    def __init__(self, config: LlamaConfig, max_model_len: int, dtype: torch.dtype) -> None:
+        super().__init__(config, max_model_len, dtype)
+        self.embedding = embedding_table(config, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layer_count))
-        self.norm = Norm(config.hidden_size, config.norm_epsilon)
-        self.head = Linear(config.hidden_size, {"lm_head": config.vocabulary_size}, bias=False)
-        if config.tied_embeddings:
-            self.head.weight = self.embedding
+        self.norm = Norm(config.hidden_size, config.norm_epsilon) if config.last_stage else None
+        self.head = logit_head(config, self.embedding, config.hidden_size, tied_to="model.embed_tokens")
         self.rope = Rope(config.rope, config.head_dim, max_model_len, dtype)
-        self.attention: Attention = CpuAttention(config) if self.embedding.is_cpu else CudaAttention(config)
-
-    @property
-    def device(self) -> torch.device:
-        return self.embedding.device
-
-    def pool_shape(self, block_count: int, block_size: int) -> tuple[int, int, int, int, int, int]:
-        """Shape of a PagedKv pool of `block_count` blocks."""
-        return (block_count, self.config.layer_count, 2, block_size, self.config.kv_head_count, self.config.head_dim)
 
     @torch.inference_mode()
     def forward(
-        self, token_ids_T: Tensor, cache: PagedKv, batch: BatchLayout, keep_going: Callable[[], bool] | None = None
+        self, inputs: Tensor, cache: PagedKv, batch: BatchLayout, keep_going: Callable[[], bool] | None = None
     ) -> Tensor:
-        """Logits of the rows that `batch.logit_rows` names, float32 [S, V].
-
-        `keep_going` is called before every layer; raises PrefillCut if it returns False.
-        """
         tables = self.rope.tables(batch)
         attention = self.attention.begin(batch, cache)
-        x_TD = F.embedding(token_ids_T, self.embedding)
+        x_TD = inputs if self.embedding is None else F.embedding(inputs, self.embedding)
         for number, layer in enumerate(self.layers):
             if keep_going is not None and not keep_going():
                 raise PrefillCut
             x_TD = layer(x_TD, tables, attention, number)
+        if self.norm is None or self.head is None:
+            return x_TD
         x_SD = self.norm(x_TD.index_select(0, batch.logit_rows))
         return self.head(x_SD).float()  # type: ignore[no-any-return]
 
     def destinations(self) -> dict[str, Tensor]:
-        """Every checkpoint tensor that the model needs, by name, and the memory that it fills."""
-        found = {"model.embed_tokens.weight": self.embedding.data, "model.norm.weight": self.norm.weight.data}
-        for number, layer in enumerate(self.layers):
+        found: dict[str, Tensor] = {}
+        if self.norm is not None and self.head is not None:
+            found["model.norm.weight"] = self.norm.weight.data
+            found.update(self.head.destinations(""))
+        if self.embedding is not None:  # a tied head is part of it
+            found["model.embed_tokens.weight"] = self.embedding.data
+        for number, layer in enumerate(self.layers, self.config.first_layer):
             assert isinstance(layer, DecoderLayer)
             found.update(layer.destinations(f"model.layers.{number}."))
-        if not self.config.tied_embeddings:
-            found.update(self.head.destinations(""))
         return found

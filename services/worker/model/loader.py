@@ -15,11 +15,16 @@ from torch import Tensor
 
 from services.domain.errors import InvalidFieldError, ModelFolderError
 from services.runtime import model_files
+from services.worker.model.config_json import read_model_config
+from services.worker.model.decoder import DecoderModel
 from services.worker.model.linear import Linear, packing_helps
-from services.worker.model.llama import DecoderModel
-from services.worker.model.model_config import ModelConfig, read_model_config
+from services.worker.model.llama import LlamaModel
+from services.worker.model.llama_config import LlamaConfig
+from services.worker.model.model_config import ModelConfig
+from services.worker.model.opt import OptModel
+from services.worker.model.opt_config import OptConfig
 
-_UNUSED = re.compile(r"(.*\.rotary_emb\.inv_freq|.*\.masked_bias|.*\.attn\.bias)$")
+_UNUSED = re.compile(r"(.*\.rotary_emb\.inv_freq|.*\.masked_bias|.*\.attn\.bias|(model\.)?decoder\.version)$")
 
 
 def load_model(
@@ -52,19 +57,30 @@ def empty_model(
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            model = DecoderModel(config, max_model_len, dtype)
+            model = _decoder(config, max_model_len, dtype)
     finally:
         torch.set_default_dtype(previous)
     return model.to(device)
 
 
+def _decoder(config: ModelConfig, max_model_len: int, dtype: torch.dtype) -> DecoderModel:
+    match config:
+        case LlamaConfig():
+            return LlamaModel(config, max_model_len, dtype)
+        case OptConfig():
+            return OptModel(config, max_model_len, dtype)
+    raise AssertionError(f"no decoder computes {type(config).__name__}")
+
+
 def prepare(model: DecoderModel) -> None:
     """Brings filled weights into the layout that computes fastest on the device.
 
-    Tied weights also serve as the embedding table, so they stay as they are.
+    A tied head's weights also serve as the embedding table, so they stay as they are; also in a share of a model that
+    has the head alone, so that it gives the same bits.
     """
+    kept = model.head if model.config.tied_embeddings else None
     for module in model.modules():
-        if isinstance(module, Linear) and module.weight is not model.embedding and packing_helps(module.weight):
+        if isinstance(module, Linear) and module is not kept and packing_helps(module.weight):
             module.pack()
 
 
@@ -74,10 +90,14 @@ def _fill(model: DecoderModel, files: tuple[Path, ...]) -> None:
     for path in files:
         try:
             with safe_open(path, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (no mapping)
-                    if not _is_unused(name, model.config):
-                        _copy(name, tensors.get_tensor(name), destinations, path)
-                        waiting.discard(name)
+                for stored_name in tensors.keys():  # noqa: SIM118 (no mapping)
+                    if _is_unused(stored_name, model.config):
+                        continue
+                    name = model.canonical_name(stored_name)
+                    if name in destinations and name not in waiting:
+                        raise ModelFolderError(f"{path} contains the tensor {stored_name}, of which there is another")
+                    _copy(name, tensors.get_tensor(stored_name), destinations, path)
+                    waiting.discard(name)
         except (SafetensorError, OSError) as error:
             raise ModelFolderError(f"{path} is truncated or not a safetensors file: {error}") from error
     if waiting:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from services.worker.model.batch import BatchLayout
-from services.worker.model.model_config import RopeConfig, RopeType
+from services.worker.model.llama_config import RopeConfig, RopeType
 
 
 class Rope(nn.Module):

@@ -36,7 +36,7 @@ from services.domain.mixed_cost import MixedCost
 from services.runtime.profile_file import Profile, Source, read_profile, write_profile
 from services.worker.kv.pools import KvPools
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
-from services.worker.model.llama import DecoderModel
+from services.worker.model.decoder import DecoderModel
 from services.worker.sampling.sampler import JobSampler, SampleRow, sample
 
 _log = logging.getLogger(__name__)

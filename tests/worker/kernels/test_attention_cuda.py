@@ -9,7 +9,7 @@ from torch import Tensor
 from services.worker.kernels import attention_cuda
 from services.worker.kernels.attention_cuda import CudaAttention
 from services.worker.model.batch import BatchLayout, SequenceRows
-from services.worker.model.llama import DecoderModel
+from services.worker.model.decoder import DecoderModel
 from tests.worker.model.reference_models import Pool, every_way, reference_logits, reference_model, tokens
 
 LENGTHS = [61, 60, 3, 2, 9, 4]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from services.worker.kernels.attention_cuda import CudaAttention
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
-from services.worker.model.llama import DecoderModel
+from services.worker.model.decoder import DecoderModel
 from services.worker.model.loader import load_model
 
 torch.set_num_threads(1)
@@ -33,18 +33,30 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+OPT_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "ffn_dim": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 160,
+    "attn_implementation": "eager",
+    "pad_token_id": None,
+}
 FAMILIES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "opt": (transformers.OPTConfig, transformers.OPTForCausalLM),
 }
 
 
 def reference_model(family: str, **changes: Any) -> Any:
     """A transformers model whose every parameter, biases and norms too, is random and matters."""
     config_class, model_class = FAMILIES[family]
-    model = model_class(config_class(**{**SHAPE, **changes})).eval()
+    shape = OPT_SHAPE if family == "opt" else SHAPE
+    model = model_class(config_class(**{**shape, **changes})).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

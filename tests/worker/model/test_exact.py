@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from services.worker.model.batch import SequenceRows
-from services.worker.model.llama import DecoderModel
+from services.worker.model.decoder import DecoderModel
 from tests.worker.model.reference_models import Pool, chunked_logits, ours_of, plain_pair, reference_model, tokens
 
 LENGTH = 300

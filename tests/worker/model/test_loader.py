@@ -1,6 +1,7 @@
 """Model folders: one file or several, other types of weights, and what is wrong with a folder that can't be loaded."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,7 @@ def test_stored_rotary_frequencies_of_old_checkpoints_are_ignored(folder: Path) 
 
 def test_packed_weights_are_not_kept_twice(folder: Path) -> None:
     model = load_model(folder, "cpu", torch.bfloat16)
+    assert model.embedding is not None
     kept = sum(parameter.numel() for parameter in model.parameters())
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         assert kept < 2 * model.embedding.numel()
@@ -134,3 +136,42 @@ def test_a_broken_index_is_an_error(folder: Path, index: str) -> None:
     (folder / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelFolderError, match="index"):
         load(folder)
+
+
+OPT_POSITIONS = "model.decoder.embed_positions.weight"
+
+
+@pytest.fixture
+def opt_folder(tmp_path: Path) -> Path:
+    reference_model("opt", word_embed_proj_dim=32).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def rename(folder: Path, new_name: Callable[[str], str]) -> None:
+    save_file({new_name(name): tensor for name, tensor in load_file(folder / FILE).items()}, folder / FILE)
+
+
+@pytest.mark.parametrize("prefix", ["decoder.", "model.", ""])
+def test_names_of_opt_may_lack_a_part_of_their_prefix(opt_folder: Path, prefix: str) -> None:
+    expected = load(opt_folder)
+    assert OPT_POSITIONS in load_file(opt_folder / FILE)
+    rename(opt_folder, lambda name: prefix + name.removeprefix("model.decoder."))
+    assert torch.equal(load(opt_folder), expected)
+
+
+def test_a_tensor_that_is_there_under_two_names_is_an_error(opt_folder: Path) -> None:
+    rewrite(opt_folder, decoder__embed_positions__weight=torch.zeros(162, 48))
+    with pytest.raises(ModelFolderError, match=r"embed_positions.weight, of which there is another"):
+        load(opt_folder)
+
+
+def test_what_opt_misses_or_does_not_use_is_named(opt_folder: Path) -> None:
+    rewrite(opt_folder, model__decoder__embed_positions__weight=None)
+    with pytest.raises(ModelFolderError, match=f"lacks the tensor {OPT_POSITIONS}$"):
+        load(opt_folder)
+    rewrite(opt_folder, decoder__embed_positions__weight=torch.zeros(160, 48))
+    with pytest.raises(ModelFolderError, match=r"shape \[160, 48\]; config.json requires \[162, 48\]"):
+        load(opt_folder)
+    rewrite(opt_folder, decoder__embed_positions__weight=torch.zeros(162, 48), norm__weight=torch.zeros(48))
+    with pytest.raises(ModelFolderError, match=r"norm.weight, which the model described by config.json does not use"):
+        load(opt_folder)

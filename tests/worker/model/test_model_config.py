@@ -8,7 +8,8 @@ import pytest
 import transformers
 
 from services.domain.errors import ModelFolderError
-from services.worker.model.model_config import ModelConfig, RopeConfig, RopeType, parse_config, read_model_config
+from services.worker.model.config_json import parse_config, read_model_config
+from services.worker.model.llama_config import LlamaConfig, RopeConfig, RopeType
 
 PLAIN: dict[str, Any] = {
     "model_type": "llama",
@@ -20,8 +21,10 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def parsed(**changes: Any) -> ModelConfig:
-    return parse_config({**PLAIN, **changes})
+def parsed(**changes: Any) -> LlamaConfig:
+    config = parse_config({**PLAIN, **changes})
+    assert isinstance(config, LlamaConfig)
+    return config
 
 
 def test_missing_fields_have_the_families_defaults() -> None:

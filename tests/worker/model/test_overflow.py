@@ -7,7 +7,7 @@ import torch
 
 from services.worker.kernels.attention_cuda import CudaAttention
 from services.worker.model.batch import SequenceRows
-from services.worker.model.llama import DecoderModel
+from services.worker.model.decoder import DecoderModel
 from tests.worker.model.reference_models import Pool, ours_of, reference_model, tokens
 
 LOUD = 7
@@ -31,6 +31,7 @@ def decoded_beside_a_longer_one(model: DecoderModel, pool: Pool) -> torch.Tensor
 
 
 def test_what_an_overflowing_job_leaves_in_blocks_reaches_nobody(model: DecoderModel) -> None:
+    assert model.embedding is not None
     model.embedding[LOUD] = math.inf
     clean, spoiled = Pool(model), Pool(model)
     loud = torch.full((8,), LOUD)
@@ -52,6 +53,7 @@ def test_the_greatest_numbers_that_a_block_can_hold_do_not_shine_through_a_mask(
 
 
 def test_an_overflowing_job_in_the_same_batch_reaches_nobody(model: DecoderModel) -> None:
+    assert model.embedding is not None
     model.embedding[LOUD] = math.inf
     text, pool = tokens(20), Pool(model)
     text[text == LOUD] = 8

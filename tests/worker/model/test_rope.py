@@ -7,7 +7,8 @@ import torch
 
 from services.domain.errors import InvalidFieldError
 from services.worker.model.batch import SequenceRows
-from services.worker.model.llama import DecoderModel
+from services.worker.model.decoder import DecoderModel
+from services.worker.model.llama import LlamaModel
 from tests.worker.model.reference_models import Pool, ours_of, reference_logits, reference_model, tokens
 
 ORIGINAL = 40
@@ -61,6 +62,7 @@ def test_sequences_that_stay_short_keep_short_factors_beside_long_ones() -> None
 def test_longrope_served_within_its_original_length_has_short_factors_only() -> None:
     reference, _ = longrope_model()
     model = ours_of(reference, max_model_len=ORIGINAL)
+    assert isinstance(model, LlamaModel)
     assert model.rope.cosines_ME.shape[0] == ORIGINAL
 
 
