@@ -28,8 +28,8 @@ def tiny_model() -> DecoderModel:
         return load_model(tiny_model_folder(Path(folder)), "cpu", torch.float32)
 
 
-def tiny_pools(device_blocks: int = 64, host_blocks: int = 64) -> KvPools:
-    config = tiny_model().config
+def tiny_pools(device_blocks: int = 64, host_blocks: int = 64, model: DecoderModel | None = None) -> KvPools:
+    config = (model or tiny_model()).config
     shape = BlockShape(config.layer_count, BLOCK_SIZE, config.kv_head_count, config.head_dim, torch.float32)
     return make_pools(shape, device_blocks, host_blocks, torch.device("cpu"))
 
@@ -42,9 +42,12 @@ def prompt_of(number: int, tokens: int) -> tuple[int, ...]:
     return tuple((number * 97 + position * 31) % 509 for position in range(tokens))
 
 
-def new_engine(device_blocks: int = 64, host_blocks: int = 64, copier: Copier | None = None) -> Engine:
-    pools = tiny_pools(device_blocks, host_blocks)
-    return Engine(tiny_model(), pools, copier)
+def new_engine(
+    device_blocks: int = 64, host_blocks: int = 64, copier: Copier | None = None, model: DecoderModel | None = None
+) -> Engine:
+    """An engine of `model`, by default the tiny one."""
+    pools = tiny_pools(device_blocks, host_blocks, model)
+    return Engine(model or tiny_model(), pools, copier)
 
 
 def alone(prompt: Sequence[int], how: JobSampling) -> list[int]:

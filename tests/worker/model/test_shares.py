@@ -120,6 +120,9 @@ def test_stages_that_pass_hidden_states_on_give_the_bits_of_the_whole(kind: str,
     reference = share_of(whole(kind), config)
     for found, expected in zip(outputs(stages), outputs([reference]), strict=True):
         assert torch.equal(found, expected)
+    head = stages[-1].head
+    assert head is not None
+    assert (head.weight.numel() > 0) == config.tied_embeddings, "packed beside the embedding or nowhere"
 
 
 @pytest.mark.parametrize("kind", MODELS)
