@@ -62,7 +62,7 @@ class Bench:
         self.positions = {JobId(f"job-{number}/0"): 0 for number in range(queued)}
         self.now_s = 0.0
         self.plan = 0
-        jobs = tuple(ArrivedJob(job_id, PROMPT_TOKENS, 576) for job_id in self.positions)
+        jobs = tuple(ArrivedJob(job_id, PROMPT_TOKENS, 576, number) for number, job_id in enumerate(self.positions))
         order = tuple(
             OrderChange(job_id, Rank(number * LEVELS // queued, float(number), number))
             for number, job_id in enumerate(self.positions)

@@ -42,7 +42,7 @@ def arrive(number: int) -> list[Event]:
     job_id = JobId(f"request-{number}/0")
     return [
         Submit(job_id, PROMPT_TOKENS, OUTPUT_TOKENS),
-        FromKv(EPOCH, Resident(job_id, PROMPT_TOKENS + OUTPUT_TOKENS, 0)),
+        FromKv(EPOCH, Resident(job_id, PROMPT_TOKENS + OUTPUT_TOKENS, 0, number)),
     ]
 
 

@@ -37,11 +37,15 @@ class PlanEntry(NamedTuple):
 class ArrivedJob(NamedTuple):
     """A job as announced to the KV manager: its present tokens, all still to be computed, and the most tokens that its
     KV may hold.
+
+    `stay_number` is the number of its arrival at this scheduler machine. An id may come again, so what the KV manager
+    says of a job repeats it (rule 28).
     """
 
     job_id: JobId
     known_tokens: int
     most_tokens: int
+    stay_number: int
 
 
 class OrderChange(NamedTuple):
@@ -128,6 +132,7 @@ class Resident(NamedTuple):
     job_id: JobId
     capacity_tokens: int
     valid_tokens: int
+    stay_number: int
 
 
 class Grown(NamedTuple):
@@ -135,6 +140,7 @@ class Grown(NamedTuple):
 
     job_id: JobId
     capacity_tokens: int
+    stay_number: int
 
 
 class ReclaimRequest(NamedTuple):
@@ -142,6 +148,7 @@ class ReclaimRequest(NamedTuple):
 
     job_id: JobId
     beneficiary_id: JobId | None
+    stay_number: int
 
 
 KvToScheduler = Resident | Grown | ReclaimRequest

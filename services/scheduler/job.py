@@ -66,11 +66,12 @@ class Move(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Job:
     """`place` is where the policy wants the job, `rank` where it is (they differ while PROTOCOL rule 6 holds it on
-    top).
+    top). `stay_number` counts the arrivals at this machine (PROTOCOL rule 28).
     """
 
     job_id: JobId
     arrival_number: int
+    stay_number: int
     prompt_tokens: int
     max_tokens: int
     arrived_s: float

@@ -45,7 +45,7 @@ def _changes(field: Iterable[wire.OrderChange]) -> tuple[OrderChange, ...]:
 
 
 def _arrived(message: wire.ArrivedJob) -> ArrivedJob:
-    return ArrivedJob(JobId(message.job_id), message.known_tokens, message.most_tokens)
+    return ArrivedJob(JobId(message.job_id), message.known_tokens, message.most_tokens, message.stay_number)
 
 
 def _write_jobs(item: wire.SchedulerToKv, value: Jobs) -> None:
@@ -55,8 +55,8 @@ def _write_jobs(item: wire.SchedulerToKv, value: Jobs) -> None:
     if value.starvation_limit_s is not None:
         jobs.starvation_limit_s = value.starvation_limit_s
     jobs.runs_to_completion = not value.displaces
-    for job_id, known_tokens, most_tokens in value.jobs:
-        jobs.jobs.add(job_id=job_id, known_tokens=known_tokens, most_tokens=most_tokens)
+    for job in value.jobs:
+        jobs.jobs.add(**job._asdict())
     _add_changes(jobs.order, value.order)
 
 
@@ -85,9 +85,10 @@ def _write_scheduler_message(item: wire.SchedulerToKv, value: SchedulerToKv) -> 
         case Order(changes):
             item.order.SetInParent()
             _add_changes(item.order.changes, changes)
-        case Arrive((job_id, known_tokens, most_tokens)):
+        case Arrive((job_id, known_tokens, most_tokens, stay_number)):
             arrived = item.arrive.job
             arrived.job_id, arrived.known_tokens, arrived.most_tokens = job_id, known_tokens, most_tokens
+            arrived.stay_number = stay_number
         case Ack(job_id):
             item.ack.job_id = job_id
         case Refuse(job_id):
@@ -139,13 +140,15 @@ def scheduler_batch_from_wire(batch: wire.SchedulerLinkRequest) -> tuple[Epoch, 
 
 def _write_kv_message(item: wire.KvToScheduler, value: KvLinkItem) -> None:
     match value:
-        case Resident(job_id, capacity_tokens, valid_tokens):
+        case Resident(job_id, capacity_tokens, valid_tokens, stay_number):
             resident = item.resident
             resident.job_id, resident.capacity_tokens, resident.valid_tokens = job_id, capacity_tokens, valid_tokens
-        case Grown(job_id, capacity_tokens):
-            item.grown.job_id, item.grown.capacity_tokens = job_id, capacity_tokens
-        case ReclaimRequest(job_id, beneficiary_id):
-            item.reclaim_request.job_id = job_id
+            resident.stay_number = stay_number
+        case Grown(job_id, capacity_tokens, stay_number):
+            grown = item.grown
+            grown.job_id, grown.capacity_tokens, grown.stay_number = job_id, capacity_tokens, stay_number
+        case ReclaimRequest(job_id, beneficiary_id, stay_number):
+            item.reclaim_request.job_id, item.reclaim_request.stay_number = job_id, stay_number
             if beneficiary_id is not None:
                 item.reclaim_request.beneficiary_id = beneficiary_id
         case PoolStatus():
@@ -168,7 +171,7 @@ def kv_batch_to_wire(epoch: Epoch, messages: Iterable[KvLinkItem]) -> wire.Sched
 
 def _reclaim_request(message: wire.ReclaimRequest) -> ReclaimRequest:
     beneficiary_id = JobId(message.beneficiary_id) if message.HasField("beneficiary_id") else None
-    return ReclaimRequest(JobId(message.job_id), beneficiary_id)
+    return ReclaimRequest(JobId(message.job_id), beneficiary_id, message.stay_number)
 
 
 def _pool_status(message: wire.PoolStatus) -> PoolStatus:
@@ -183,9 +186,12 @@ def _pool_status(message: wire.PoolStatus) -> PoolStatus:
 
 _KV_READERS: dict[str | None, Callable[[wire.KvToScheduler], KvLinkItem]] = {
     "resident": lambda item: Resident(
-        JobId(item.resident.job_id), item.resident.capacity_tokens, item.resident.valid_tokens
+        JobId(item.resident.job_id),
+        item.resident.capacity_tokens,
+        item.resident.valid_tokens,
+        item.resident.stay_number,
     ),
-    "grown": lambda item: Grown(JobId(item.grown.job_id), item.grown.capacity_tokens),
+    "grown": lambda item: Grown(JobId(item.grown.job_id), item.grown.capacity_tokens, item.grown.stay_number),
     "reclaim_request": lambda item: _reclaim_request(item.reclaim_request),
     "pool_status": lambda item: _pool_status(item.pool_status),
 }
@@ -198,9 +204,3 @@ def kv_batch_from_wire(batch: wire.SchedulerLinkResponse) -> tuple[Epoch, tuple[
     except KeyError:
         raise ProtocolError("a KvToScheduler has a message of an unknown kind") from None
     return Epoch(batch.epoch), items
-
-
-# --- KV manager -> worker --------------------------------------------------------------------------------------------
-
-
-# --- worker -> KV manager --------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def test_the_smaller_rank_runs_sooner_by_level_then_key_then_arrival() -> None:
 
 def test_values_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
-        Resident(JobId("a/0"), 16, 0).valid_tokens = 3  # type: ignore[misc]
+        Resident(JobId("a/0"), 16, 0, 0).valid_tokens = 3  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):
         JobSampling(max_tokens=1, seed=0).seed = 1  # type: ignore[misc]
 

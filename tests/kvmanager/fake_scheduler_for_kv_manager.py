@@ -26,6 +26,7 @@ from services.domain.server_status import KvLinkItem, PoolStatus
 from services.wire.scheduler_kvmanager import kv_batch_from_wire, scheduler_batch_to_wire
 from tests.builders.stream_ends import status_at_end
 from tests.builders.waits import LIMIT_S
+from tests.kvmanager.machine.checked_kv_manager import STAY
 
 
 class FakeSchedulerForKvManager:
@@ -43,7 +44,7 @@ class FakeSchedulerForKvManager:
 
     async def jobs(self, epoch: int, *names: str) -> None:
         """Jobs of two tokens, four at most."""
-        jobs = tuple(ArrivedJob(JobId(name), 2, 4) for name in names)
+        jobs = tuple(ArrivedJob(JobId(name), 2, 4, STAY) for name in names)
         order = tuple(OrderChange(JobId(name), Rank(0, float(at), at)) for at, name in enumerate(names))
         await self.say(epoch, Jobs(Epoch(epoch), jobs, order, 4, (), None))
 
@@ -51,7 +52,7 @@ class FakeSchedulerForKvManager:
         """A job of two tokens, four at most."""
         self._arrivals += 1
         order = Order((OrderChange(JobId(name), Rank(0, key, 100 + self._arrivals)),))
-        await self.say(epoch, Arrive(ArrivedJob(JobId(name), 2, 4)), order)
+        await self.say(epoch, Arrive(ArrivedJob(JobId(name), 2, 4, STAY)), order)
 
     async def run(self, epoch: int, plan: int, name: str, start: int, stop: int) -> None:
         """A plan and its result."""

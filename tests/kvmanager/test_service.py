@@ -144,7 +144,7 @@ async def test_a_peer_that_does_not_read_loses_its_stream_although_writing_to_it
             scheduler = FakeSchedulerForKvManager(channel)
             arrived = await heard.next()
             assert isinstance(arrived, SchedulerArrived)
-            batch = [Grown(JobId("x" * 100), number) for number in range(40)]
+            batch = [Grown(JobId("x" * 100), number, 0) for number in range(40)]
             sent = 0
             while not arrived.stream.is_closed:
                 for _ in range(1000):

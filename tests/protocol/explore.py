@@ -43,6 +43,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--reserve-share", type=float, default=0.5)
     parser.add_argument("--all-at-once", action="store_true", help="no late arrivals")
     parser.add_argument("--cancels", type=_job_numbers, default="", help="numbers of jobs that may be cancelled")
+    parser.add_argument("--again", type=_job_numbers, default="", help="those that may come again under the same id")
     parser.add_argument("--early-ends", type=_job_numbers, default="", help="numbers of jobs that may end early")
     parser.add_argument("--kills", type=int, default=0, help="times that the worker may die")
     parser.add_argument("--breaks", type=int, default=0, help="times that scheduler and KV manager may lose each other")
@@ -70,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prefill_chunk_tokens=arguments.prefill_chunk,
         late_arrivals=not arguments.all_at_once,
         cancels=arguments.cancels,
+        again=arguments.again,
         early_ends=arguments.early_ends,
         kills=arguments.kills,
         breaks=arguments.breaks,

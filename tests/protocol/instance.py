@@ -32,7 +32,8 @@ class Instance:
     """One small world.
 
     late_arrivals: jobs arrive at any moment, in order; else all at the start. cancels: jobs that may be cancelled.
-    early_ends: jobs that may end before max_tokens. kills: times that the worker may die. breaks: times that the
+    again: jobs that, once cancelled and released, may be submitted once more under the same id. early_ends: jobs that
+    may end before max_tokens. kills: times that the worker may die. breaks: times that the
     stream between scheduler and KV manager may break. waits: times that the starvation limit may pass. merged_turns:
     a machine may also find what waits from both its peers in one turn.
     """
@@ -53,6 +54,7 @@ class Instance:
     prefill_chunk_tokens: int | None = None
     late_arrivals: bool = False
     cancels: frozenset[int] = frozenset()
+    again: frozenset[int] = frozenset()
     early_ends: frozenset[int] = frozenset()
     kills: int = 0
     breaks: int = 0

@@ -87,7 +87,7 @@ def grown_is_resident(patch: pytest.MonkeyPatch) -> None:
     def from_kv(self: Scheduler, message: Any, now_s: float) -> None:
         job = self.jobs.get(message.job_id)
         if isinstance(message, Grown) and job is not None and job.state is JobState.OUT:
-            message = Resident(message.job_id, message.capacity_tokens, job.finished_tokens)
+            message = Resident(message.job_id, message.capacity_tokens, job.finished_tokens, job.stay_number)
         take(self, message, now_s)
 
     def assigned(ledger: Ledger, command: Any) -> None:
@@ -193,6 +193,17 @@ def believe_old_residency(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_take", take)
 
 
+def believe_an_earlier_stay(patch: pytest.MonkeyPatch) -> None:
+    """[28 id-comes-again] what the KV manager says of a cancelled job is taken for another one with the same id."""
+    original = Scheduler._from_kv
+
+    def from_kv(self: Scheduler, message: Any, now_s: float) -> None:
+        job = self.jobs.get(message.job_id)
+        original(self, message if job is None else message._replace(stay_number=job.stay_number), now_s)
+
+    patch.setattr(Scheduler, "_from_kv", from_kv)
+
+
 def small(**changes: Any) -> Instance:
     """Two jobs with a pool that holds only one of them."""
     return replace(Instance((JobSize(1, 3), JobSize(1, 3)), 3, 3, kv_policy="reactive"), **changes)
@@ -222,6 +233,7 @@ BROKEN: list[tuple[Patch, Instance]] = [
     (forget_growth_at_refusal, small()),
     (overtake, THREE_JOBS),
     (believe_old_residency, small(kills=1)),
+    (believe_an_earlier_stay, small(cancels=frozenset({0}), again=frozenset({0}))),
 ]
 
 

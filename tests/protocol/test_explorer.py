@@ -29,6 +29,9 @@ INSTANCES = {
     "the worker dies once": replace(ONE_FITS, kills=1),
     "the worker dies twice": replace(SHORT, kills=2),
     "the worker dies, a job is cancelled": replace(SHORT, kills=1, cancels=frozenset({0})),
+    "a cancelled job's id comes again": replace(
+        SHORT, cancels=frozenset({0}), again=frozenset({0}), late_arrivals=True
+    ),
     "scheduler and KV manager lose each other": replace(SHORT, breaks=1, late_arrivals=True),
     "promotions": replace(SHORT, host_blocks=2, waits=2),
     "blocks of two tokens, growth ahead, a batch of two": Instance(

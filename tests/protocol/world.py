@@ -57,6 +57,7 @@ class State(NamedTuple):
     """Commands of the worker's copies under way."""
     arrived: int = 0
     cancelled: frozenset[int] = frozenset()
+    came_again: frozenset[int] = frozenset()
     kills: int = 0
     breaks: int = 0
     waits: int = 0
@@ -73,6 +74,7 @@ class World:
         self.instance = instance
         self.batches = Batches()
         self._startable: dict[tuple[int, tuple[PlanEntry, ...]], bool] = {}
+        self._forgotten: dict[tuple[int, int], bool] = {}
         self._shifts: dict[tuple[int, int], int] = {}
         self.schedulers = Store(_scheduler_key, Scheduler.check, merge=merge)
         self.managers = Store(lambda machine: machine.state_key(0.0), KvManager.check, merge=merge)
@@ -108,7 +110,7 @@ class World:
     @staticmethod
     def is_mishap(step: Step) -> bool:
         """Whether the step is a mishap: progress must not depend on it."""
-        return step[0] in ("cancel", "kill", "break", "wait")
+        return step[0] in ("cancel", "again", "kill", "break", "wait")
 
     # --- what may happen ---------------------------------------------------------------------------------------------
 
@@ -131,6 +133,8 @@ class World:
         if state.arrived < len(instance.jobs):
             yield ("arrive",)
         yield from (("cancel", job) for job in sorted(instance.cancels - state.cancelled) if job < state.arrived)
+        gone = instance.again & state.cancelled - state.came_again
+        yield from (("again", job) for job in sorted(gone) if self._is_forgotten(state.scheduler, job))
         if state.kills < instance.kills:
             yield ("kill", "keeping messages")
             yield ("kill", "losing messages")
@@ -149,6 +153,14 @@ class World:
             for cut in _choices([job_id for job_id in plan.may_be_cut_job_ids if job_id not in ended]):
                 yield ("run", ended, cut)
 
+    def _is_forgotten(self, scheduler: int, job: int) -> bool:
+        """Whether the scheduler has released the job, so that its id may come again."""
+        known = self._forgotten.get((scheduler, job))
+        if known is None:
+            machine: Scheduler = self.schedulers.get(scheduler)
+            known = self._forgotten[scheduler, job] = not machine.knows(self.instance.job_ids[job])
+        return known
+
     def _can_start(self, worker: int, plan: PlanOnLink) -> bool:
         known = self._startable.get((worker, plan.entries))
         if known is None:
@@ -166,6 +178,8 @@ class World:
                 return self._end_copy(state, index)
             case ("arrive",):
                 return self._submit(state)
+            case ("again", number):
+                return self._submit_job(state._replace(came_again=state.came_again | {number}), number)
             case ("cancel", number):
                 job_id = self.instance.job_ids[number]
                 state = state._replace(cancelled=state.cancelled | {number})
@@ -323,9 +337,10 @@ class World:
         return self._say(state._replace(worker=number), IterationResult(plan.epoch, NO_NUMBER, tokens, cut, 1.0))
 
     def _submit(self, state: State) -> State:
-        size = self.instance.jobs[state.arrived]
-        job_id = self.instance.job_ids[state.arrived]
-        state = state._replace(arrived=state.arrived + 1)
+        return self._submit_job(state._replace(arrived=state.arrived + 1), state.arrived)
+
+    def _submit_job(self, state: State, number: int) -> State:
+        size, job_id = self.instance.jobs[number], self.instance.job_ids[number]
         return self._scheduler_turn(state, (sched.Submit(job_id, size.prompt_tokens, size.max_tokens),))
 
     def _shifted(self, state: State, by: int) -> State:

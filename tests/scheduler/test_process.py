@@ -127,7 +127,7 @@ def test_bad_settings_end_the_start_with_one_line(
 def test_as_many_jobs_as_may_be_queued_fit_in_one_message_to_the_kv_manager() -> None:
     counted = 1000
     ids = [JobId(f"{number:0128d}/15") for number in range(counted)]
-    jobs = tuple(ArrivedJob(job_id, 1 << 20, 1 << 20) for job_id in ids)
+    jobs = tuple(ArrivedJob(job_id, 1 << 20, 1 << 20, 1 << 40) for job_id in ids)
     order = tuple(OrderChange(job_id, Rank(30, 1e6 / 7, 1 << 40)) for job_id in ids)
     epoch = Epoch(time.time_ns())
     size_bytes = scheduler_batch_to_wire(epoch, [Jobs(epoch, jobs, order, 4096, (0.1,) * 30, 10.0)]).ByteSize()

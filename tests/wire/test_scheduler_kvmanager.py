@@ -37,7 +37,7 @@ from tests.wire.drawn_fields import EPOCH, big_counts, counts, job_ids
 plan_numbers = big_counts.map(PlanNumber)
 finite = st.floats(allow_nan=False)
 
-arrived_jobs = st.builds(ArrivedJob, job_ids, counts, counts)
+arrived_jobs = st.builds(ArrivedJob, job_ids, counts, counts, big_counts)
 changes = st.builds(OrderChange, job_ids, st.builds(Rank, counts, finite, big_counts))
 change_lists = st.lists(changes, max_size=3).map(tuple)
 entries = st.lists(st.builds(PlanEntry, job_ids, counts, counts), max_size=3).map(tuple)
@@ -61,9 +61,9 @@ scheduler_messages: st.SearchStrategy[SchedulerToKv] = st.one_of(
 )
 job_tuples = st.lists(job_ids, max_size=3).map(tuple)
 kv_messages: st.SearchStrategy[KvLinkItem] = st.one_of(
-    st.builds(Resident, job_ids, counts, counts),
-    st.builds(Grown, job_ids, counts),
-    st.builds(ReclaimRequest, job_ids, st.none() | job_ids),
+    st.builds(Resident, job_ids, counts, counts, big_counts),
+    st.builds(Grown, job_ids, counts, big_counts),
+    st.builds(ReclaimRequest, job_ids, st.none() | job_ids, big_counts),
     st.builds(PoolStatus, counts, counts, st.text(max_size=10), job_tuples, job_tuples),
 )
 

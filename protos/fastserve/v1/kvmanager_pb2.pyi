@@ -200,22 +200,26 @@ class ArrivedJob(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     KNOWN_TOKENS_FIELD_NUMBER: _builtins.int
     MOST_TOKENS_FIELD_NUMBER: _builtins.int
+    STAY_NUMBER_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The job."""
     known_tokens: _builtins.int
     """Tokens it has now: prompt and output made so far. All are to be computed."""
     most_tokens: _builtins.int
     """Most tokens that its KV cache may come to hold."""
+    stay_number: _builtins.int
+    """Number of this arrival. An id may come again; Resident, Grown and ReclaimRequest repeat the number."""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         known_tokens: _builtins.int = ...,
         most_tokens: _builtins.int = ...,
+        stay_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "known_tokens", b"known_tokens", "most_tokens", b"most_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "known_tokens", b"known_tokens", "most_tokens", b"most_tokens", "stay_number", b"stay_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -536,22 +540,26 @@ class Resident(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
     VALID_TOKENS_FIELD_NUMBER: _builtins.int
+    STAY_NUMBER_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The job."""
     capacity_tokens: _builtins.int
     """It may be planned up to this many tokens."""
     valid_tokens: _builtins.int
     """Tokens whose KV is valid: the next plan starts there."""
+    stay_number: _builtins.int
+    """The job's ArrivedJob.stay_number."""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         capacity_tokens: _builtins.int = ...,
         valid_tokens: _builtins.int = ...,
+        stay_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "job_id", b"job_id", "valid_tokens", b"valid_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "job_id", b"job_id", "stay_number", b"stay_number", "valid_tokens", b"valid_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -565,19 +573,23 @@ class Grown(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
+    STAY_NUMBER_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The job."""
     capacity_tokens: _builtins.int
     """The new capacity."""
+    stay_number: _builtins.int
+    """The job's ArrivedJob.stay_number."""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         capacity_tokens: _builtins.int = ...,
+        stay_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "job_id", b"job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "job_id", b"job_id", "stay_number", b"stay_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -591,19 +603,23 @@ class ReclaimRequest(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     BENEFICIARY_ID_FIELD_NUMBER: _builtins.int
+    STAY_NUMBER_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The job."""
     beneficiary_id: _builtins.str
     """The job it makes room for. Unset: room is made ahead of need."""
+    stay_number: _builtins.int
+    """The job's ArrivedJob.stay_number."""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         beneficiary_id: _builtins.str | None = ...,
+        stay_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_beneficiary_id", b"_beneficiary_id", "beneficiary_id", b"beneficiary_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beneficiary_id", b"_beneficiary_id", "beneficiary_id", b"beneficiary_id", "job_id", b"job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beneficiary_id", b"_beneficiary_id", "beneficiary_id", b"beneficiary_id", "job_id", b"job_id", "stay_number", b"stay_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beneficiary_id: _TypeAlias = _typing.Literal["beneficiary_id"]  # noqa: Y015
     _WhichOneofArgType__beneficiary_id: _TypeAlias = _typing.Literal["_beneficiary_id", b"_beneficiary_id"]  # noqa: Y015

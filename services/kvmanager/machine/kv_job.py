@@ -110,13 +110,16 @@ class KvJob:
         "plans",
         "rank",
         "state",
+        "stay_number",
         "story",
         "table_tokens",
         "waiting_since_s",
     )
 
-    def __init__(self, job_id: JobId, known_tokens: int, most_tokens: int, now_s: float) -> None:
+    def __init__(self, job_id: JobId, known_tokens: int, most_tokens: int, stay_number: int, now_s: float) -> None:
         self.job_id = job_id
+        self.stay_number = stay_number
+        """As announced by the scheduler (rule 28)."""
         self.known = known_tokens
         """Tokens to compute if its KV has to be computed from the start."""
         self.most = most_tokens

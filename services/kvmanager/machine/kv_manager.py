@@ -239,7 +239,7 @@ class KvManager:
 
 
 def _add(ledger: Ledger, arrived: ArrivedJob, now_s: float) -> None:
-    ledger.add(KvJob(arrived.job_id, arrived.known_tokens, arrived.most_tokens, now_s))
+    ledger.add(KvJob(*arrived, now_s))
 
 
 def _known(ledger: Ledger, job_id: JobId) -> KvJob:

@@ -299,7 +299,7 @@ class Ledger:
         waited_s = 0.0 if limit_s is None else round(min(now_s - job.waiting_since_s, limit_s), 9)
         assign = 0 if job.assign is None else job.assign.number - self.next_command
         copy = 0 if job.copy is None else job.copy.number - self.next_command
-        counts = (job.known, job.most, job.planned, job.finished, job.plans, job.announced_blocks)
+        counts = (job.stay_number, job.known, job.most, job.planned, job.finished, job.plans, job.announced_blocks)
         blocks = (tuple(job.device), tuple(job.host))
         rank = job.rank or Rank(-1, 0.0, -1)
         return (job.state.value, rank, counts, blocks, assign, copy, job.brought_in, job.passed_over, waited_s)

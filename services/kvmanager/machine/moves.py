@@ -94,7 +94,7 @@ def upload(ledger: Ledger, job: KvJob, blocks: int) -> None:
 def ask(ledger: Ledger, job: KvJob, beneficiary: KvJob | None) -> None:
     """Ask the scheduler for a DEVICE job's blocks."""
     ledger.enter(job, ASKED)
-    _tell(ledger, ReclaimRequest(job.job_id, None if beneficiary is None else beneficiary.job_id))
+    _tell(ledger, ReclaimRequest(job.job_id, None if beneficiary is None else beneficiary.job_id, job.stay_number))
 
 
 def _protect(ledger: Ledger, job: KvJob) -> None:
@@ -284,9 +284,9 @@ def _become_resident(ledger: Ledger, job: KvJob) -> None:
     ledger.enter(job, DEVICE)
     job.planned = job.finished
     job.announced_blocks = len(job.device)
-    _tell(ledger, Resident(job.job_id, job.announced_blocks * ledger.block_size, job.finished))
+    _tell(ledger, Resident(job.job_id, job.announced_blocks * ledger.block_size, job.finished, job.stay_number))
 
 
 def _announce_growth(ledger: Ledger, job: KvJob) -> None:
     job.announced_blocks = len(job.device)
-    _tell(ledger, Grown(job.job_id, job.announced_blocks * ledger.block_size))
+    _tell(ledger, Grown(job.job_id, job.announced_blocks * ledger.block_size, job.stay_number))

@@ -1,6 +1,6 @@
 """A recording as lines of JSON: the machine and its settings, its turns, and how the recording ended.
 
-    {"recording": "scheduler", "format": 1, "fastserve": "0.1.0", ..., "strict": false, "settings": {...}}
+    {"recording": "scheduler", "format": 2, "fastserve": "0.1.0", ..., "strict": false, "settings": {...}}
     {"now_s": 12.5, "events": [["Submit", "j0", 17, 32, null]], "commands": [["ToKv", 7, ["Arrive", [...]]], ...]}
     {"now_s": 12.6, "events": [...], "fault": "ProtocolError"}
     {"end": "closed"}
@@ -19,7 +19,7 @@ from services.domain.errors import InvalidFieldError, RecordingError
 from services.domain.turns import Turn
 from services.runtime.recording.codec import Aliases, Codec, Rules
 
-FORMAT_NUMBER = 1
+FORMAT_NUMBER = 2
 
 
 class Ending(Enum):

@@ -81,6 +81,7 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
         tuple(
             (
                 job.job_id,
+                job.stay_number,
                 job.state,
                 job.prompt_tokens,
                 job.max_tokens,

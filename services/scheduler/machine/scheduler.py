@@ -203,8 +203,8 @@ class Scheduler:
         nowhere = Rank(0, 0.0, number)
         tokens = event.prompt_tokens
         job = Job(
-            event.job_id, number, tokens, event.max_tokens, now_s, event.deadline_s, nowhere, nowhere, tokens, tokens,
-            event.client_number,
+            event.job_id, number, number, tokens, event.max_tokens, now_s, event.deadline_s, nowhere, nowhere, tokens,
+            tokens, event.client_number,
         )  # fmt: skip
         job.waiting_since_s = now_s
         job.place = job.rank = self.policy.join(job)
@@ -217,7 +217,7 @@ class Scheduler:
             self._deadlines.push(event.deadline_s, job)
         self.counters.jobs_admitted += 1
         self.counters.prompt_tokens += tokens
-        self._to_kv(Arrive(ArrivedJob(job.job_id, tokens, job.most_tokens)))
+        self._to_kv(Arrive(ArrivedJob(job.job_id, tokens, job.most_tokens, job.stay_number)))
 
     def _finish(self, result: IterationResult, now_s: float) -> None:
         """An iteration ended; results of an earlier epoch are dropped (rule 19)."""
@@ -232,10 +232,10 @@ class Scheduler:
 
     def _from_kv(self, message: Resident | Grown | ReclaimRequest, now_s: float) -> None:
         """Apply residency and growth at once, and answer reclaims once the order of this turn is known. The message may
-        have crossed the end of the job.
+        have crossed the end of the job, and be about an earlier job with its id (rule 28).
         """
         job = self.jobs.get(message.job_id)
-        if job is None or job.state is CLOSING:
+        if job is None or job.state is CLOSING or job.stay_number != message.stay_number:
             return
         match message:
             case Grown():
@@ -277,7 +277,9 @@ class Scheduler:
         self._to_kv(
             Jobs(
                 epoch=self.epoch,
-                jobs=tuple(ArrivedJob(job.job_id, job.known_tokens, job.most_tokens) for job in living),
+                jobs=tuple(
+                    ArrivedJob(job.job_id, job.known_tokens, job.most_tokens, job.stay_number) for job in living
+                ),
                 order=tuple(OrderChange(job.job_id, job.rank) for job in living),
                 max_batch=self.config.max_batch * self.iterations.stage_count,
                 quanta_s=self.policy.quanta_s,

@@ -122,7 +122,7 @@ def test_the_recorded_run_moved_jobs_to_the_host_and_back(files: dict[str, Path]
         ("scheduler", "IterationResult", end_early),
         ("scheduler", "Resident", change(2, 1)),
         ("scheduler", "Grown", change(1, "j99")),
-        ("kvmanager", "Arrive", change(1, ["j99", 3, 4])),
+        ("kvmanager", "Arrive", change(1, ["j99", 3, 4, 0])),
         ("kvmanager", "Planned", plan_much_more),
         ("kvmanager", "Release", change(1, "j99")),
         ("kvmanager", "Applied", change(1, 999)),
@@ -231,13 +231,13 @@ def test_an_id_that_is_released_and_used_again_in_one_turn_replays(tmp_path: Pat
     def applied(command: int) -> FromWorker:
         return FromWorker(epoch, Applied(CommandNumber(command), 0))
 
-    arrives = said(Arrive(ArrivedJob(job_id, 20, 40)), Order((OrderChange(job_id, Rank(0, 0.0, 0)),)))
+    arrives = said(Arrive(ArrivedJob(job_id, 20, 40, 0)), Order((OrderChange(job_id, Rank(0, 0.0, 0)),)))
     pools = FromWorker(epoch, WorkerPools(epoch, 16, 100, 100, 0, 1))
     handle([SchedulerConnected(), pools, *said(Jobs(epoch, (), (), 16, (0.1,), None))], 1.0)
     handle(arrives, 2.0)
     handle([applied(1)], 2.1)
     handle([*said(Release(job_id)), *arrives], 3.0)
-    assert handle([applied(3)], 3.1) == [ToScheduler(epoch, Resident(job_id, 48, 0))]
+    assert handle([applied(3)], 3.1) == [ToScheduler(epoch, Resident(job_id, 48, 0, 0))]
     recorder.close()
     _, outcome = replay_file(path)
     assert outcome.difference is None
@@ -263,10 +263,10 @@ def test_the_command_shows_the_first_turn_that_differs(
     [
         (b"", "is not a recording"),
         (b"hello\n", "is not a recording"),
-        (b'{"recording": "toaster", "format": 1}\n', "is not a recording of a scheduler or a kvmanager"),
-        (b'{"recording": "scheduler", "format": 2}\n', "has format 2, but this version reads format 1"),
-        (b'{"recording": "scheduler", "format": 1}\n', "has no valid field 'settings'"),
-        (b'{"recording": "scheduler", "format": 1, "settings": {"max_batch": 1}}\n', "has settings that differ"),
+        (b'{"recording": "toaster", "format": 2}\n', "is not a recording of a scheduler or a kvmanager"),
+        (b'{"recording": "scheduler", "format": 1}\n', "has format 1, but this version reads format 2"),
+        (b'{"recording": "scheduler", "format": 2}\n', "has no valid field 'settings'"),
+        (b'{"recording": "scheduler", "format": 2, "settings": {"max_batch": 1}}\n', "has settings that differ"),
         (b"\x1f\x8b\x08\x00garbage", "is not a recording|is damaged"),
     ],
 )

@@ -40,22 +40,24 @@ from services.kvmanager.machine.kv_manager_events import (
 from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 
 EPOCH = Epoch(7)
+STAY = 41
+"""The stay number of every job, unless a test is about it."""
 Message = KvToScheduler | KvToWorker
 
 
-def resident(name: str, capacity: int, valid: int = 0) -> Resident:
+def resident(name: str, capacity: int, valid: int = 0, stay_number: int = STAY) -> Resident:
     """The job may be planned."""
-    return Resident(JobId(name), capacity, valid)
+    return Resident(JobId(name), capacity, valid, stay_number)
 
 
-def grown(name: str, capacity: int) -> Grown:
+def grown(name: str, capacity: int, stay_number: int = STAY) -> Grown:
     """The job may be planned further."""
-    return Grown(JobId(name), capacity)
+    return Grown(JobId(name), capacity, stay_number)
 
 
-def reclaim(name: str, beneficiary: str | None) -> ReclaimRequest:
+def reclaim(name: str, beneficiary: str | None, stay_number: int = STAY) -> ReclaimRequest:
     """May this job's blocks be taken?"""
-    return ReclaimRequest(JobId(name), None if beneficiary is None else JobId(beneficiary))
+    return ReclaimRequest(JobId(name), None if beneficiary is None else JobId(beneficiary), stay_number)
 
 
 def knobs(policy: str, *, lookahead: int = 0, grant: int = 1, idle_slots: int = 0, share: float = 1.0) -> KvConfig:
@@ -114,13 +116,13 @@ class CheckedKvManager:
         return self.say(*self.arrival(name, tokens, most, level, key))
 
     def arrival(
-        self, name: str, tokens: int, most: int, level: int = 0, key: float | None = None
+        self, name: str, tokens: int, most: int, level: int = 0, key: float | None = None, stay_number: int = STAY
     ) -> tuple[Arrive, Order]:
         """The messages of an arrival."""
         self._arrivals += 1
         rank = Rank(level, float(self._arrivals) if key is None else key, self._arrivals)
         self.ranks[name] = rank
-        return Arrive(ArrivedJob(JobId(name), tokens, most)), Order((OrderChange(JobId(name), rank),))
+        return Arrive(ArrivedJob(JobId(name), tokens, most, stay_number)), Order((OrderChange(JobId(name), rank),))
 
     def order(self, *best_first: str, level: int = 0) -> list[Message]:
         """These jobs now precede all others of the level, in this order."""

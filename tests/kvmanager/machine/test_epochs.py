@@ -44,7 +44,7 @@ class Lives:
     def jobs(self, epoch: Epoch) -> list[Command]:
         """The scheduler names an epoch, and its one job."""
         order = (OrderChange(JOB, Rank(0, 0.0, 0)),)
-        jobs = Jobs(epoch, (ArrivedJob(JOB, 2, 4),), order, 2, (), None)
+        jobs = Jobs(epoch, (ArrivedJob(JOB, 2, 4, 3),), order, 2, (), None)
         return self._turn(FromScheduler(epoch, jobs))
 
     def pools(self, epoch: Epoch, stage: int = 0, stages: int = 1, device: int = 8) -> list[Command]:
@@ -134,7 +134,7 @@ def test_19_epoch_checked_what_an_earlier_worker_said_is_dropped() -> None:
     lives.pools(SECOND)
     assert lives.applied(FIRST) == []
     assert lives.pools(FIRST) == []
-    assert lives.applied(SECOND) == [ToScheduler(SECOND, Resident(JOB, 2, 0))]
+    assert lives.applied(SECOND) == [ToScheduler(SECOND, Resident(JOB, 2, 0, 3))]
 
 
 def test_19_epoch_checked_what_the_scheduler_says_about_an_earlier_epoch_is_dropped() -> None:

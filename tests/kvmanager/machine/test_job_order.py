@@ -12,7 +12,7 @@ from services.kvmanager.machine.kv_job import KvJob
 
 
 def put(order: JobOrder, number: int, level: int) -> KvJob:
-    job = KvJob(JobId(f"job-{number}"), 2, 4, 0.0)
+    job = KvJob(JobId(f"job-{number}"), 2, 4, number, 0.0)
     job.rank = Rank(level, float(number), number)
     order.add(job)
     return job

@@ -84,7 +84,7 @@ def test_the_state_key_does_not_grow_with_numbers_and_time() -> None:
 
 
 def test_an_illegal_move_tells_the_jobs_story() -> None:
-    job = KvJob(JobId("a"), 2, 4, 0.0)
+    job = KvJob(JobId("a"), 2, 4, 0, 0.0)
     job.move(KvState.ASSIGNING)
     with pytest.raises(AssertionError, match=r"illegal move assigning -> host \(history: arrived, assigning"):
         job.move(KvState.HOST)
@@ -146,7 +146,7 @@ def test_jobs_named_at_the_opening_are_served_by_their_order() -> None:
     kv = CheckedKvManager("reactive", device=2)
     epoch = Epoch(EPOCH + 1)
     names = ("a", "b")
-    jobs = tuple(ArrivedJob(JobId(name), 2, 2) for name in names)
+    jobs = tuple(ArrivedJob(JobId(name), 2, 2, 0) for name in names)
     order = tuple(OrderChange(JobId(name), Rank(0, -float(at), at)) for at, name in enumerate(names))
     kv.turn(FromScheduler(epoch, Jobs(epoch, jobs, order, 2, (), None)))
     [assign] = kv.turn(FromWorker(epoch, WorkerPools(epoch, 1, 2, 2, 0, 1)))

@@ -346,3 +346,17 @@ def test_16_one_growth_of_a_job_is_under_way_at_a_time() -> None:
     kv.settle(kv.arrive("a", 1, 4))
     assert len(kv.plan(("a", 0, 1))) == 1
     assert kv.finish() == []
+
+
+# --- 28: ids that come again -----------------------------------------------------------------------------------------
+
+
+def test_28_id_comes_again_what_is_said_of_a_job_repeats_the_number_of_its_stay() -> None:
+    kv = CheckedKvManager("reactive", device=3)
+    first, second = (kv.arrival("a", 1, 3, stay_number=number) for number in (5, 6))
+    kv.say(*first)
+    kv.release("a")
+    assert kv.settle(kv.say(*second)) == [resident("a", 1, stay_number=6)]
+    assert kv.settle(kv.plan(("a", 0, 1))) == [grown("a", 2, stay_number=6)]
+    kv.finish()
+    assert reclaim("a", "b", stay_number=6) in kv.arrive("b", 2, 2, key=-1.0)

@@ -81,7 +81,7 @@ def test_jobs_are_named_by_aliases_that_stay_the_same_until_the_job_is_released(
 
     assert event(Submit(alice, 1, 2)) == ["Submit", "j0", 1, 2, None, 0]
     assert event(Submit(bob, 3, 4)) == ["Submit", "j1", 3, 4, None, 0]
-    assert event(FromKv(Epoch(1), Resident(alice, 16, 0))) == ["FromKv", 1, ["Resident", "j0", 16, 0]]
+    assert event(FromKv(Epoch(1), Resident(alice, 16, 0, 3))) == ["FromKv", 1, ["Resident", "j0", 16, 0, 3]]
     assert command(ToKv(Epoch(1), Release(alice))) == ["ToKv", 1, ["Release", "j0"]]
     aliases.end_turn()
 
@@ -95,7 +95,7 @@ def test_a_job_that_begins_in_the_turn_in_which_one_of_its_id_was_released_keeps
     event = Codec(KV_MANAGER_FORMAT.event, KV_MANAGER_FORMAT.rules, aliases).encode
     command = Codec(KV_MANAGER_FORMAT.command, KV_MANAGER_FORMAT.rules, aliases).encode
     alice = JobId("alice/0")
-    arrive = FromScheduler(Epoch(1), Arrive(ArrivedJob(alice, 1, 2)))
+    arrive = FromScheduler(Epoch(1), Arrive(ArrivedJob(alice, 1, 2, 0)))
     release = FromScheduler(Epoch(1), Release(alice))
 
     event(arrive)

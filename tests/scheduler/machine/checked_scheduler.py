@@ -25,6 +25,8 @@ from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.builders.cost_profiles import proportional_cost
 
 EPOCH = Epoch(7)
+PRESENT_STAY = -1
+"""The stay number of a message about the job as it is now; `turn` puts in the real one."""
 TOKEN = 5
 """The token that the worker samples, always."""
 
@@ -55,11 +57,18 @@ class CheckedScheduler:
     def turn(self, *events: Event, at_s: float | None = None) -> list[Command]:
         """One turn; its commands are returned and kept."""
         self.now_s = self.now_s if at_s is None else at_s
+        events = tuple(self._of_present_stay(event) for event in events)
         commands = self.scheduler.handle(events, self.now_s)
         self.scheduler.check()
         self.turns.append((events, self.now_s, commands))
         self.commands += commands
         return commands
+
+    def _of_present_stay(self, event: Event) -> Event:
+        if not isinstance(event, FromKv) or event.message.stay_number != PRESENT_STAY:
+            return event
+        job = self.scheduler.jobs.get(event.message.job_id)
+        return event._replace(message=event.message._replace(stay_number=0 if job is None else job.stay_number))
 
     def start(self, cost: CostProfile | None = None, **limits: int) -> list[Command]:
         """Worker and KV manager are there."""
@@ -115,7 +124,10 @@ def machine_with(
     machine = CheckedScheduler(fcfs(**knobs))
     machine.start(cost)
     submits = [Submit(JobId(name), prompt, output) for name, prompt, output in jobs]
-    residents = [FromKv(EPOCH, Resident(JobId(name), prompt + output, 0)) for name, prompt, output in jobs]
+    residents = [
+        FromKv(EPOCH, Resident(JobId(name), prompt + output, 0, number))
+        for number, (name, prompt, output) in enumerate(jobs)
+    ]
     machine.turn(*submits, *residents)
     return machine
 

@@ -43,4 +43,6 @@ class FakeKvAnswers:
 
     def _resident(self, job: ArrivedJob) -> Resident:
         limit = self._capacity_tokens
-        return Resident(job.job_id, job.most_tokens if limit is None else max(limit, job.known_tokens), 0)
+        return Resident(
+            job.job_id, job.most_tokens if limit is None else max(limit, job.known_tokens), 0, job.stay_number
+        )

@@ -4,10 +4,9 @@ import pytest
 
 from services.domain.generation import EndReason
 from services.domain.ids import Epoch, JobId
-from services.domain.protocol import Grown, ReclaimRequest, Release, Resident
+from services.domain.protocol import Release
 from services.scheduler.machine.scheduler_events import (
     Cancel,
-    FromKv,
     KvConnected,
     Reject,
     RejectKind,
@@ -29,13 +28,14 @@ from tests.scheduler.machine.checked_scheduler import (
     shape,
     told,
 )
+from tests.scheduler.machine.events_from_kv import grown, reclaim, resident
 
 
 def test_an_iteration_mixes_prefill_and_decode() -> None:
     machine = machine_with([("a", 10, 5)], plans_in_flight=1)
     (one,) = plans(machine.commands)
     machine.turn(Submit(JobId("b"), 20, 5))
-    machine.turn(FromKv(EPOCH, Resident(JobId("b"), 30, 0)))
+    machine.turn(resident(JobId("b"), 30))
     (two,) = plans(machine.turn(machine.result(one)))
     assert shape(two) == {"a": (10, 11), "b": (0, 20)}
 
@@ -101,7 +101,7 @@ def test_between_chunks_a_job_may_be_preempted_and_goes_on_where_it_was() -> Non
     )
     (one,) = plans(machine.commands)
     machine.turn(Submit(JobId("b"), 5, 1))
-    machine.turn(FromKv(EPOCH, Resident(JobId("b"), 5, 0)))
+    machine.turn(resident(JobId("b"), 5))
     (two,) = plans(machine.turn(machine.result(one, silent="a")))
     assert shape(two) == {"b": (0, 5)}
     (three,) = plans(machine.turn(machine.result(two)))
@@ -123,7 +123,7 @@ def test_an_arrival_is_in_the_first_plan_made_after_it_though_only_running_jobs_
     machine = machine_with([("a", 10, 9)])
     one, _ = plans(machine.commands)
     machine.turn(Submit(JobId("b"), 10, 9))
-    assert plans(machine.turn(FromKv(EPOCH, Resident(JobId("b"), 20, 0)))) == []
+    assert plans(machine.turn(resident(JobId("b"), 20))) == []
     (three,) = plans(machine.turn(machine.result(one)))
     assert shape(three) == {"a": (11, 12), "b": (0, 10)}
 
@@ -135,7 +135,7 @@ def test_a_job_that_makes_way_for_another_is_preempted_once() -> None:
     machine = machine_with([("a", 10, 9)], policy=PolicyName.FIXED_PRIORITY, max_batch=1, plans_in_flight=1)
     (one,) = plans(machine.commands)
     machine.turn(Submit(JobId("b"), 5, 3))
-    machine.turn(FromKv(EPOCH, Resident(JobId("b"), 20, 0)))
+    machine.turn(resident(JobId("b"), 20))
     for _ in range(3):
         (one,) = plans(machine.turn(machine.result(one)))
     assert machine.scheduler.counters.preemptions == 1
@@ -146,10 +146,10 @@ def test_sitting_out_for_capacity_is_no_preemption() -> None:
     machine = machine_with([("b", 10, 9)], plans_in_flight=1)
     machine.turn(Submit(JobId("a"), 10, 9))
     (one,) = plans(machine.commands)
-    (two,) = plans(machine.turn(FromKv(EPOCH, Resident(JobId("a"), 10, 0)), machine.result(one)))
+    (two,) = plans(machine.turn(resident(JobId("a"), 10), machine.result(one)))
     (three,) = plans(machine.turn(machine.result(two)))
     assert shape(three) == {"b": (11, 12)}
-    machine.turn(FromKv(EPOCH, Grown(JobId("a"), 30)), machine.result(three))
+    machine.turn(grown(JobId("a"), 30), machine.result(three))
     assert machine.scheduler.counters.preemptions == 0
 
 
@@ -162,7 +162,7 @@ def test_having_all_tokens_under_way_is_no_preemption() -> None:
 def test_a_running_job_whose_blocks_are_taken_is_preempted() -> None:
     machine = machine_with([("a", 10, 9), ("b", 10, 9)], plans_in_flight=1)
     (one,) = plans(machine.commands)
-    machine.turn(FromKv(EPOCH, ReclaimRequest(JobId("b"), JobId("a"))), machine.result(one))
+    machine.turn(reclaim(JobId("b"), JobId("a")), machine.result(one))
     assert machine.scheduler.jobs[JobId("b")].preemptions == 1
 
 
@@ -260,7 +260,7 @@ def walked(queued: int) -> int:
     machine = CheckedScheduler(SchedulerConfig())
     machine.start()
     names = [f"j{number}" for number in range(queued)]
-    residents = [FromKv(EPOCH, Resident(JobId(name), 100, 0)) for name in names]
+    residents = [resident(JobId(name), 100, stay_number=number) for number, name in enumerate(names)]
     machine.scheduler.handle([Submit(JobId(name), 10, 90) for name in names], 0.0)
     commands = machine.scheduler.handle(residents, 0.0)
     looks = 0
@@ -285,6 +285,6 @@ def test_a_decision_looks_at_no_more_jobs_when_more_are_queued() -> None:
 def test_plans_of_a_new_worker_are_numbered_from_zero() -> None:
     machine = machine_with([("a", 10, 5)])
     machine.turn(joined(epoch=8))
-    commands = machine.turn(FromKv(Epoch(8), Resident(JobId("a"), 100, 0)))
+    commands = machine.turn(resident(JobId("a"), 100, epoch=Epoch(8)))
     assert [plan.plan_number for plan in plans(commands)] == [0, 1]
     assert entries(plans(commands)[0]) == [("a", 0, 10)]

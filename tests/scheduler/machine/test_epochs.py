@@ -73,7 +73,7 @@ def test_rule_23_after_a_new_worker_every_job_is_out_with_nothing_valid_and_the_
             Epoch(8),
             Jobs(
                 Epoch(8),
-                (ArrivedJob(A, 11, 109), ArrivedJob(C, 10, 109)),
+                (ArrivedJob(A, 11, 109, 0), ArrivedJob(C, 10, 109, 2)),
                 (OrderChange(A, Rank(0, 0.0, 0)), OrderChange(C, Rank(0, 0.0, 2))),
                 16,
                 (),
@@ -167,10 +167,12 @@ def test_an_illegal_move_tells_the_jobs_story() -> None:
 def test_a_live_scheduler_drops_the_worker_when_a_peer_breaks_the_protocol_and_serves_on() -> None:
     scheduler = Scheduler(fcfs(), strict=False)
     scheduler.handle([joined(), KvConnected(), Submit(A, 10, 3)], 0.0)
-    commands: list[Command] = scheduler.handle([resident(A), resident(A), Submit(B, 10, 3)], 0.0)
+    commands: list[Command] = scheduler.handle([*2 * [resident(A, stay_number=0)], Submit(B, 10, 3)], 0.0)
     assert [type(command) for command in commands] == [DropWorker]
     scheduler.check()
     scheduler.handle([joined(epoch=8)], 0.0)
-    commands = scheduler.handle([resident(A, epoch=Epoch(8)), resident(B, epoch=Epoch(8))], 0.0)
+    commands = scheduler.handle(
+        [resident(A, epoch=Epoch(8), stay_number=0), resident(B, epoch=Epoch(8), stay_number=1)], 0.0
+    )
     assert entries(plans(commands)[0]) == [(A, 0, 10), (B, 0, 10)]
     scheduler.check()

@@ -3,11 +3,12 @@
 import pytest
 
 from services.domain.ids import JobId
-from services.domain.protocol import Order, OrderChange, Rank, Resident
-from services.scheduler.machine.scheduler_events import FromKv, Submit, Tick, WakeAt
+from services.domain.protocol import Order, OrderChange, Rank
+from services.scheduler.machine.scheduler_events import Submit, Tick, WakeAt
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.builders.cost_profiles import flat_cost
-from tests.scheduler.machine.checked_scheduler import EPOCH, CheckedScheduler, machine_with, plans, shape, told
+from tests.scheduler.machine.checked_scheduler import CheckedScheduler, machine_with, plans, shape, told
+from tests.scheduler.machine.events_from_kv import resident
 from tests.scheduler.machine.served_trace import Arrival, ServedTrace
 
 QUARTERS = flat_cost(0.25)
@@ -108,7 +109,7 @@ def test_while_no_plan_is_under_way_one_step_promotes_and_no_more() -> None:
     for at_s in (2.0, 2.0, 2.5, 3.0):
         machine.turn(Tick(), at_s=at_s)
     assert machine.scheduler.counters.promotions == 1
-    (plan,) = plans(machine.turn(FromKv(EPOCH, Resident(JobId("a"), 100, 0))))
+    (plan,) = plans(machine.turn(resident(JobId("a"), 100)))
     machine.turn(machine.result(plan), at_s=3.5)
     assert machine.scheduler.counters.promotions == 2
 

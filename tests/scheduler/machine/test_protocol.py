@@ -9,7 +9,6 @@ from services.domain.protocol import (
     Arrive,
     ArrivedJob,
     Finished,
-    Grown,
     IterationResult,
     Order,
     OrderChange,
@@ -20,17 +19,17 @@ from services.domain.protocol import (
     SampledToken,
 )
 from services.scheduler.job import JobState
-from services.scheduler.machine.scheduler_events import Cancel, Emit, End, FromKv, SendPlan, Submit, Tick, ToKv
+from services.scheduler.machine.scheduler_events import Cancel, Emit, End, SendPlan, Submit, Tick, ToKv
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.scheduler.machine.checked_scheduler import EPOCH, ended, entries, fcfs, plans, started, state, told
-from tests.scheduler.machine.events_from_kv import A, B, C, reclaim, resident
+from tests.scheduler.machine.events_from_kv import A, B, C, grown, reclaim, resident
 
 
 def test_a_life_of_a_job_is_told_to_gateway_worker_and_kv_manager_in_this_order() -> None:
     machine = started()
     rank = Rank(0, 0.0, 0)
     assert machine.turn(Submit(A, 10, 2)) == [
-        ToKv(EPOCH, Arrive(ArrivedJob(A, 10, 11))),
+        ToKv(EPOCH, Arrive(ArrivedJob(A, 10, 11, 0))),
         ToKv(EPOCH, Order((OrderChange(A, rank),))),
     ]
     prefill, decode = ((A, 0, 10),), ((A, 10, 11),)
@@ -66,7 +65,7 @@ def test_rule_1_a_job_short_of_capacity_would_write_beyond_its_table_and_sits_ou
     one, two = plans(machine.turn(resident(A, capacity=10), resident(B)))
     assert entries(one) == [(A, 0, 10), (B, 0, 10)]
     assert entries(two) == [(B, 10, 11)]
-    three = plans(machine.turn(machine.result(one), FromKv(EPOCH, Grown(A, 26))))
+    three = plans(machine.turn(machine.result(one), grown(A, 26)))
     assert entries(three[0]) == [(A, 10, 11), (B, 11, 12)]
 
 
@@ -79,7 +78,7 @@ def test_rule_1_nothing_waits_for_a_job_that_sits_out() -> None:
 def test_rule_1_a_prefill_waits_for_the_capacity_of_all_its_tokens() -> None:
     machine = started(fcfs(), A)
     assert plans(machine.turn(resident(A, capacity=9))) == []
-    assert entries(plans(machine.turn(FromKv(EPOCH, Grown(A, 10))))[0]) == [(A, 0, 10)]
+    assert entries(plans(machine.turn(grown(A, 10)))[0]) == [(A, 0, 10)]
 
 
 # --- rule 2 ----------------------------------------------------------------------------------------------------------
@@ -226,13 +225,13 @@ def test_rule_5_growth_announced_late_would_plan_a_job_that_is_being_offloaded()
     (one,) = plans(machine.turn(resident(A, capacity=10)))
     machine.turn(reclaim(A, None))
     machine.turn(machine.result(one))
-    assert plans(machine.turn(FromKv(EPOCH, Grown(A, 26)))) == []
+    assert plans(machine.turn(grown(A, 26))) == []
     assert state(machine, A) is JobState.OUT
 
 
 def test_rule_5_growth_makes_no_job_resident_that_never_was() -> None:
     machine = started(fcfs(), A)
-    assert machine.turn(FromKv(EPOCH, Grown(A, 26))) == []
+    assert machine.turn(grown(A, 26)) == []
 
 
 # --- rule 6 ----------------------------------------------------------------------------------------------------------
@@ -280,3 +279,32 @@ def test_rule_6_the_top_job_falls_back_when_it_is_cancelled() -> None:
     machine.turn(Submit(B, 9, 100), Submit(C, 8, 100))
     machine.turn(Cancel(A, EndReason.CANCELLED))
     assert [job.job_id for job in machine.scheduler.ranking.by_rank()] == [C, B]
+
+
+# --- rule 28 ---------------------------------------------------------------------------------------------------------
+
+
+def test_rule_28_residency_of_an_earlier_job_with_the_same_id_would_plan_the_new_one_without_blocks() -> None:
+    machine = started(fcfs(), A)
+    assert told(machine.turn(Cancel(A, EndReason.CANCELLED))) == [Release(A)]
+    machine.turn(Submit(A, 10, 100))
+    assert machine.turn(resident(A, stay_number=0)) == []
+    assert state(machine, A) is JobState.OUT
+    (one, _) = plans(machine.turn(resident(A, stay_number=1)))
+    assert entries(one) == [(A, 0, 10)]
+
+
+def test_rule_28_a_request_for_an_earlier_job_with_the_same_id_would_drain_one_that_has_nothing() -> None:
+    machine = started(fcfs(), A)
+    machine.turn(Cancel(A, EndReason.CANCELLED))
+    machine.turn(Submit(A, 10, 100))
+    assert machine.turn(reclaim(A, stay_number=0), grown(A, 30, stay_number=0)) == []
+    assert state(machine, A) is JobState.OUT
+
+
+def test_rule_28_growth_of_an_earlier_job_with_the_same_id_would_plan_the_new_one_beyond_its_table() -> None:
+    machine = started(fcfs(), A)
+    machine.turn(Cancel(A, EndReason.CANCELLED))
+    machine.turn(Submit(A, 10, 100))
+    machine.turn(resident(A, capacity=10, stay_number=1), grown(A, 26, stay_number=0))
+    assert machine.scheduler.jobs[A].capacity_tokens == 10

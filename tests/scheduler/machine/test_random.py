@@ -66,6 +66,7 @@ class RandomPeers:
         self.tokens: dict[JobId, int] = {}
         self.ended: dict[JobId, EndReason] = {}
         self.known: dict[JobId, int] = {}
+        self._stays: dict[JobId, int] = {}
 
     def join(self) -> list[Event]:
         """The worker joins (again), with empty pools."""
@@ -116,23 +117,24 @@ class RandomPeers:
             job_id = self._random.choice(out)
             capacity = min(self._most[job_id], self.known[job_id] + self._random.randrange(4))
             self._resident[job_id] = capacity
-            self._say(Resident(job_id, capacity, self._valid[job_id]))
+            self._say(Resident(job_id, capacity, self._valid[job_id], self._stays[job_id]))
         elif inside and choice < 0.9:
             job_id = self._random.choice(inside)
             if self._resident[job_id] < self._most[job_id]:
                 self._resident[job_id] = min(self._most[job_id], self._resident[job_id] + self._random.randrange(1, 5))
-                self._say(Grown(job_id, self._resident[job_id]))
+                self._say(Grown(job_id, self._resident[job_id], self._stays[job_id]))
         elif inside:
             job_id = self._random.choice(inside)
             others = [other for other in self._most if other != job_id]
             beneficiary_id = self._random.choice(others) if others and self._random.random() < 0.8 else None
             self._asked[job_id] = self._resident.pop(job_id)
-            self._say(ReclaimRequest(job_id, beneficiary_id))
+            self._say(ReclaimRequest(job_id, beneficiary_id, self._stays[job_id]))
 
     def _arrive(self, job: ArrivedJob) -> None:
         self._most[job.job_id] = job.most_tokens
         self._valid[job.job_id] = 0
         self.known[job.job_id] = job.known_tokens
+        self._stays[job.job_id] = job.stay_number
 
     def _say(self, message: KvToScheduler) -> None:
         self.to_scheduler.append(FromKv(self._epoch, message))

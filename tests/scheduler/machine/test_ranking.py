@@ -12,7 +12,7 @@ from services.scheduler.machine.ranking import LEAST_SWEEP, Ranking
 
 def ranked(number: int, level: int = 0) -> Job:
     rank = Rank(level, float(number), number)
-    return Job(JobId(f"job-{number}"), number, 4, 8, 0.0, None, rank, rank, 4, 4)
+    return Job(JobId(f"job-{number}"), number, number, 4, 8, 0.0, None, rank, rank, 4, 4)
 
 
 @pytest.mark.parametrize("seed", range(4))

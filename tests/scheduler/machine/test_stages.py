@@ -1,10 +1,11 @@
 """A worker with several pipeline stages: which jobs form the batches in flight (PAPER 4)."""
 
 from services.domain.ids import JobId
-from services.domain.protocol import Finished, Jobs, Resident
-from services.scheduler.machine.scheduler_events import Command, FromKv, KvConnected, Submit, WorkerJoined
+from services.domain.protocol import Finished, Jobs
+from services.scheduler.machine.scheduler_events import Command, KvConnected, Submit, WorkerJoined
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.scheduler.machine.checked_scheduler import COST, EPOCH, CheckedScheduler, entries, plans, told
+from tests.scheduler.machine.events_from_kv import resident
 
 
 def started(stages: int, plans_in_flight: int, policy: PolicyName = PolicyName.FCFS, **knobs: int) -> CheckedScheduler:
@@ -16,7 +17,7 @@ def started(stages: int, plans_in_flight: int, policy: PolicyName = PolicyName.F
 def come(machine: CheckedScheduler, names: str, prompt_tokens: int = 10) -> list[Command]:
     """Jobs arrive and are resident at once."""
     machine.turn(*(Submit(JobId(name), prompt_tokens, 50) for name in names))
-    return machine.turn(*(FromKv(EPOCH, Resident(JobId(name), 100, 0)) for name in names))
+    return machine.turn(*(resident(JobId(name), 100) for name in names))
 
 
 def planned(commands: list[Command]) -> list[str]:
@@ -72,6 +73,6 @@ def test_a_static_batch_that_ended_is_followed_by_another_while_those_of_other_s
 def test_the_kv_manager_is_told_which_prefills_were_cut() -> None:
     machine = started(1, 1, policy=PolicyName.MLFQ_KILL, max_batch=2)
     machine.turn(Submit(JobId("a"), 500, 5))
-    (plan,) = plans(machine.turn(FromKv(EPOCH, Resident(JobId("a"), 600, 0))))
+    (plan,) = plans(machine.turn(resident(JobId("a"), 600)))
     assert plan.cut_after_s
     assert Finished(plan.plan_number, (JobId("a"),)) in told(machine.turn(machine.result(plan, cut=["a"])))

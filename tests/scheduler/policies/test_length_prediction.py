@@ -18,7 +18,7 @@ NOWHERE = Rank(0, 0.0, 0)
 def job(prompt_tokens: int = 100, max_tokens: int = 4096, client_number: int = 0) -> Job:
     """A job that arrives."""
     return Job(
-        JobId("a"), 0, prompt_tokens, max_tokens, 0.0, None, NOWHERE, NOWHERE, prompt_tokens, prompt_tokens,
+        JobId("a"), 0, 0, prompt_tokens, max_tokens, 0.0, None, NOWHERE, NOWHERE, prompt_tokens, prompt_tokens,
         client_number,
     )  # fmt: skip
 
