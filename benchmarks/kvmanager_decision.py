@@ -69,7 +69,7 @@ class Bench:
         )
         quanta_s = tuple(0.01 * 2**level for level in range(LEVELS))
         self.pump([FromScheduler(EPOCH, Jobs(EPOCH, jobs, order, BATCH, quanta_s, 10.0))])
-        self.pump([FromWorker(EPOCH, WorkerPools(EPOCH, BLOCK_SIZE, DEVICE_BLOCKS, 8 * DEVICE_BLOCKS, 0, 1))])
+        self.pump([FromWorker(EPOCH, WorkerPools(EPOCH, BLOCK_SIZE, DEVICE_BLOCKS, 8 * DEVICE_BLOCKS))])
 
     def pump(self, events: list[Event]) -> None:
         """Takes turns until no message is left."""
@@ -87,9 +87,9 @@ class Bench:
     @staticmethod
     def acknowledged(message: KvToWorker) -> Iterator[Event]:
         """Applied and Done at once."""
-        yield FromWorker(EPOCH, Applied(CommandNumber(message.command_number), 0))
+        yield FromWorker(EPOCH, Applied(CommandNumber(message.command_number)))
         if isinstance(message, Offload | Upload):
-            yield FromWorker(EPOCH, Done(message.command_number, 0))
+            yield FromWorker(EPOCH, Done(message.command_number))
 
     def plan_next(self) -> list[Event]:
         """The next plan: the best residents decode a token, fresh ones are prefilled."""

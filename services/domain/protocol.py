@@ -209,28 +209,24 @@ KvToWorker = Assign | Offload | Upload | ReleaseBlocks
 
 @dataclass(frozen=True, slots=True)
 class WorkerPools:
-    """The first message of a worker's stage in a new epoch: its two pools, both empty."""
+    """The first message of a worker in a new epoch: its two pools, both empty. Of a group of ranks, the smallest."""
 
     epoch: Epoch
     block_size: int
     device_block_count: int
     host_block_count: int
-    stage: int
-    stage_count: int
 
 
 class Applied(NamedTuple):
-    """This stage has applied the command's effect on the tables."""
+    """The command's effect on the tables is in force."""
 
     command_number: CommandNumber
-    stage: int
 
 
 class Done(NamedTuple):
-    """The command's copies have ended on this stage. Not sent for a command without copies."""
+    """The command's copies have ended, on every rank of the worker. Not sent for a command without copies."""
 
     command_number: CommandNumber
-    stage: int
 
 
 WorkerToKv = WorkerPools | Applied | Done

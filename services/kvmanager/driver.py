@@ -35,9 +35,9 @@ from services.kvmanager.machine.kv_manager_events import (
     Event,
     FromScheduler,
     FromWorker,
+    KvWorkerLost,
     SchedulerConnected,
     SchedulerLost,
-    StageLost,
     ToScheduler,
     ToWorker,
 )
@@ -51,7 +51,6 @@ MOST_INBOX = 10_000
 """Turns of peers; beyond this, they wait in their streams."""
 STATUS_PERIOD_S = 0.1
 MOST_BLOCKS = 1 << 24
-MOST_STAGES = 64
 
 
 class KvManagerDriver:
@@ -65,8 +64,8 @@ class KvManagerDriver:
         self.inbox: Inbox[Inbound] = Inbox(MOST_INBOX)
         """Where the streams post what they receive."""
         self._scheduler: SchedulerStream | None = None
-        self._workers: dict[int, KvWorkerStream] = {}
-        """The newest epoch's streams, by stage."""
+        self._worker: KvWorkerStream | None = None
+        """The newest epoch's stream."""
         self._newest_epoch = Epoch(0)
         self._told: PoolUsage | None = None
         self._told_s = 0.0
@@ -84,16 +83,13 @@ class KvManagerDriver:
             ("block_size", pools.block_size, 1, 1024),
             ("device_blocks", pools.device_block_count, 1, MOST_BLOCKS),
             ("host_blocks", pools.host_block_count, 0, MOST_BLOCKS),
-            ("stages", pools.stage_count, 1, MOST_STAGES),
-            ("stage", pools.stage, 0, pools.stage_count - 1),
         ):
             if not least <= value <= most:
                 raise PeerMismatchError(field, f"is {value}, but must be between {least} and {most}")
-        self._check_epoch(pools.epoch, pools.stage)
+        self._check_epoch(pools.epoch)
 
-    def _check_epoch(self, epoch: Epoch, stage: int) -> None:
-        joins = epoch == self._newest_epoch and self._workers and stage not in self._workers
-        if epoch <= self._newest_epoch and not joins:
+    def _check_epoch(self, epoch: Epoch) -> None:
+        if epoch <= self._newest_epoch:
             raise SupersededError(f"worker epoch {epoch} is not newer than epoch {self._newest_epoch}")
 
     # --- turns -------------------------------------------------------------------------------------------------------
@@ -132,7 +128,7 @@ class KvManagerDriver:
             case SchedulerSaid(peer, epoch, messages):
                 return [FromScheduler(epoch, message) for message in messages] if peer is self._scheduler else []
             case KvWorkerSaid(peer, epoch, answers):
-                is_known = self._workers.get(peer.stage) is peer and epoch == peer.epoch
+                is_known = self._worker is peer and epoch == peer.epoch
                 return [FromWorker(epoch, message) for message in answers] if is_known else []
             case SchedulerArrived(peer):
                 return self._scheduler_arrived(peer)
@@ -144,10 +140,10 @@ class KvManagerDriver:
             case KvWorkerArrived(peer, facts):
                 return self._worker_arrived(peer, facts)
             case KvWorkerLeft(peer):
-                if self._workers.get(peer.stage) is peer:
+                if self._worker is peer:
                     _log.warning("worker of epoch %d lost", peer.epoch)
-                    self._end_workers(NotReadyError(f"stage {peer.stage} of this worker was lost"))
-                    return [StageLost(peer.epoch, peer.stage)]
+                    self._worker = None
+                    return [KvWorkerLost(peer.epoch)]
             case Wakeup():
                 self._timer = None
         return []
@@ -166,15 +162,13 @@ class KvManagerDriver:
     def _worker_arrived(self, peer: KvWorkerStream, facts: KvWorkerFacts) -> list[Event]:
         """A newer epoch ends the previous one."""
         try:
-            self._check_epoch(peer.epoch, peer.stage)
+            self._check_epoch(peer.epoch)
         except SupersededError as error:
             # Another worker joined between this one's hello and this turn.
             peer.close(error)
             return []
-        if peer.epoch > self._newest_epoch:
-            self._end_workers(SupersededError(f"a worker with the newer epoch {peer.epoch} took over"))
-            self._newest_epoch = peer.epoch
-        self._workers[peer.stage] = peer
+        self._end_worker(SupersededError(f"a worker with the newer epoch {peer.epoch} took over"))
+        self._newest_epoch, self._worker = peer.epoch, peer
         pools = facts.pools
         _log.info(
             "worker of epoch %d joined with %d device blocks and %d host blocks of %d tokens",
@@ -185,13 +179,13 @@ class KvManagerDriver:
         )
         return [FromWorker(peer.epoch, pools)]
 
-    def _end_workers(self, error: FastServeError) -> None:
-        for peer in self._workers.values():
-            peer.close(error)
-        self._workers = {}
+    def _end_worker(self, error: FastServeError) -> None:
+        if self._worker is not None:
+            self._worker.close(error)
+            self._worker = None
 
     def _end_streams(self, error: FastServeError) -> None:
-        self._end_workers(error)
+        self._end_worker(error)
         if self._scheduler is not None:
             self._scheduler.close(error)
             self._scheduler = None
@@ -210,12 +204,11 @@ class KvManagerDriver:
                     to_worker.append(message)
                 case EndWorker(epoch):
                     _log.warning("ending worker epoch %d: its block tables are void without the scheduler", epoch)
-                    self._end_workers(NotReadyError("the scheduler was lost, so this epoch's block tables are void"))
+                    self._end_worker(NotReadyError("the scheduler was lost, so this epoch's block tables are void"))
         to_scheduler += self._status()
         epoch = self._machine.epoch
-        if to_worker:
-            for peer in self._workers.values():
-                peer.put((epoch, to_worker))
+        if to_worker and self._worker is not None:
+            self._worker.put((epoch, to_worker))
         if to_scheduler and self._scheduler is not None:
             self._scheduler.put((epoch, to_scheduler))
 

@@ -31,14 +31,14 @@ class SchedulerLeft(NamedTuple):
 
 
 class KvWorkerArrived(NamedTuple):
-    """A stage of a worker said hello."""
+    """A worker said hello."""
 
     stream: KvWorkerStream
     facts: KvWorkerFacts
 
 
 class KvWorkerSaid(NamedTuple):
-    """The messages of one turn of a worker's stage."""
+    """The messages of one turn of a worker."""
 
     stream: KvWorkerStream
     epoch: Epoch

@@ -1,7 +1,7 @@
 """The contents of a KV manager recording (see services.runtime.recording.lines)."""
 
 from services.domain.protocol import ArrivedJob, Release
-from services.kvmanager.machine.kv_manager_events import Command, Event, StageLost
+from services.kvmanager.machine.kv_manager_events import Command, Event, KvWorkerLost
 from services.kvmanager.policies.defer import Defer
 from services.kvmanager.policies.kv_config import KvConfig
 from services.kvmanager.policies.kv_policy import KvPolicy
@@ -20,6 +20,6 @@ KV_MANAGER_FORMAT = MachineFormat(
         last_words=frozenset({Release}),
         # One turn here may read two turns of the scheduler, in which a job is released and its id is used again.
         first_words=frozenset({ArrivedJob}),
-        written_as={StageLost: "WorkerLost"},
+        written_as={KvWorkerLost: "WorkerLost"},
     ),
 )

@@ -1,5 +1,5 @@
-"""The KV manager's streams: what is waiting to be written to the scheduler and to a worker's stages. The messages of a
-turn are one batch.
+"""The KV manager's streams: what is waiting to be written to the scheduler and to a worker. The messages of a turn are
+one batch.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,8 @@ class SchedulerStream(Outbox[tuple[Epoch, Sequence[KvLinkItem]]]):
 
 
 class KvWorkerStream(Outbox[tuple[Epoch, Sequence[KvToWorker]]]):
-    """A stream of a worker's stage."""
+    """A stream of a worker."""
 
-    def __init__(self, epoch: Epoch, stage: int) -> None:
+    def __init__(self, epoch: Epoch) -> None:
         super().__init__(MOST_BATCHES, "the worker")
         self.epoch = epoch
-        self.stage = stage

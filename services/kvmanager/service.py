@@ -69,7 +69,7 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
     ) -> None:
         facts = await _hello(requests)
         self._driver.check_worker(facts)
-        peer = KvWorkerStream(facts.pools.epoch, facts.pools.stage)
+        peer = KvWorkerStream(facts.pools.epoch)
         await self._driver.inbox.put(KvWorkerArrived(peer, facts))
         try:
             await until_one_ends(
@@ -82,7 +82,7 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         self, peer: KvWorkerStream, requests: AsyncIterator[wire.KvManagerServiceWorkerLinkRequest]
     ) -> None:
         async for request in requests:
-            await self._driver.inbox.put(KvWorkerSaid(peer, *acknowledgements_from_wire(request, peer.stage)))
+            await self._driver.inbox.put(KvWorkerSaid(peer, *acknowledgements_from_wire(request)))
 
     async def _write_worker(
         self, peer: KvWorkerStream, write: Callable[[wire.KvManagerServiceWorkerLinkResponse], Awaitable[None]]

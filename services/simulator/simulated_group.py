@@ -65,11 +65,8 @@ class SimulatedGroup:
         pool_tokens = setup.device_blocks * setup.block_size
         joined = scheduling.WorkerJoined(EPOCH, pool_tokens, setup.max_model_len, setup.cost, setup.stages)
         self._scheduler_inbox.put((joined, scheduling.KvConnected()))
-        pools = [
-            WorkerPools(EPOCH, setup.block_size, setup.device_blocks, setup.host_blocks, stage, setup.stages)
-            for stage in range(setup.stages)
-        ]
-        self._kv_inbox.put((kv.SchedulerConnected(), *(kv.FromWorker(EPOCH, pool) for pool in pools)))
+        pools = WorkerPools(EPOCH, setup.block_size, setup.device_blocks, setup.host_blocks)
+        self._kv_inbox.put((kv.SchedulerConnected(), kv.FromWorker(EPOCH, pools)))
 
     # --- turns -------------------------------------------------------------------------------------------------------
 

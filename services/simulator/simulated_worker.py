@@ -260,11 +260,10 @@ class SimulatedWorker:
                 ends.append((job.uploaded_s, command.command_number))
             else:
                 self._release(job)
-            for stage in self._stages:
-                applied.append(Applied(command.command_number, stage))
+            applied.append(Applied(command.command_number))
         self._post_answers(now_s, applied)
         for end_s, number in ends:
-            self._post_answers(end_s, [Done(number, stage) for stage in self._stages])
+            self._post_answers(end_s, [Done(number)])
 
     def _covers(self, job: SimulatedProgress, command: Offload | Upload) -> None:
         """Check that a copy covers all valid tokens and no others, and at least one."""

@@ -85,7 +85,7 @@ def commands_from_wire(batch: wire.KvManagerServiceWorkerLinkResponse) -> tuple[
 
 
 def kv_hello_to_wire(facts: KvWorkerFacts) -> wire.KvManagerServiceWorkerLinkRequest:
-    """The first message of a worker's stage."""
+    """The first message of a worker."""
     pools = facts.pools
     return wire.KvManagerServiceWorkerLinkRequest(
         epoch=pools.epoch,
@@ -95,8 +95,6 @@ def kv_hello_to_wire(facts: KvWorkerFacts) -> wire.KvManagerServiceWorkerLinkReq
             device_blocks=pools.device_block_count,
             host_blocks=pools.host_block_count,
             block_bytes=facts.block_bytes,
-            stage=pools.stage,
-            stages=pools.stage_count,
         ),
     )
 
@@ -111,8 +109,6 @@ def kv_hello_from_wire(message: wire.KvManagerServiceWorkerLinkRequest) -> KvWor
         block_size=hello.block_size,
         device_block_count=hello.device_blocks,
         host_block_count=hello.host_blocks,
-        stage=hello.stage,
-        stage_count=hello.stages,
     )
     return KvWorkerFacts(hello.group, pools, hello.block_bytes)
 
@@ -120,7 +116,7 @@ def kv_hello_from_wire(message: wire.KvManagerServiceWorkerLinkRequest) -> KvWor
 def acknowledgements_to_wire(
     epoch: Epoch, acknowledgements: Iterable[Applied | Done]
 ) -> wire.KvManagerServiceWorkerLinkRequest:
-    """The acknowledgements of one turn of a worker's stage. The stage is not included: the hello has named it."""
+    """The acknowledgements of one turn of a worker."""
     batch = wire.KvManagerServiceWorkerLinkRequest(epoch=epoch)
     add = batch.acknowledgements.add
     for value in acknowledgements:
@@ -133,16 +129,16 @@ def acknowledgements_to_wire(
 
 
 def acknowledgements_from_wire(
-    batch: wire.KvManagerServiceWorkerLinkRequest, stage: int
+    batch: wire.KvManagerServiceWorkerLinkRequest,
 ) -> tuple[Epoch, tuple[Applied | Done, ...]]:
     """The inverse of acknowledgements_to_wire. Raises ProtocolError."""
     values: list[Applied | Done] = []
     for one in batch.acknowledgements:
         command_number = CommandNumber(one.command_number)
         if one.state == wire.KV_COMMAND_STATE_APPLIED:
-            values.append(Applied(command_number, stage))
+            values.append(Applied(command_number))
         elif one.state == wire.KV_COMMAND_STATE_DONE:
-            values.append(Done(command_number, stage))
+            values.append(Done(command_number))
         else:
             raise ProtocolError(f"the acknowledgement of KV command {command_number} has an unknown state")
     return Epoch(batch.epoch), tuple(values)

@@ -281,7 +281,7 @@ class WorkerDriver:
 
 def kv_facts_of(facts: WorkerFacts) -> KvWorkerFacts:
     """The same facts as the KV manager gets them."""
-    pools = WorkerPools(facts.epoch, facts.block_size, facts.device_blocks, facts.host_blocks, stage=0, stage_count=1)
+    pools = WorkerPools(facts.epoch, facts.block_size, facts.device_blocks, facts.host_blocks)
     return KvWorkerFacts(facts.group, pools, facts.block_bytes)
 
 

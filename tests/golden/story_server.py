@@ -124,7 +124,7 @@ class StoryServer:
     def play(self) -> list[Said]:
         """Run until nothing is left to happen."""
         setup = self.setup
-        pools = WorkerPools(EPOCH, setup.block_size, setup.device_blocks, setup.host_blocks, stage=0, stage_count=1)
+        pools = WorkerPools(EPOCH, setup.block_size, setup.device_blocks, setup.host_blocks)
         joined = WorkerJoined(EPOCH, setup.device_blocks * setup.block_size, setup.max_model_len, setup.profile)
         self._at(0.0, lambda: self._kvmanager([SchedulerConnected()]))
         self._at(0.0, lambda: self._scheduler([KvConnected()]))
@@ -204,14 +204,14 @@ class StoryServer:
                 ends_s = starts_s + len(command.moves) * self.setup.copy_s
                 self._link_free_s[type(command)] = ends_s
                 self._at(ends_s, self._copy_ends(command.command_number))
-        self._to_kvmanager([Applied(command.command_number, 0) for command in commands])
+        self._to_kvmanager([Applied(command.command_number) for command in commands])
 
     def _copy_ends(self, command_number: CommandNumber) -> Callable[[], None]:
         def end() -> None:
             at = self._copies.index(command_number)
             self.worker.end_copy(at)
             del self._copies[at]
-            self._to_kvmanager([Done(command_number, 0)])
+            self._to_kvmanager([Done(command_number)])
             self._start_plan()
 
         return end

@@ -32,7 +32,7 @@ class FakeWorkerForKvManager:
 
     async def join(self, **changes: int) -> None:
         """Hello: four device and eight host blocks of a token."""
-        facts = {"block_size": 1, "device_block_count": 4, "host_block_count": 8, "stage": 0, "stage_count": 1}
+        facts = {"block_size": 1, "device_block_count": 4, "host_block_count": 8}
         group = changes.pop("group", 0)
         pools = WorkerPools(epoch=self.epoch, **{**facts, **changes})
         await self._call.write(kv_hello_to_wire(KvWorkerFacts(group, pools, 64)))
@@ -53,15 +53,15 @@ class FakeWorkerForKvManager:
     async def obey(self) -> KvToWorker:
         """The next command, applied and done at once."""
         command = await self.take()
-        answers: list[Applied | Done] = [Applied(CommandNumber(command.command_number), 0)]
+        answers: list[Applied | Done] = [Applied(CommandNumber(command.command_number))]
         if isinstance(command, Offload | Upload):
-            answers.append(Done(command.command_number, 0))
+            answers.append(Done(command.command_number))
         await self._call.write(acknowledgements_to_wire(self.epoch, answers))
         return command
 
     async def acknowledge(self, number: int) -> None:
         """Applied."""
-        await self._call.write(acknowledgements_to_wire(self.epoch, [Applied(CommandNumber(number), 0)]))
+        await self._call.write(acknowledgements_to_wire(self.epoch, [Applied(CommandNumber(number))]))
 
     async def end(self) -> grpc.StatusCode:
         """How the stream ends."""

@@ -195,7 +195,7 @@ async def test_when_the_worker_hangs_up_all_that_its_pools_held_is_forgotten() -
 
 @pytest.mark.parametrize(
     "changes",
-    [{"device_block_count": 0}, {"block_size": 0}, {"group": 1}, {"stage": 1}, {"device_block_count": 2**32 - 1}],
+    [{"device_block_count": 0}, {"block_size": 0}, {"group": 1}, {"device_block_count": 2**32 - 1}],
     ids=str,
 )
 async def test_pools_that_can_not_be_used_are_refused(changes: dict[str, int]) -> None:

@@ -116,11 +116,11 @@ def resident_before_uploaded(patch: pytest.MonkeyPatch) -> None:
     """[17 wait-own-upload] a plan starts while an upload of its job is unfinished."""
     original = moves.worker_said
 
-    def said(ledger: Ledger, message: Applied | Done, keeps_kv: bool) -> None:
+    def said(ledger: Ledger, message: Applied | Done) -> None:
         command = ledger.pending.get(message.command_number)
         if command is not None and isinstance(message, Applied) and command.job.state is KvState.UPLOADING:
-            command.done |= 1
-        original(ledger, message, keeps_kv)
+            message = Done(message.command_number)
+        original(ledger, message)
 
     patch.setattr(moves, "worker_said", said)
     patch.setattr(FakeWorkerTables, "can_start", lambda self, entries: True)

@@ -281,7 +281,7 @@ class World:
         # A job's last token is never written, so its KV fits although the scheduler counts it.
         pool_tokens = instance.device_blocks * instance.block_size + 1
         joined = sched.WorkerJoined(epoch, pool_tokens, pool_tokens, instance.profile)
-        pools = WorkerPools(epoch, instance.block_size, instance.device_blocks, instance.host_blocks, 0, 1)
+        pools = WorkerPools(epoch, instance.block_size, instance.device_blocks, instance.host_blocks)
         state = state._replace(worker=worker, epoch=epoch, commands=(), plans=(), copies=())
         return self._say(self._answer(state, kv.FromWorker(epoch, pools)), joined)
 
@@ -297,7 +297,7 @@ class World:
         """The worker dies and comes back; what it had sent arrives before the news, or is lost."""
         if loses:
             state = state._replace(results=(), answers=())
-        state = self._answer(self._say(state, sched.WorkerLost(state.epoch)), kv.StageLost(state.epoch, 0))
+        state = self._answer(self._say(state, sched.WorkerLost(state.epoch)), kv.KvWorkerLost(state.epoch))
         return self._new_worker(state)
 
     def _break(self, state: State) -> State:
@@ -316,12 +316,12 @@ class World:
         number, copying = self.workers.step(state.worker, given, lambda machine: machine.apply(plain))
         copies = (*state.copies, *(batch[index].command_number for index in copying))
         state = state._replace(worker=number, copies=copies)
-        return self._answer(state, *(kv.FromWorker(epoch, Applied(command.command_number, 0)) for command in batch))
+        return self._answer(state, *(kv.FromWorker(epoch, Applied(command.command_number)) for command in batch))
 
     def _end_copy(self, state: State, index: int) -> State:
         number, _ = self.workers.step(state.worker, ("copy", index), lambda machine: machine.end_copy(index))
         copies = state.copies[:index] + state.copies[index + 1 :]
-        done = kv.FromWorker(state.epoch, Done(state.copies[index], 0))
+        done = kv.FromWorker(state.epoch, Done(state.copies[index]))
         return self._answer(state._replace(worker=number, copies=copies), done)
 
     def _run(self, state: State, ended: tuple[JobId, ...], cut: tuple[JobId, ...]) -> State:

@@ -26,7 +26,7 @@ class KvStream(WorkerStream):
     async def next_acknowledgements(self) -> list[str]:
         """As "Applied 1", "Done 1": the two are tuples, which are equal to each other."""
         return [
-            f"{type(one).__name__} {one.command_number}" for one in acknowledgements_from_wire(await self.next(), 0)[1]
+            f"{type(one).__name__} {one.command_number}" for one in acknowledgements_from_wire(await self.next())[1]
         ]
 
 

@@ -66,7 +66,7 @@ class FakeEngine:
         if self.refuses_commands:
             raise ProtocolError("a command that can't be right")
         self.commands.append(command)
-        return Applied(command.command_number, 0)
+        return Applied(command.command_number)
 
     def run(self, plan: Plan) -> WorkerResult:
         self.started.set()
@@ -168,7 +168,7 @@ async def test_commands_are_applied_and_acknowledged_also_while_an_iteration_run
     assert await asyncio.to_thread(rig.engine.started.wait, LIMIT_S)
     kv_manager.send_commands(assign(1), assign(2))
     assert await kv_manager.next_acknowledgements() == ["Applied 1", "Applied 2"]
-    rig.engine.on_done(Done(CommandNumber(2), 0))
+    rig.engine.on_done(Done(CommandNumber(2)))
     assert await kv_manager.next_acknowledgements() == ["Done 2"]
     assert rig.engine.plans == []
 

@@ -714,8 +714,6 @@ class KvWorkerHello(_message.Message):
     DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
     HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
-    STAGE_FIELD_NUMBER: _builtins.int
-    STAGES_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """The group it serves."""
     block_size: _builtins.int
@@ -726,10 +724,6 @@ class KvWorkerHello(_message.Message):
     """Blocks of its host pool."""
     block_bytes: _builtins.int
     """Bytes of one block."""
-    stage: _builtins.int
-    """The pipeline stage it speaks for."""
-    stages: _builtins.int
-    """Stages of the group."""
     def __init__(
         self,
         *,
@@ -738,12 +732,10 @@ class KvWorkerHello(_message.Message):
         device_blocks: _builtins.int = ...,
         host_blocks: _builtins.int = ...,
         block_bytes: _builtins.int = ...,
-        stage: _builtins.int = ...,
-        stages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "device_blocks", b"device_blocks", "group", b"group", "host_blocks", b"host_blocks", "stage", b"stage", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "device_blocks", b"device_blocks", "group", b"group", "host_blocks", b"host_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,8 +43,8 @@ class KvManagerServiceStub:
     """WorkerLink carries block commands out and their acknowledgements in. The worker opens with KvWorkerHello; its tables are empty.
 
     Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is not a hello),
-    FAILED_PRECONDITION (the group, the block size, the pools or the stages are out of their limits, for example a device pool without blocks: names
-    the field; do not retry), UNAVAILABLE (shutting down, or another stage of this worker was lost: dial again with back-off and a newer epoch).
+    FAILED_PRECONDITION (the group, the block size or the pools are out of their limits, for example a device pool without blocks: names
+    the field; do not retry), UNAVAILABLE (shutting down, or the scheduler was lost: dial again with back-off and a newer epoch).
     """
 
 @_typing.type_check_only
@@ -62,8 +62,8 @@ class KvManagerServiceAsyncStub(KvManagerServiceStub):
     """WorkerLink carries block commands out and their acknowledgements in. The worker opens with KvWorkerHello; its tables are empty.
 
     Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is not a hello),
-    FAILED_PRECONDITION (the group, the block size, the pools or the stages are out of their limits, for example a device pool without blocks: names
-    the field; do not retry), UNAVAILABLE (shutting down, or another stage of this worker was lost: dial again with back-off and a newer epoch).
+    FAILED_PRECONDITION (the group, the block size or the pools are out of their limits, for example a device pool without blocks: names
+    the field; do not retry), UNAVAILABLE (shutting down, or the scheduler was lost: dial again with back-off and a newer epoch).
     """
 
 class KvManagerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -90,8 +90,8 @@ class KvManagerServiceServicer(metaclass=_abc_1.ABCMeta):
         """WorkerLink carries block commands out and their acknowledgements in. The worker opens with KvWorkerHello; its tables are empty.
 
         Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is not a hello),
-        FAILED_PRECONDITION (the group, the block size, the pools or the stages are out of their limits, for example a device pool without blocks: names
-        the field; do not retry), UNAVAILABLE (shutting down, or another stage of this worker was lost: dial again with back-off and a newer epoch).
+        FAILED_PRECONDITION (the group, the block size or the pools are out of their limits, for example a device pool without blocks: names
+        the field; do not retry), UNAVAILABLE (shutting down, or the scheduler was lost: dial again with back-off and a newer epoch).
         """
 
 def add_KvManagerServiceServicer_to_server(servicer: KvManagerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

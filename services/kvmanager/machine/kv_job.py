@@ -2,13 +2,12 @@
 
 WAITING --Assign--> ASSIGNING --Applied--> DEVICE --ReclaimRequest--> ASKED
 ASKED --Refuse--> DEVICE
-ASKED --Ack--> (EVICTING) --> OFFLOADING --Done--> HOST, or WAITING if the KV is not kept
-HOST --Upload--> UPLOADING --Applied and Done--> DEVICE
+ASKED --Ack--> OFFLOADING --Done--> HOST, or WAITING if the KV is not kept
+HOST --Upload--> UPLOADING --Done--> DEVICE
 HOST --dropped to make room on the host--> WAITING
 
 A job that ends is removed at once, unless a copy of its blocks is running: then it becomes a ZOMBIE, which holds just
-the blocks of that copy until the copy is Done. EVICTING is an acknowledged job whose upload is still running on a later
-pipeline stage; with one stage no job is ever EVICTING.
+the blocks of that copy until the copy is Done.
 
 Token counts follow the plans: `planned` is the end of the last entry sent to the worker, `finished` the end of the last
 entry whose result is back, hence the number of tokens with valid KV. Both are 0 for a job without KV; `known` is then
@@ -31,7 +30,6 @@ class KvState(Enum):
     ASSIGNING = "assigning"
     DEVICE = "device"
     ASKED = "asked"
-    EVICTING = "evicting"
     OFFLOADING = "offloading"
     HOST = "host"
     UPLOADING = "uploading"
@@ -43,14 +41,13 @@ class KvState(Enum):
 
 # The members as module-level names. Looking one up on its Enum runs Python code, which takes longer than the rest of
 # most checks of a state.
-WAITING, ASSIGNING, DEVICE, ASKED, EVICTING, OFFLOADING, HOST, UPLOADING, ZOMBIE = KvState
+WAITING, ASSIGNING, DEVICE, ASKED, OFFLOADING, HOST, UPLOADING, ZOMBIE = KvState
 
 LEGAL_MOVES: dict[KvState, frozenset[KvState]] = {
     KvState.WAITING: frozenset({KvState.ASSIGNING}),
     KvState.ASSIGNING: frozenset({KvState.DEVICE}),
     KvState.DEVICE: frozenset({KvState.ASKED, KvState.ZOMBIE}),
-    KvState.ASKED: frozenset({KvState.DEVICE, KvState.EVICTING, KvState.OFFLOADING, KvState.WAITING, KvState.ZOMBIE}),
-    KvState.EVICTING: frozenset({KvState.OFFLOADING, KvState.WAITING, KvState.ZOMBIE}),
+    KvState.ASKED: frozenset({KvState.DEVICE, KvState.OFFLOADING, KvState.WAITING, KvState.ZOMBIE}),
     KvState.OFFLOADING: frozenset({KvState.HOST, KvState.ZOMBIE}),
     KvState.HOST: frozenset({KvState.UPLOADING, KvState.WAITING}),
     KvState.UPLOADING: frozenset({KvState.DEVICE, KvState.ZOMBIE}),
@@ -60,7 +57,7 @@ LEGAL_MOVES: dict[KvState, frozenset[KvState]] = {
 HELD = frozenset({KvState.ASSIGNING, KvState.DEVICE, KvState.UPLOADING})
 """States whose device blocks stay until they are asked for."""
 
-LEAVING = frozenset({KvState.ASKED, KvState.EVICTING, KvState.OFFLOADING, KvState.ZOMBIE})
+LEAVING = frozenset({KvState.ASKED, KvState.OFFLOADING, KvState.ZOMBIE})
 """States whose device blocks will become free."""
 
 SWAPPED_OUT = frozenset({KvState.OFFLOADING, KvState.HOST})
@@ -79,16 +76,14 @@ ASSIGN, UPLOAD, OFFLOAD = CommandKind
 
 
 class PendingCommand:
-    """A command under way. `applied` and `done` have one bit for each stage that has reported it."""
+    """A command under way: an Assign until it is Applied, a copy until it is Done."""
 
-    __slots__ = ("applied", "done", "job", "kind", "number")
+    __slots__ = ("job", "kind", "number")
 
     def __init__(self, number: CommandNumber, kind: CommandKind, job: "KvJob") -> None:
         self.number = number
         self.kind = kind
         self.job = job
-        self.applied = 0
-        self.done = 0
 
 
 class KvJob:
@@ -139,7 +134,7 @@ class KvJob:
         self.assign: PendingCommand | None = None
         """The Assign under way: first blocks or growth."""
         self.copy: PendingCommand | None = None
-        """The offload or upload under way on any stage (rule 10: one at a time)."""
+        """The offload or upload under way (rule 10: one at a time)."""
         self.brought_in = False
         """It recently received its blocks and has not run an iteration since."""
         self.passed_over = 0

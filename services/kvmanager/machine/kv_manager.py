@@ -6,8 +6,8 @@ reports its pools and the progress of its commands. From this the machine decide
 issues block ids. It never waits for a plan, and no plan waits for it (PROTOCOL 7, 8).
 
 All state belongs to one epoch of the worker. The ledger of an epoch is created by the scheduler's
-Jobs(epoch) and opened by WorkerPools of the same epoch from every stage, in whatever order these arrive; nothing is
-decided before then (PROTOCOL 20). Epochs are ordered: a message newer than the other side's epoch is kept until the
+Jobs(epoch) and opened by WorkerPools of the same epoch, in whatever order these arrive; nothing is decided
+before then (PROTOCOL 20). Epochs are ordered: a message newer than the other side's epoch is kept until the
 other side follows, an older one is dropped. When the scheduler's stream breaks, the worker's tables are void and the
 worker has to begin a new epoch.
 
@@ -45,9 +45,9 @@ from services.kvmanager.machine.kv_manager_events import (
     Event,
     FromScheduler,
     FromWorker,
+    KvWorkerLost,
     SchedulerConnected,
     SchedulerLost,
-    StageLost,
     Swaps,
 )
 from services.kvmanager.machine.ledger import Ledger
@@ -64,8 +64,9 @@ class KvManager:
         self._scheduler_epoch: Epoch | None = None
         """The epoch of the last Jobs on this stream."""
         self._worker_epoch = NO_WORKER
-        """The newest epoch of a worker; its stages are in `_stages` while it lives."""
-        self._stages: dict[int, WorkerPools] = {}
+        """The newest epoch of a worker."""
+        self._pools: WorkerPools | None = None
+        """Its pools, while it lives."""
         self._ledger: Ledger | None = None
 
     def handle(self, events: Sequence[Event], now_s: float) -> list[Command]:
@@ -78,7 +79,7 @@ class KvManager:
                 self._from_worker(event)
             elif isinstance(event, SchedulerLost):
                 commands.extend(self._scheduler_lost())
-            elif isinstance(event, StageLost):
+            elif isinstance(event, KvWorkerLost):
                 self._worker_lost(event.epoch)
             else:
                 assert isinstance(event, SchedulerConnected)
@@ -108,7 +109,7 @@ class KvManager:
                 f"the scheduler sent Jobs for worker epoch {message.epoch} after Jobs for epoch {self._scheduler_epoch}"
             )
         self._scheduler_epoch = message.epoch
-        if message.epoch < self._worker_epoch or (message.epoch == self._worker_epoch and not self._stages):
+        if message.epoch < self._worker_epoch or (message.epoch == self._worker_epoch and self._pools is None):
             self._ledger = None
             return
         if message.max_batch < 1:
@@ -128,43 +129,31 @@ class KvManager:
     def _from_worker(self, event: FromWorker) -> None:
         message: WorkerToKv = event.message
         if isinstance(message, WorkerPools):
-            self._pools(message)
+            self._joined(message)
         elif event.epoch == self._worker_epoch and self._ledger is not None and self._ledger.is_open:
-            moves.worker_said(self._ledger, message, self.knobs.policy.keeps_kv)
+            moves.worker_said(self._ledger, message)
 
-    def _pools(self, pools: WorkerPools) -> None:
-        """A stage joins. A newer epoch ends the previous one; an older or ended epoch is dropped."""
-        if pools.epoch < self._worker_epoch or (pools.epoch == self._worker_epoch and not self._stages):
+    def _joined(self, pools: WorkerPools) -> None:
+        """A newer epoch ends the previous one; an older or ended epoch is dropped."""
+        if pools.epoch == self._worker_epoch and self._pools is not None:
+            raise ProtocolError(f"the worker of epoch {pools.epoch} joined twice")
+        if pools.epoch <= self._worker_epoch:
             return
-        if pools.epoch > self._worker_epoch:
-            self._worker_epoch = pools.epoch
-            self._stages = {}
-            if self._scheduler_epoch is not None and self._scheduler_epoch < pools.epoch:
-                self._ledger = None
-        if pools.stage in self._stages:
-            raise ProtocolError(f"stage {pools.stage} joined epoch {pools.epoch} twice")
-        if any(other.stage_count != pools.stage_count for other in self._stages.values()):
-            raise ProtocolError(f"the stages of epoch {pools.epoch} disagree about the number of stages")
-        self._stages[pools.stage] = pools
+        self._worker_epoch, self._pools = pools.epoch, pools
+        if self._scheduler_epoch is not None and self._scheduler_epoch < pools.epoch:
+            self._ledger = None
         self._open()
 
     def _open(self) -> None:
-        """Begin once both sides name the same epoch. The smallest pool of all stages counts, because a block takes up
-        one block on every stage.
-        """
-        ledger = self._ledger
-        if ledger is None or ledger.is_open or ledger.epoch != self._worker_epoch or not self._stages:
-            return
-        stages = list(self._stages.values())
-        if len(stages) == stages[0].stage_count:
-            device_blocks = min(pools.device_block_count for pools in stages)
-            host_blocks = min(pools.host_block_count for pools in stages)
-            ledger.open(stages[0].block_size, device_blocks, host_blocks, stages[0].stage_count)
+        """Begin once both sides name the same epoch."""
+        ledger, pools = self._ledger, self._pools
+        if ledger is not None and pools is not None and not ledger.is_open and ledger.epoch == pools.epoch:
+            ledger.open(pools.block_size, pools.device_block_count, pools.host_block_count)
 
     def _worker_lost(self, epoch: Epoch) -> None:
-        """All stages of an epoch end together. Jobs that the scheduler has sent for a newer epoch are kept."""
+        """The epoch ends. Jobs that the scheduler has sent for a newer epoch are kept."""
         if epoch == self._worker_epoch:
-            self._stages = {}
+            self._pools = None
             if self._ledger is not None and self._ledger.epoch <= epoch:
                 self._ledger = None
 
@@ -173,7 +162,7 @@ class KvManager:
         commands: list[Command] = []
         if self._ledger is not None and self._ledger.is_open:
             commands.append(EndWorker(self._worker_epoch))
-            self._stages = {}
+            self._pools = None
         self._scheduler_epoch = None
         self._ledger = None
         return commands
@@ -232,7 +221,7 @@ class KvManager:
     def state_key(self, now_s: float) -> Hashable:
         """Everything that determines what the machine will do, with times relative to now."""
         ledger = None if self._ledger is None else self._ledger.state_key(now_s)
-        return (self._scheduler_epoch, self._worker_epoch, tuple(sorted(self._stages)), ledger)
+        return (self._scheduler_epoch, self._worker_epoch, self._pools is not None, ledger)
 
 
 # --- what the scheduler says -----------------------------------------------------------------------------------------

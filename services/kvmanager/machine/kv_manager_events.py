@@ -27,20 +27,19 @@ class FromScheduler(NamedTuple):
 
 
 class FromWorker(NamedTuple):
-    """A message from a stage of the worker of this epoch."""
+    """A message from the worker of this epoch."""
 
     epoch: Epoch
     message: WorkerToKv
 
 
-class StageLost(NamedTuple):
-    """The stream of a worker's stage ended, and the whole epoch with it."""
+class KvWorkerLost(NamedTuple):
+    """The stream of the worker of this epoch ended, and the epoch with it."""
 
     epoch: Epoch
-    stage: int
 
 
-Event = SchedulerConnected | SchedulerLost | FromScheduler | FromWorker | StageLost
+Event = SchedulerConnected | SchedulerLost | FromScheduler | FromWorker | KvWorkerLost
 
 
 class ToScheduler(NamedTuple):
@@ -51,7 +50,7 @@ class ToScheduler(NamedTuple):
 
 
 class ToWorker(NamedTuple):
-    """Send to every stage of the worker."""
+    """Send to the worker."""
 
     epoch: Epoch
     message: KvToWorker

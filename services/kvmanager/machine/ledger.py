@@ -1,11 +1,11 @@
 """The ledger: jobs, pools, and the sorted lists and sums that keep decisions short.
 
-The ledger is created when the scheduler sends its jobs (Jobs) and opened when all stages of the worker of the same
-epoch have reported their pools. It knows no policy and sends nothing. `moves` changes it, one whole move at a time, so
+The ledger is created when the scheduler sends its jobs (Jobs) and opened when the worker of the same epoch has
+reported its pools. It knows no policy and sends nothing. `moves` changes it, one whole move at a time, so
 that `check` holds between any two moves.
 
-Every block is in one of three sums: free; held (ASSIGNING, DEVICE, UPLOADING); or leaving (ASKED, EVICTING,
-OFFLOADING, ZOMBIE), which become free without a further request.
+Every block is in one of three sums: free; held (ASSIGNING, DEVICE, UPLOADING); or leaving (ASKED, OFFLOADING,
+ZOMBIE), which become free without a further request.
 """
 
 from bisect import bisect_left, insort
@@ -59,7 +59,6 @@ class Ledger:
         self.starvation_limit_s = starvation_limit_s
         self.is_open = False
         self.block_size = 1
-        self.all_stages = 0
         self.device = BlockPool(0)
         self.host = BlockPool(0)
         self.jobs: dict[JobId, KvJob] = {}
@@ -87,12 +86,11 @@ class Ledger:
         self._execute_counts: list[int] = []
         self._execute_s: list[float] | None = None
 
-    def open(self, block_size: int, device_blocks: int, host_blocks: int, stage_count: int) -> None:
+    def open(self, block_size: int, device_blocks: int, host_blocks: int) -> None:
         """Begin with empty tables and pools of these sizes."""
         self.block_size = block_size
         self.device = BlockPool(device_blocks)
         self.host = BlockPool(host_blocks)
-        self.all_stages = (1 << stage_count) - 1
         self.is_open = True
         self._count_arrival()
 
@@ -287,10 +285,7 @@ class Ledger:
             self.device.free_ids(),
             self.host.free_ids(),
             tuple(self.plans.values()),
-            tuple(
-                (number - next_command_number, command.applied, command.done)
-                for number, command in self.pending.items()
-            ),
+            tuple(number - next_command_number for number in self.pending),
             self.arrival_tokens,
         )
 

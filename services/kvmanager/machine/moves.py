@@ -1,10 +1,10 @@
 """All moves of a job's KV: the commands to the worker, the messages to the scheduler, and the effects of
 acknowledgements.
 
-Two rules shape this module. A capacity is announced once every stage has Applied the command, and after an Upload once
-stage 0 is Done as well (PROTOCOL 8), so that a plan never waits for a command. A block named in a copy is free once
-every stage is Done; any other block is free at once (PROTOCOL 9), because workers apply commands in order: the block's
-next table begins after its last one has ended, while a copy may outlast both.
+Two rules shape this module. A capacity is announced once the worker has Applied the command, and after an Upload once
+that is Done (PROTOCOL 8), so that a plan never waits for a command. A block named in a copy is free once the copy is
+Done; any other block is free at once (PROTOCOL 9), because workers apply commands in order: the block's next table
+begins after its last one has ended, while a copy may outlast both.
 """
 
 from services.domain.errors import ProtocolError
@@ -29,7 +29,6 @@ from services.kvmanager.machine.kv_job import (
     ASSIGN,
     ASSIGNING,
     DEVICE,
-    EVICTING,
     HOST,
     OFFLOAD,
     OFFLOADING,
@@ -113,18 +112,14 @@ def unprotect(ledger: Ledger, job: KvJob) -> None:
 
 
 def acknowledged(ledger: Ledger, job: KvJob, keeps_kv: bool) -> None:
-    """No unfinished plan names the ASKED job any more: its blocks may be taken (PROTOCOL 15), once a copy that may
-    still be running has ended (PROTOCOL 10).
-    """
+    """No unfinished plan names the ASKED job any more: its blocks may be taken (PROTOCOL 15)."""
     if job.state is not ASKED:
         raise job.broken("the scheduler acknowledged a reclaim of this job that was never requested")
     if job.plans:
         raise job.broken(f"the scheduler acknowledged a reclaim of this job while {job.plans} unfinished plans name it")
+    assert job.copy is None, job.told("is resident while a copy of it is under way")
     _forget_growth(ledger, job)
-    if job.copy is None:
-        _evict(ledger, job, keeps_kv)
-    else:
-        ledger.enter(job, EVICTING)
+    _evict(ledger, job, keeps_kv)
 
 
 def refused(ledger: Ledger, job: KvJob) -> None:
@@ -192,7 +187,7 @@ def drop(ledger: Ledger, job: KvJob) -> None:
 
 
 def release(ledger: Ledger, job: KvJob) -> None:
-    """The job ended. Blocks in a copy stay with the ZOMBIE until every stage is Done (PROTOCOL 9)."""
+    """The job ended. Blocks in a copy stay with the ZOMBIE until the copy is Done (PROTOCOL 9)."""
     if job.plans:
         raise job.broken(f"the scheduler released this job while {job.plans} unfinished plans name it")
     _forget_growth(ledger, job)
@@ -213,24 +208,20 @@ def release(ledger: Ledger, job: KvJob) -> None:
 # --- acknowledgements of the worker ----------------------------------------------------------------------------------
 
 
-def worker_said(ledger: Ledger, message: Applied | Done, keeps_kv: bool) -> None:
+def worker_said(ledger: Ledger, message: Applied | Done) -> None:
     """Match an acknowledgement by its command number (PROTOCOL 8); it has no effect if its command is not pending."""
     if message.command_number >= ledger.next_command:
         raise ProtocolError(f"the worker acknowledged command {message.command_number}, which was never issued")
     command = ledger.pending.get(message.command_number)
     if command is None:
         return
-    if isinstance(message, Applied):
-        command.applied |= 1 << message.stage
-    else:
-        command.done |= 1 << message.stage
     kind = command.kind
-    if kind is ASSIGN:
-        if command.applied == ledger.all_stages:
+    if isinstance(message, Applied):
+        if kind is ASSIGN:
             _assigned(ledger, command)
     elif kind is UPLOAD:
-        _upload_went_on(ledger, command, keeps_kv)
-    elif command.done == ledger.all_stages:
+        _uploaded(ledger, command)
+    elif kind is OFFLOAD:
         _offloaded(ledger, command)
 
 
@@ -244,23 +235,15 @@ def _assigned(ledger: Ledger, command: PendingCommand) -> None:
         _announce_growth(ledger, job)
 
 
-def _upload_went_on(ledger: Ledger, command: PendingCommand, keeps_kv: bool) -> None:
-    """The job is resident once every stage knows the table and stage 0 has the KV; the upload ends once every stage
-    has the KV.
-    """
+def _uploaded(ledger: Ledger, command: PendingCommand) -> None:
     job = command.job
-    everywhere = command.applied == ledger.all_stages
-    if job.state is UPLOADING and everywhere and command.done & 1:
-        _become_resident(ledger, job)
-    if not everywhere or command.done != ledger.all_stages:
-        return
     del ledger.pending[command.number]
     job.copy = None
     ledger.free_host(job)
     if job.state is ZOMBIE:
         _bury(ledger, command)
-    elif job.state is EVICTING:
-        _evict(ledger, job, keeps_kv)
+    else:
+        _become_resident(ledger, job)
 
 
 def _offloaded(ledger: Ledger, command: PendingCommand) -> None:

@@ -104,7 +104,7 @@ class BlockUses:
 
 
 class KvTables:
-    """The tables of one epoch of the worker, at one stage."""
+    """The tables of one epoch of the worker."""
 
     def __init__(
         self,
@@ -113,12 +113,10 @@ class KvTables:
         device_block_count: int,
         host_block_count: int,
         on_done: Callable[[Done], None],
-        stage: int = 0,
     ) -> None:
         self._copier = copier
         self._block_size = block_size
         self._on_done = on_done
-        self._stage = stage
         self._lock = threading.Lock()
         self._jobs: dict[JobId, JobTables] = {}
         self.offloaded_blocks = self.uploaded_blocks = 0
@@ -132,7 +130,7 @@ class KvTables:
             if isinstance(command, ReleaseBlocks):
                 if tables is not None:
                     self._release(command.job_id, tables)
-                return Applied(command.command_number, self._stage)
+                return Applied(command.command_number)
             if tables is None:
                 if not isinstance(command, Assign):
                     raise ProtocolError(f"job {command.job_id} has no tables: {_described(command)}")
@@ -144,7 +142,7 @@ class KvTables:
                 self._offload(tables, command)
             else:
                 self._upload(tables, command)
-            return Applied(command.command_number, self._stage)
+            return Applied(command.command_number)
 
     def places(self, jobs: Iterable[JobId]) -> list[KvPlace | None]:
         """Where the jobs' KV is now; None for a job that has no tables."""
@@ -236,7 +234,7 @@ class KvTables:
     def _start(
         self, tables: JobTables, direction: CopyDirection, command: Offload | Upload, end: Callable[[], None]
     ) -> Ticket:
-        done = Done(command.command_number, self._stage)
+        done = Done(command.command_number)
 
         def on_end() -> None:
             with self._lock:

@@ -229,10 +229,10 @@ def test_an_id_that_is_released_and_used_again_in_one_turn_replays(tmp_path: Pat
         return [FromScheduler(epoch, message) for message in messages]
 
     def applied(command: int) -> FromWorker:
-        return FromWorker(epoch, Applied(CommandNumber(command), 0))
+        return FromWorker(epoch, Applied(CommandNumber(command)))
 
     arrives = said(Arrive(ArrivedJob(job_id, 20, 40, 0)), Order((OrderChange(job_id, Rank(0, 0.0, 0)),)))
-    pools = FromWorker(epoch, WorkerPools(epoch, 16, 100, 100, 0, 1))
+    pools = FromWorker(epoch, WorkerPools(epoch, 16, 100, 100))
     handle([SchedulerConnected(), pools, *said(Jobs(epoch, (), (), 16, (0.1,), None))], 1.0)
     handle(arrives, 2.0)
     handle([applied(1)], 2.1)

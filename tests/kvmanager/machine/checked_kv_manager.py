@@ -76,21 +76,18 @@ class CheckedKvManager:
         host: int = 8,
         block_size: int = 1,
         max_batch: int = 4,
-        stages: int = 1,
         quanta_s: tuple[float, ...] = (),
         starvation_limit_s: float | None = None,
         displaces: bool = True,
     ) -> None:
         self.machine = KvManager(knobs(policy) if isinstance(policy, str) else policy)
         self.now_s = 0.0
-        self.stages = stages
         self._plans = 0
         self._arrivals = 0
         self.ranks: dict[str, Rank] = {}
         self.turn(SchedulerConnected())
         self.say(Jobs(EPOCH, (), (), max_batch, quanta_s, starvation_limit_s, displaces))
-        for stage in range(stages):
-            self.turn(FromWorker(EPOCH, WorkerPools(EPOCH, block_size, device, host, stage, stages)))
+        self.turn(FromWorker(EPOCH, WorkerPools(EPOCH, block_size, device, host)))
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
@@ -160,13 +157,13 @@ class CheckedKvManager:
 
     # --- the worker --------------------------------------------------------------------------------------------------
 
-    def applied(self, command: int, stage: int = 0) -> list[Message]:
+    def applied(self, command: int) -> list[Message]:
         """The worker has applied a command's effect on the tables."""
-        return self.turn(FromWorker(EPOCH, Applied(CommandNumber(command), stage)))
+        return self.turn(FromWorker(EPOCH, Applied(CommandNumber(command))))
 
-    def done(self, command: int, stage: int = 0) -> list[Message]:
+    def done(self, command: int) -> list[Message]:
         """A command's copies have ended."""
-        return self.turn(FromWorker(EPOCH, Done(CommandNumber(command), stage)))
+        return self.turn(FromWorker(EPOCH, Done(CommandNumber(command))))
 
     def settle(self, messages: Sequence[Message]) -> list[KvToScheduler]:
         """The worker applies and copies everything at once, until nothing follows. Returns the messages to the
@@ -179,9 +176,8 @@ class CheckedKvManager:
             if isinstance(message, Resident | Grown | ReclaimRequest):
                 heard.append(message)
                 continue
-            for stage in range(self.stages):
-                waiting += self.applied(message.command_number, stage)
-                waiting += self.done(message.command_number, stage)
+            waiting += self.applied(message.command_number)
+            waiting += self.done(message.command_number)
         return heard
 
     def bring(self, name: str, tokens: int, most: int, level: int = 0, key: float | None = None) -> None:

@@ -22,9 +22,9 @@ from services.kvmanager.machine.kv_manager_events import (
     EndWorker,
     FromScheduler,
     FromWorker,
+    KvWorkerLost,
     SchedulerConnected,
     SchedulerLost,
-    StageLost,
     ToScheduler,
     ToWorker,
 )
@@ -47,17 +47,17 @@ class Lives:
         jobs = Jobs(epoch, (ArrivedJob(JOB, 2, 4, 3),), order, 2, (), None)
         return self._turn(FromScheduler(epoch, jobs))
 
-    def pools(self, epoch: Epoch, stage: int = 0, stages: int = 1, device: int = 8) -> list[Command]:
-        """A stage of the worker joins."""
-        return self._turn(FromWorker(epoch, WorkerPools(epoch, 1, device, 4, stage, stages)))
+    def pools(self, epoch: Epoch) -> list[Command]:
+        """The worker joins."""
+        return self._turn(FromWorker(epoch, WorkerPools(epoch, 1, 8, 4)))
 
-    def lost(self, epoch: Epoch, stage: int = 0) -> list[Command]:
-        """A stage's stream ends."""
-        return self._turn(StageLost(epoch, stage))
+    def lost(self, epoch: Epoch) -> list[Command]:
+        """The worker's stream ends."""
+        return self._turn(KvWorkerLost(epoch))
 
     def applied(self, epoch: Epoch, number: int = 1) -> list[Command]:
         """A command is acknowledged."""
-        return self._turn(FromWorker(epoch, Applied(CommandNumber(number), 0)))
+        return self._turn(FromWorker(epoch, Applied(CommandNumber(number))))
 
     def scheduler_lost(self) -> list[Command]:
         """The scheduler's stream breaks, and opens again."""
@@ -82,23 +82,6 @@ def test_20_both_epochs_it_decides_once_both_sides_name_the_same_epoch_whoever_c
     assert lives.pools(FIRST) == []
     assert lives.jobs(FIRST) == assigned(FIRST)
     assert lives.machine.ready
-
-
-def test_20_every_stage_must_have_said_its_pools() -> None:
-    lives = Lives()
-    lives.jobs(FIRST)
-    assert lives.pools(FIRST, stage=0, stages=2) == []
-    assert lives.pools(FIRST, stage=1, stages=2) == assigned(FIRST)
-
-
-def test_the_smallest_pool_of_all_stages_counts() -> None:
-    lives = Lives()
-    lives.jobs(FIRST)
-    lives.pools(FIRST, stage=0, stages=2, device=8)
-    lives.pools(FIRST, stage=1, stages=2, device=5)
-    figures = lives.machine.pool_usage()
-    assert figures is not None
-    assert figures.device_blocks_total == 5
 
 
 def test_20_w_crash_it_does_not_rebuild_before_the_scheduler_noticed() -> None:
@@ -158,15 +141,6 @@ def test_a_lost_worker_comes_back_only_with_a_newer_epoch() -> None:
     assert lives.jobs(SECOND) == assigned(SECOND)
 
 
-def test_one_lost_stage_ends_the_epoch() -> None:
-    lives = Lives()
-    lives.jobs(FIRST)
-    for stage in (0, 1):
-        lives.pools(FIRST, stage=stage, stages=2)
-    lives.lost(FIRST, stage=1)
-    assert not lives.machine.ready
-
-
 def test_19_a_new_stream_of_the_scheduler_voids_the_tables_that_the_old_one_spoke_of() -> None:
     lives = Lives()
     lives.jobs(FIRST)
@@ -192,15 +166,11 @@ def test_jobs_of_an_epoch_are_said_once_on_a_stream() -> None:
         lives.jobs(FIRST)
 
 
-def test_stages_must_agree_how_many_they_are_and_join_once() -> None:
+def test_a_worker_joins_an_epoch_once() -> None:
     lives = Lives()
-    lives.pools(FIRST, stage=0, stages=3)
-    with pytest.raises(ProtocolError, match="disagree about the number of stages"):
-        lives.pools(FIRST, stage=1, stages=2)
-    lives = Lives()
-    lives.pools(FIRST, stage=0, stages=2)
-    with pytest.raises(ProtocolError, match="joined epoch 1 twice"):
-        lives.pools(FIRST, stage=0, stages=2)
+    lives.pools(FIRST)
+    with pytest.raises(ProtocolError, match="of epoch 1 joined twice"):
+        lives.pools(FIRST)
 
 
 def test_all_is_free_again_in_a_new_epoch_and_swapped_out_jobs_are_not_known_any_more() -> None:
@@ -209,6 +179,6 @@ def test_all_is_free_again_in_a_new_epoch_and_swapped_out_jobs_are_not_known_any
     kv.arrive("a", 4, 4, key=-1.0)
     kv.swap_out("b")
     assert kv.machine.take_swaps() == ((JobId("b"),), ())
-    kv.turn(StageLost(EPOCH, 0))
+    kv.turn(KvWorkerLost(EPOCH))
     assert kv.machine.pool_usage() is None
     assert sum(kv.machine.status().values()) == 0

@@ -149,5 +149,5 @@ def test_jobs_named_at_the_opening_are_served_by_their_order() -> None:
     jobs = tuple(ArrivedJob(JobId(name), 2, 2, 0) for name in names)
     order = tuple(OrderChange(JobId(name), Rank(0, -float(at), at)) for at, name in enumerate(names))
     kv.turn(FromScheduler(epoch, Jobs(epoch, jobs, order, 2, (), None)))
-    [assign] = kv.turn(FromWorker(epoch, WorkerPools(epoch, 1, 2, 2, 0, 1)))
+    [assign] = kv.turn(FromWorker(epoch, WorkerPools(epoch, 1, 2, 2)))
     assert assign.job_id == "b"

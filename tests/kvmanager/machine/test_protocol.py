@@ -15,9 +15,9 @@ def command(number: int) -> CommandNumber:
     return CommandNumber(number)
 
 
-def offloading(stages: int = 1, *, device: int = 4, host: int = 8) -> tuple[CheckedKvManager, Offload]:
+def offloading(*, device: int = 4, host: int = 8) -> tuple[CheckedKvManager, Offload]:
     """Job b, of two blocks and one to grow into, is being offloaded for job a, which wants four."""
-    kv = CheckedKvManager("reactive", device=device, host=host, stages=stages)
+    kv = CheckedKvManager("reactive", device=device, host=host)
     kv.bring("b", 2, 3)
     kv.arrive("a", 4, 4, key=-1.0)
     [offload] = kv.ack("b")
@@ -41,7 +41,7 @@ def test_7_plan_waits_for_a_command_no_command_depends_on_a_plan() -> None:
     assert kv.arrive("b", 1, 1) == [Assign(command(3), JobId("b"), blocks(3))]
 
 
-# --- 8: announce only what every stage knows; match by number --------------------------------------------------------
+# --- 8: announce only what the worker knows; match by number ---------------------------------------------------------
 
 
 def test_8_confirm_nothing_is_announced_before_the_worker_applied_it() -> None:
@@ -50,24 +50,7 @@ def test_8_confirm_nothing_is_announced_before_the_worker_applied_it() -> None:
     assert kv.applied(1) == [resident("a", 2)]
 
 
-def test_8_all_stages_applied_one_stage_has_not_seen_the_blocks() -> None:
-    kv = CheckedKvManager("reactive", stages=2)
-    kv.arrive("a", 2, 2)
-    assert kv.applied(1, stage=0) == []
-    assert kv.applied(1, stage=1) == [resident("a", 2)]
-
-
-def test_8_pp_stage_0_done_stage_1_has_not_seen_the_upload() -> None:
-    kv, offload = offloading(stages=2)
-    kv.settle([offload])
-    upload = kv.release("a")[-1]
-    assert isinstance(upload, Upload)
-    assert kv.applied(upload.command_number, stage=0) == []
-    assert kv.done(upload.command_number, stage=0) == []
-    assert kv.applied(upload.command_number, stage=1) == [resident("b", 3, valid=2)]
-
-
-def test_8_an_upload_is_not_announced_before_stage_0_has_the_kv() -> None:
+def test_8_an_upload_is_not_announced_before_the_worker_has_the_kv() -> None:
     kv, offload = offloading()
     kv.settle([offload])
     upload = kv.release("a")[-1]
@@ -90,13 +73,13 @@ def test_8_acks_numbered_applied_of_an_old_growth_is_not_taken_for_the_uploads()
     kv.settle([offload])
     upload = kv.release("top")[-1]
     assert isinstance(upload, Upload)
-    assert kv.done(upload.command_number) == []
     assert kv.applied(growth.command_number) == []
     assert kv.state("low") is KvState.UPLOADING
-    assert kv.applied(upload.command_number) == [resident("low", 3, valid=2)]
+    assert kv.applied(upload.command_number) == []
+    assert kv.done(upload.command_number) == [resident("low", 3, valid=2)]
 
 
-# --- 9: blocks in a copy are free when every stage is Done -----------------------------------------------------------
+# --- 9: blocks in a copy are free when it is Done --------------------------------------------------------------------
 
 
 def test_9_offload_waits_done_blocks_are_not_given_away_under_the_copy() -> None:
@@ -107,24 +90,15 @@ def test_9_offload_waits_done_blocks_are_not_given_away_under_the_copy() -> None
     assert kv.done(offload.command_number) == [Assign(command(4), JobId("a"), blocks(0, 1, 2, 3))]
 
 
-def test_9_all_stages_done_stage_0_is_done_and_stage_1_still_reads_the_block() -> None:
-    kv, offload = offloading(stages=2)
-    assert kv.done(offload.command_number, stage=0) == []
-    assert kv.free() == (2, 6)
-    assert kv.done(offload.command_number, stage=1) == [Assign(command(4), JobId("a"), blocks(0, 1, 2, 3))]
-
-
-def test_9_the_host_blocks_of_an_upload_are_kept_until_every_stage_is_done() -> None:
-    kv, offload = offloading(stages=2)
+def test_9_the_host_blocks_of_an_upload_are_kept_until_it_is_done() -> None:
+    kv, offload = offloading()
     kv.settle([offload])
     upload = kv.release("a")[-1]
     assert isinstance(upload, Upload)
-    for stage in (0, 1):
-        kv.applied(upload.command_number, stage)
-    kv.done(upload.command_number, stage=0)
-    assert kv.state("b") is KvState.DEVICE
+    kv.applied(upload.command_number)
     assert kv.free() == (1, 6)
-    kv.done(upload.command_number, stage=1)
+    kv.done(upload.command_number)
+    assert kv.state("b") is KvState.DEVICE
     assert kv.free() == (1, 8)
 
 
@@ -155,35 +129,14 @@ def test_9_cancel_during_upload_frees_at_once_only_what_no_copy_names() -> None:
 # --- 10: one copy of a job at a time ---------------------------------------------------------------------------------
 
 
-def test_10_one_copy_the_offload_waits_for_the_upload_that_stage_1_still_makes() -> None:
-    kv, offload = offloading(stages=2)
+def test_10_one_copy_a_job_whose_upload_runs_is_not_asked_for() -> None:
+    kv, offload = offloading()
     kv.settle([offload])
     upload = kv.release("a")[-1]
     assert isinstance(upload, Upload)
-    for stage in (0, 1):
-        kv.applied(upload.command_number, stage)
-    kv.done(upload.command_number, stage=0)
-    assert kv.arrive("top", 4, 4, key=-9.0) == [reclaim("b", "top")]
-    assert kv.ack("b") == []
-    assert kv.state("b") is KvState.EVICTING
-    again = only(kv.done(upload.command_number, stage=1))
-    assert isinstance(again, Offload)
-    assert kv.state("b") is KvState.OFFLOADING
-
-
-def test_10_a_job_released_while_it_waits_for_its_upload_keeps_the_blocks_of_the_copy() -> None:
-    kv, offload = offloading(stages=2)
-    kv.settle([offload])
-    upload = kv.release("a")[-1]
-    assert isinstance(upload, Upload)
-    for stage in (0, 1):
-        kv.applied(upload.command_number, stage)
-    kv.done(upload.command_number, stage=0)
-    kv.arrive("top", 4, 4, key=-9.0)
-    kv.ack("b")
-    assert kv.release("b") == [ReleaseBlocks(command(upload.command_number + 1), JobId("b"))]
-    assert kv.free() == (2, 6)
-    assert isinstance(only(kv.done(upload.command_number, stage=1)), Assign)
+    kv.applied(upload.command_number)
+    assert kv.arrive("top", 4, 4, key=-9.0) == []
+    assert kv.done(upload.command_number) == [resident("b", 3, valid=2), reclaim("b", "top")]
 
 
 # --- 11: only finished tokens are copied -----------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class CheckedTables:
 
     def apply(self, make: Callable[[CommandNumber], KvToWorker]) -> None:
         self._number += 1
-        assert self.tables.apply(make(CommandNumber(self._number))) == Applied(CommandNumber(self._number), 0)
+        assert self.tables.apply(make(CommandNumber(self._number))) == Applied(CommandNumber(self._number))
 
     def assign(self, job_id: JobId, *blocks: int) -> None:
         self.apply(lambda number: Assign(number, job_id, tuple(map(BlockId, blocks))))
@@ -118,7 +118,7 @@ def test_offload_ends_the_device_table_at_once_and_reports_done_at_the_end(world
     assert world.blocks(A) == []
     assert world.done == []
     world.copier.end()
-    assert world.done == [Done(CommandNumber(2), 0)]
+    assert world.done == [Done(CommandNumber(2))]
 
 
 def test_a_block_that_no_copy_names_is_free_as_soon_as_the_offload_is_applied(world: CheckedTables) -> None:
@@ -148,7 +148,7 @@ def test_a_release_during_an_offload_keeps_its_blocks_of_both_pools_until_the_co
     with pytest.raises(ProtocolError, match="in use"):
         world.offload(B, [(7, 5)], 4)
     world.copier.end()
-    assert world.done == [Done(CommandNumber(2), 0)]
+    assert world.done == [Done(CommandNumber(2))]
     world.assign(B, 0)
 
 
