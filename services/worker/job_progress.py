@@ -1,9 +1,9 @@
-"""What the worker knows of a job besides the place of its KV: how far it is, its last token, how it samples.
+"""What a rank knows of a job besides the place of its KV: how far it is, and how it samples.
 
 Positions count prompt and output together. `known_tokens` is how many tokens the job has here, `valid_tokens` (in its
 tables) how many of them have their KV. A decode computes position known - 1 and samples the token of position known;
-so the token sampled by one plan feeds the next one on the worker itself, and the scheduler may send that next plan
-before it has seen the token.
+so the token sampled by one plan feeds the next one on the worker itself (step.py), and the scheduler may send that next
+plan before it has seen the token.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,7 @@ class JobProgress:
 
     __slots__ = (
         "counts",
-        "ended",
         "known_tokens",
-        "last_token",
         "learned_tokens",
         "most_tokens",
         "overflowed",
@@ -37,8 +35,6 @@ class JobProgress:
         self.sampler = JobSampler(spec.sampling)
         self.counts = TokenCounts() if self.sampler.needs_counts else None
         self.learned_tokens = 0
-        self.last_token = -1
-        self.ended = False
         self.overflowed = False
 
     def learn(self, from_token: int, token_ids: Sequence[int]) -> None:
@@ -61,10 +57,7 @@ class JobProgress:
 
         The token that fills max_tokens ends the job too; the scheduler counts those itself.
         """
-        end_of_sequence = token_id in self.sampler.stop_tokens
-        self.last_token = token_id
         self.known_tokens += 1
         if self.counts is not None:
             self.counts.add_output(token_id)
-        self.ended = end_of_sequence or self.known_tokens >= self.most_tokens
-        return end_of_sequence
+        return token_id in self.sampler.stop_tokens

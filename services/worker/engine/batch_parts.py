@@ -4,11 +4,11 @@ A plan is checked before anything is computed: an entry that reads KV which is n
 blocks, is a bug of a peer and is refused with the job's story [PROTOCOL rule 17]. Job states change only once every
 entry has been found right.
 
-Plans are made before the results of earlier ones are known, so an entry may name a job whose last token ended it. Such
-an entry is passed over.
+Plans are made before the results of earlier ones are known, so an entry may name a job whose last token ended it. The
+leader says which these are (step.py); they are passed over.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from services.domain.errors import ProtocolError
@@ -16,12 +16,14 @@ from services.domain.iteration import Plan, PlanWork
 from services.worker.job_progress import JobProgress
 from services.worker.kv.tables import KvPlace, KvTables
 from services.worker.model.batch import SequenceRows
+from services.worker.step import Step
 
 
 class BatchPart(NamedTuple):
-    """An entry of a plan that is to be computed, with the job's progress and the place of its KV."""
+    """An entry of a plan that is to be computed: the tokens of its rows, the job's progress and the place of its KV."""
 
     entry: PlanWork
+    token_ids: Sequence[int]
     progress: JobProgress
     place: KvPlace
 
@@ -38,12 +40,12 @@ class BatchPart(NamedTuple):
         return SequenceRows(entry.from_token, entry.to_token, self.place.blocks, self.samples, progress.most_tokens)
 
 
-def checked_parts(plan: Plan, tables: KvTables, block_size: int, vocabulary_size: int) -> list[BatchPart]:
+def checked_parts(step: Step, tables: KvTables, block_size: int, vocabulary_size: int) -> list[BatchPart]:
     """The entries to compute, in the plan's order; their jobs' progress takes in the tokens that the plan brings.
 
     Raises ProtocolError, having changed nothing, for a plan that can't be right.
     """
-    parts, fresh = [], []
+    plan, parts, fresh = step.plan, [], []
     for entry, place in zip(plan.entries, tables.places(entry.job_id for entry in plan.entries), strict=True):
         if place is None:
             raise ProtocolError(f"{_named(plan, entry)}: the job has no blocks")
@@ -55,12 +57,15 @@ def checked_parts(plan: Plan, tables: KvTables, block_size: int, vocabulary_size
             fresh.append((place.tables, progress))
         elif progress is None:
             raise ProtocolError(f"{_named(plan, entry)}: the job is unknown: {tables.story(place.tables)}")
-        elif progress.ended:
+        elif entry.job_id in step.passed_over_job_ids:
             continue
-        wrong = _wrong_with(entry, progress, place, block_size, vocabulary_size)
+        token_ids = entry.token_ids
+        if not token_ids and (input_token := step.input_token_ids.get(entry.job_id)) is not None:
+            token_ids = (input_token,)
+        wrong = _wrong_with(entry, token_ids, progress, place, block_size, vocabulary_size)
         if wrong is not None:
             raise ProtocolError(f"{_named(plan, entry)}: {wrong}: {tables.story(place.tables)}")
-        parts.append(BatchPart(entry, progress, place))
+        parts.append(BatchPart(entry, token_ids, progress, place))
     for job_tables, progress in fresh:
         job_tables.progress, job_tables.valid_tokens = progress, 0
     for part in parts:
@@ -74,18 +79,15 @@ def computed_together(parts: Iterable[BatchPart]) -> list[BatchPart]:
     return sorted((part for part in parts if part.entry.cut_after_s is None), key=lambda part: part.row_count > 1)
 
 
-def token_ids_of(parts: Iterable[BatchPart]) -> list[int]:
-    """The tokens of a pass's rows. A decode goes on from the job's last token, which only the worker knows."""
-    token_ids: list[int] = []
-    for part in parts:
-        token_ids.extend(part.entry.token_ids or (part.progress.last_token,))
-    return token_ids
-
-
 def _wrong_with(
-    entry: PlanWork, progress: JobProgress, place: KvPlace, block_size: int, vocabulary_size: int
+    entry: PlanWork,
+    token_ids: Sequence[int],
+    progress: JobProgress,
+    place: KvPlace,
+    block_size: int,
+    vocabulary_size: int,
 ) -> str | None:
-    from_token, to_token, token_ids = entry.from_token, entry.to_token, entry.token_ids
+    from_token, to_token = entry.from_token, entry.to_token
     valid_tokens = 0 if from_token == 0 else place.tables.valid_tokens
     if not from_token < to_token <= progress.known_tokens:
         return f"the job has {progress.known_tokens} tokens"
@@ -94,8 +96,7 @@ def _wrong_with(
     if to_token > len(place.blocks) * block_size:
         return f"the entry goes beyond the job's table of {len(place.blocks)} blocks"
     if not token_ids:
-        is_decode = to_token - from_token == 1 and progress.last_token >= 0
-        return None if is_decode else "a prefill comes without its tokens"
+        return "a prefill comes without its tokens"
     if len(token_ids) != to_token - from_token:
         return f"the entry brings {len(token_ids)} tokens"
     if not 0 <= min(token_ids) <= max(token_ids) < vocabulary_size:

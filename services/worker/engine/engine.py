@@ -3,16 +3,18 @@
 Theory of operation
 -------------------
 Two threads meet here. One hands over the KV manager's commands (`apply`), which take effect at once; the other, the
-stepping thread, runs plans in order (`run`). They share the tables, under a lock that nobody holds while computing or
-copying.
+stepping thread, runs plans in order. They share the tables, under a lock that nobody holds while computing or copying.
 
-A plan is first turned into checked parts of a batch (batch_parts.py). Then the uploads of the plan's own jobs are
-awaited, and no others. All parts run as one forward pass, decodes and prefills mixed, except prefills with a limit:
+`step` is one rank's part of an iteration. The leader of a group decides before it what the ranks must agree on
+(step.py); in a group of one rank, `run` does both.
+
+A step's plan is first turned into checked parts of a batch (batch_parts.py). Then the uploads of the plan's own jobs
+are awaited, and no others. All parts run as one forward pass, decodes and prefills mixed, except prefills with a limit:
 each of these runs by itself, so that giving it up costs the others nothing.
 
-Sampled tokens stay here: a decode entry brings no token, it goes on from the last one. For an entry whose job has ended
-nothing is computed and no token reported. Nor is anything written, so the blocks that a ReleaseBlocks frees hold
-nothing of a later plan. A job whose prefill may be given up is in no plan that is made before that plan's result.
+Sampled tokens stay on the worker: a decode entry brings no token, it goes on from the last one. For an entry whose job
+has ended nothing is computed and no token reported. Nor is anything written, so the blocks that a ReleaseBlocks frees
+hold nothing of a later plan. A job whose prefill may be given up is in no plan that is made before that plan's result.
 
 An iteration's time is its compute: time spent waiting for copies counts as stall, not as both. On CUDA that wait is the
 device's and falls within the iteration as the host sees it, since a launch returns before the work is done; for the
@@ -28,6 +30,7 @@ sends it again from position 0, its earlier output among the tokens.
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -37,8 +40,8 @@ from services.domain.errors import ProtocolError
 from services.domain.generation import TokenLogprob
 from services.domain.ids import Epoch, JobId
 from services.domain.iteration import Plan, WorkerCounters, WorkerResult
-from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, SampledToken
-from services.worker.engine.batch_parts import BatchPart, checked_parts, computed_together, token_ids_of
+from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, ReleaseBlocks, SampledToken
+from services.worker.engine.batch_parts import BatchPart, checked_parts, computed_together
 from services.worker.engine.prefill_clock import Mark, PrefillClock
 from services.worker.kv.copier import Copier
 from services.worker.kv.copier_choice import make_copier
@@ -48,6 +51,7 @@ from services.worker.model.batch import BatchLayout, PagedKv
 from services.worker.model.decoder import DecoderModel
 from services.worker.model.prefill_cut import PrefillCut
 from services.worker.sampling.sampler import sample
+from services.worker.step import OutputLedger, Step, StepOutcome
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +76,8 @@ class Engine:
         self._stall_s = self._busy_s = self._plan_wait_s = 0.0
         self._offloaded_blocks = self._uploaded_blocks = 0
         self._tables = self._new_tables(_ignore)
+        self._ledger = OutputLedger()
+        self._released: deque[JobId] = deque()  # as many as commands between two plans
         self._before_this_epoch = WorkerCounters()
 
     # --- an epoch ----------------------------------------------------------------------------------------------------
@@ -91,6 +97,8 @@ class Engine:
         self._uploaded_blocks += self._tables.uploaded_blocks
         self._epoch, self._last_plan = epoch, -1
         self._tables = self._new_tables(on_done)
+        self._ledger = OutputLedger()
+        self._released = deque()
         self._before_this_epoch = self.counters()
 
     def give_up(self) -> None:
@@ -109,7 +117,10 @@ class Engine:
 
     def apply(self, command: KvToWorker) -> Applied:
         """Applies a command at once, even while an iteration runs. Raises ProtocolError."""
-        return self._tables.apply(command)
+        applied = self._tables.apply(command)
+        if isinstance(command, ReleaseBlocks):
+            self._released.append(command.job_id)
+        return applied
 
     # --- for the stepping thread -------------------------------------------------------------------------------------
 
@@ -120,15 +131,24 @@ class Engine:
             torch.cuda.set_device(self._device)
 
     def run(self, plan: Plan) -> WorkerResult:
-        """Runs an iteration and returns its result. Raises ProtocolError, having computed nothing, for a plan that
-        can't be right, and PrefillCut when the iteration was given up.
+        """An iteration of a group of one rank: decides, steps, and returns the result. Raises like `step`."""
+        self._forget_released()
+        outcome = self.step(self._ledger.step_of(plan))
+        self._ledger.take(plan.plan_number, outcome.tokens, outcome.cut_job_ids)
+        result = IterationResult(plan.epoch, plan.plan_number, outcome.tokens, outcome.cut_job_ids, outcome.compute_s)
+        return WorkerResult(result, outcome.logprobs, self.counters().since(self._before_this_epoch))
+
+    def step(self, step: Step) -> StepOutcome:
+        """This rank's part of an iteration. Raises ProtocolError, having computed nothing, for a plan that can't be
+        right, and PrefillCut when the iteration was given up.
         """
+        plan = step.plan
         if plan.epoch != self._epoch or plan.plan_number <= self._last_plan:
             raise ProtocolError(
                 f"plan {plan.plan_number} of epoch {plan.epoch} comes after {self._last_plan} of {self._epoch}"
             )
         self._last_plan = plan.plan_number
-        parts = checked_parts(plan, self._tables, self.block_size, self.model.config.vocabulary_size)
+        parts = checked_parts(step, self._tables, self.block_size, self.model.config.vocabulary_size)
         uploads = [part.place.upload for part in parts if part.place.upload is not None]
         asked_s = time.perf_counter()
         self._copier.wait(uploads)  # [wait-own-upload]
@@ -148,16 +168,21 @@ class Engine:
         tokens, logprobs = self._sample(computed)
         passed_s, stall_s = time.perf_counter() - started_s, self._copier.take_stall_s()
         # A stall begins with the wait: what did not pass before the start is, on CUDA, within the time since.
-        duration_s = max(passed_s - max(stall_s - (started_s - asked_s), 0.0), 0.0)
+        compute_s = max(passed_s - max(stall_s - (started_s - asked_s), 0.0), 0.0)
 
-        self._busy_s += duration_s
+        self._busy_s += compute_s
         self._stall_s += stall_s
-        result = IterationResult(plan.epoch, plan.plan_number, tokens, tuple(cut), duration_s)
-        return WorkerResult(result, logprobs, self.counters().since(self._before_this_epoch))
+        return StepOutcome(tokens, logprobs, tuple(cut), compute_s, stall_s)
 
     def has_unfinished_jobs(self) -> bool:
         """Whether some job here can still make tokens, so that a pause now delays it."""
-        return self._tables.unfinished_jobs()
+        self._forget_released()
+        return self._ledger.has_unfinished_jobs()
+
+    def _forget_released(self) -> None:
+        released, ledger = self._released, self._ledger
+        while released:
+            ledger.forget(released.popleft())
 
     def add_plan_wait(self, seconds: float) -> None:
         """Counts time without a plan at hand."""
@@ -183,7 +208,9 @@ class Engine:
     def _forward(self, parts: Sequence[BatchPart], keep_going: Callable[[], bool] | None = None) -> Tensor:
         """Logits of the parts that sample. `parts` has those of one row first."""
         batch = BatchLayout.of([part.sequence() for part in parts], self.block_size, self._device)
-        token_ids_T = torch.tensor(token_ids_of(parts), dtype=torch.int64).to(self._device, non_blocking=True)
+        token_ids_T = torch.tensor([token_id for part in parts for token_id in part.token_ids], dtype=torch.int64).to(
+            self._device, non_blocking=True
+        )
         logits_SV: Tensor = self.model(token_ids_T, self.cache, batch, keep_going or self._goes_on)
         self._copier.launched()
         for part in parts:

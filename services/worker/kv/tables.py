@@ -152,11 +152,6 @@ class KvTables:
                 None if tables is None else KvPlace(tables, tables.device_blocks, tables.upload) for tables in found
             ]
 
-    def unfinished_jobs(self) -> bool:
-        """Whether some job here can still make tokens."""
-        with self._lock:
-            return any(tables.progress is not None and not tables.progress.ended for tables in self._jobs.values())
-
     def check(self) -> None:
         """Raises AssertionError unless every block in a table counts as used, and none is in two."""
         with self._lock:
