@@ -70,6 +70,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return _read_json(folder / CONFIG)
 
 
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The content of a file like config.json, whatever its name. Raises ModelFolderError."""
+    if not path.is_file():
+        raise ModelFolderError(f"{path} is not a file")
+    return _read_json(path)
+
+
 def _whole_number(config: dict[str, Any], key: str, folder: Path) -> int:
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -31,13 +31,10 @@ import torch
 from torch import Tensor
 
 from services.domain.errors import InvalidFieldError
+from services.worker.kv.pool_sizes import MEMORY_SHARE, kv_bytes
 
 DEFAULT_DEVICE_TOKENS = 32768
 DEFAULT_HOST_FACTOR = 4
-MEMORY_SHARE = 0.8
-"""Share of the memory free now that a pool may take; the rest is for activations, and for the other services of
-this machine.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class BlockShape:
 
     @property
     def block_bytes(self) -> int:
-        return self.layer_count * 2 * self.block_size * self.kv_head_count * self.head_dim * self.dtype.itemsize
+        return self.block_size * kv_bytes(self.layer_count, self.kv_head_count, self.head_dim, self.dtype.itemsize)
 
     def pool_shape(self, block_count: int) -> tuple[int, int, int, int, int, int]:
         return (block_count, self.layer_count, 2, self.block_size, self.kv_head_count, self.head_dim)

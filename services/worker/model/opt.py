@@ -18,11 +18,8 @@ from services.worker.model.attention import AttentionPass
 from services.worker.model.batch import BatchLayout, PagedKv
 from services.worker.model.decoder import DecoderModel, embedding_table, logit_head
 from services.worker.model.linear import Linear
-from services.worker.model.opt_config import OptConfig
+from services.worker.model.opt_config import POSITION_OFFSET, OptConfig
 from services.worker.model.prefill_cut import PrefillCut
-
-POSITION_OFFSET = 2
-"""Row of the position table that belongs to position 0: OPT was trained with two rows before it that nothing uses."""
 
 _PREFIX = "model.decoder."
 

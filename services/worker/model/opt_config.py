@@ -10,6 +10,9 @@ from services.domain.errors import ModelFolderError
 from services.worker.model.fields import Fields
 from services.worker.model.model_config import GREATEST_SIZE, ModelConfig, head_dim_of
 
+POSITION_OFFSET = 2
+"""Row of the position table that belongs to position 0: OPT was trained with two rows before it that nothing uses."""
+
 NORM_EPSILON = 1e-5
 """config.json has no field for it."""
 

@@ -117,9 +117,13 @@ def check_layout(config: ModelConfig, layout: Layout) -> None:
 
 def nearest_layout(config: ModelConfig, layout: Layout) -> Layout:
     """The layout that the model can have with the nearest tp, the smaller of two; then the nearest pp."""
-    possible = [tp for tp in range(1, min(config.head_count, MOST_RANKS) + 1) if _why_not_tp(config, tp) is None]
-    tp = min(possible, key=lambda each: (abs(each - layout.tp), each))
+    tp = min(possible_tp(config), key=lambda each: (abs(each - layout.tp), each))
     return Layout(tp, max(1, min(layout.pp, config.layer_count, MOST_RANKS // tp)))
+
+
+def possible_tp(config: ModelConfig) -> list[int]:
+    """The numbers of ranks a stage that the model can have, rising."""
+    return [tp for tp in range(1, min(config.head_count, MOST_RANKS) + 1) if _why_not_tp(config, tp) is None]
 
 
 def _why_not_tp(config: ModelConfig, tp: int) -> str | None:
