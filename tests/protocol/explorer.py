@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from services.domain.errors import ProtocolError
 from tests.fakes.fake_worker_tables import ViolationError
+from tests.protocol.group_world import world_of
 from tests.protocol.instance import Instance
-from tests.protocol.world import State, Step, World
+from tests.protocol.world import State, Step
 
 BROKEN = (ViolationError, ProtocolError, AssertionError, KeyError, IndexError)
 """What a step raises when a rule is broken, or when a machine is led astray by a message that it should not have got.
@@ -54,7 +55,7 @@ class Explorer:
     """One exploration."""
 
     def __init__(self, instance: Instance, most_states: int) -> None:
-        self._world = World(instance)
+        self._world = world_of(instance)
         self._most_states = most_states
         self._seen: dict[int, int] = {}
         self._parents = array("l")

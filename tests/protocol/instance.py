@@ -33,9 +33,10 @@ class Instance:
 
     late_arrivals: jobs arrive at any moment, in order; else all at the start. cancels: jobs that may be cancelled.
     again: jobs that, once cancelled and released, may be submitted once more under the same id. early_ends: jobs that
-    may end before max_tokens. kills: times that the worker may die. breaks: times that the
-    stream between scheduler and KV manager may break. waits: times that the starvation limit may pass. merged_turns:
-    a machine may also find what waits from both its peers in one turn.
+    may end before max_tokens. kills: times that the worker may die; of a group of ranks, times that one of them may die
+    that is not the leader. breaks: times that the stream between scheduler and KV manager may break. waits: times that
+    the starvation limit may pass. merged_turns: a machine may also find what waits from both its peers in one turn.
+    stages, ranks_per_stage: the worker is a group of as many ranks.
     """
 
     jobs: tuple[JobSize, ...]
@@ -60,6 +61,12 @@ class Instance:
     breaks: int = 0
     waits: int = 0
     merged_turns: bool = False
+    stages: int = 1
+    ranks_per_stage: int = 1
+
+    @property
+    def rank_count(self) -> int:
+        return self.stages * self.ranks_per_stage
 
     @property
     def starvation_limit_s(self) -> float | None:

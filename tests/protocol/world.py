@@ -61,6 +61,8 @@ class State(NamedTuple):
     kills: int = 0
     breaks: int = 0
     waits: int = 0
+    group: Any = None
+    """The ranks, if there are several: a GroupState."""
 
 
 Step = tuple[Any, ...]
@@ -149,8 +151,8 @@ class World:
         if plan.epoch == state.epoch and not self._can_start(state.worker, plan):
             return
         may_end = [job_id for job_id in plan.sampling_job_ids if ord(job_id) - ord("a") in self.instance.early_ends]
-        for ended in _choices(may_end):
-            for cut in _choices([job_id for job_id in plan.may_be_cut_job_ids if job_id not in ended]):
+        for ended in choices(may_end):
+            for cut in choices([job_id for job_id in plan.may_be_cut_job_ids if job_id not in ended]):
                 yield ("run", ended, cut)
 
     def _is_forgotten(self, scheduler: int, job: int) -> bool:
@@ -367,7 +369,7 @@ class World:
         return known
 
 
-def _choices(jobs: list[JobId]) -> list[tuple[JobId, ...]]:
+def choices(jobs: list[JobId]) -> list[tuple[JobId, ...]]:
     """All subsets."""
     return [some for count in range(len(jobs) + 1) for some in combinations(jobs, count)]
 

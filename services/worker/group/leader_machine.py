@@ -1,0 +1,320 @@
+"""The leader of a group as a state machine: to scheduler and KV manager the group is one worker. No I/O, no clock, no
+torch.
+
+Theory of operation
+-------------------
+The leader passes on what the KV manager and the scheduler send, to each rank in the order in which it took it
+[relay-order], its own rank included. So the tables of all ranks change in the same order between the same plans, and
+Applied can be said for all at once. Done is said when every rank has copied [all-ranks-done], a result when every rank
+has run the plan: only then may the KV manager give a block away.
+
+A plan becomes a step when the tokens that it goes on from are back from the last stage. Which entries of ended jobs
+are passed over is decided there and nowhere else, so that all ranks compute the same rows.
+
+An epoch is formed when every rank is connected: each is told to begin, and when each is ready the leader says hello to
+scheduler and KV manager [epoch-after-rendezvous]. A rank that is lost or fails ends the epoch for all.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from services.domain.errors import ProtocolError
+from services.domain.ids import CommandNumber, Epoch
+from services.domain.iteration import Plan, WorkerCounters, WorkerResult
+from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, ReleaseBlocks
+from services.worker.group.messages import Begin, Copied, Failed, FromRank, Ran, Ready, Relayed, Run, ToRank
+from services.worker.group.rank_machine import has_copies
+from services.worker.step import OutputLedger, StepOutcome
+
+MOST_WAITING_PLANS = 64
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+class RankJoined(NamedTuple):
+    """A rank is connected, and fits."""
+
+    rank: int
+
+
+class RankLost(NamedTuple):
+    """A rank's connection ended."""
+
+    rank: int
+    reason: str
+
+
+class RankSaid(NamedTuple):
+    """A rank said something."""
+
+    rank: int
+    message: FromRank
+
+
+class EpochWanted(NamedTuple):
+    """Form this epoch as soon as all ranks are connected."""
+
+    begin: Begin
+
+
+class EpochOver(NamedTuple):
+    """The streams to scheduler and KV manager are closed."""
+
+
+class PlanTaken(NamedTuple):
+    """The scheduler sent a plan of the present epoch."""
+
+    plan: Plan
+
+
+class CommandTaken(NamedTuple):
+    """The KV manager sent a command of the present epoch."""
+
+    command: KvToWorker
+
+
+Event = RankJoined | RankLost | RankSaid | EpochWanted | EpochOver | PlanTaken | CommandTaken
+
+# --- actions ---------------------------------------------------------------------------------------------------------
+
+
+class Tell(NamedTuple):
+    """Say this to a rank."""
+
+    rank: int
+    message: ToRank
+
+
+class Hello(NamedTuple):
+    """Join scheduler and KV manager as this epoch."""
+
+    epoch: Epoch
+
+
+class Acknowledge(NamedTuple):
+    """Say this to the KV manager."""
+
+    answer: Applied | Done
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Say this to the scheduler."""
+
+    result: WorkerResult
+
+
+class EndEpoch(NamedTuple):
+    """Close both streams: the epoch has ended."""
+
+    epoch: Epoch
+    reason: str
+
+
+Action = Tell | Hello | Acknowledge | Report | EndEpoch
+
+
+class Phase(Enum):
+    """How far an epoch has come."""
+
+    OVER = "over"
+    GATHERING = "gathering"
+    FORMING = "forming"
+    WORKING = "working"
+
+
+@dataclass(slots=True)
+class _PlanUnderWay:
+    plan: Plan
+    outcomes: dict[int, StepOutcome] = field(default_factory=dict)
+
+
+class LeaderMachine:
+    """The leader of a group of `stage_count` stages of `ranks_per_stage` ranks each, numbered stage by stage."""
+
+    def __init__(self, stage_count: int, ranks_per_stage: int) -> None:
+        self._stages = [range(stage * ranks_per_stage, (stage + 1) * ranks_per_stage) for stage in range(stage_count)]
+        self._ranks = range(stage_count * ranks_per_stage)
+        self._sampling_rank = self._stages[-1][0]
+        self._joined: set[int] = set()
+        self._phase = Phase.OVER
+        self._begin: Begin | None = None
+        self._new_epoch()
+
+    def _new_epoch(self) -> None:
+        self._ready: set[int] = set()
+        self._ledger = OutputLedger()
+        self._waiting: deque[Plan] = deque()
+        self._under_way: deque[_PlanUnderWay] = deque()
+        self._copying: dict[CommandNumber, set[int]] = {}
+        """The ranks that still copy, by command."""
+        self._counters: dict[int, WorkerCounters] = {}
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks that are not connected."""
+        return tuple(rank for rank in self._ranks if rank not in self._joined)
+
+    def handle(self, event: Event) -> list[Action]:
+        """Takes one event. Raises ProtocolError when a peer sent what it can't send now."""
+        match event:
+            case RankSaid(rank, message):
+                return self._said(rank, message)
+            case PlanTaken(plan):
+                return self._plan_taken(plan)
+            case CommandTaken(command):
+                return self._command_taken(command)
+            case RankJoined(rank):
+                self._joined.add(rank)
+                return self._form()
+            case RankLost(rank, reason):
+                self._joined.discard(rank)
+                return self._end(f"rank {rank} was lost: {reason}")
+            case EpochWanted(begin):
+                self._begin, self._phase = begin, Phase.GATHERING
+                return self._form()
+            case EpochOver():
+                self._phase = Phase.OVER
+                return []
+
+    # --- epochs ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _epoch(self) -> Epoch:
+        return Epoch(0) if self._begin is None else self._begin.epoch
+
+    def _form(self) -> list[Action]:
+        if self._phase is not Phase.GATHERING or self.missing_ranks:
+            return []
+        assert self._begin is not None
+        self._phase = Phase.FORMING
+        self._new_epoch()
+        return self._tell_all(self._begin)
+
+    def _ready_rank(self, rank: int) -> list[Action]:
+        self._ready.add(rank)
+        if self._phase is not Phase.FORMING or len(self._ready) < len(self._ranks):  # [epoch-after-rendezvous]
+            return []
+        self._phase = Phase.WORKING
+        return [Hello(self._epoch)]
+
+    def _end(self, reason: str) -> list[Action]:
+        if self._phase not in (Phase.FORMING, Phase.WORKING):
+            return []
+        self._phase = Phase.OVER
+        return [EndEpoch(self._epoch, reason)]
+
+    def _tell_all(self, message: ToRank) -> list[Action]:
+        """The leader's own rank comes last: what is passed on is on its way before it takes effect here."""
+        return [Tell(rank, message) for rank in reversed(self._ranks)]
+
+    # --- what the ranks say ------------------------------------------------------------------------------------------
+
+    def _said(self, rank: int, message: FromRank) -> list[Action]:
+        if message.epoch != self._epoch or self._phase not in (Phase.FORMING, Phase.WORKING):
+            return []
+        match message:
+            case Ready():
+                return self._ready_rank(rank)
+            case Copied(_, command_number):
+                return self._copied(rank, command_number)
+            case Ran():
+                return self._ran(rank, message)
+            case Failed(_, reason):
+                return self._end(f"rank {rank}: {reason}")
+
+    def _copied(self, rank: int, command_number: CommandNumber) -> list[Action]:
+        copying = self._copying.get(command_number, set())
+        copying.discard(rank)
+        if copying or command_number not in self._copying:  # [all-ranks-done]
+            return []
+        del self._copying[command_number]
+        return [Acknowledge(Done(command_number))]
+
+    def _ran(self, rank: int, message: Ran) -> list[Action]:
+        one = next((one for one in self._under_way if one.plan.plan_number == message.plan_number), None)
+        if one is None or rank in one.outcomes:
+            raise ProtocolError(f"rank {rank} ran plan {message.plan_number}, which is not under way there")
+        one.outcomes[rank] = message.outcome
+        self._counters[rank] = message.counters
+        actions: list[Action] = []
+        if rank == self._sampling_rank:
+            self._ledger.take(message.plan_number, message.outcome.tokens)
+            actions += self._start()
+        if len(one.outcomes) == len(self._ranks):
+            self._under_way.remove(one)
+            actions.append(Report(self._result(one)))
+        return actions
+
+    def _result(self, one: _PlanUnderWay) -> WorkerResult:
+        """The plan took the compute of its stages, one after another; a stage is as slow as its slowest rank."""
+        outcomes, plan = one.outcomes, one.plan
+        duration_s = sum(max(outcomes[rank].compute_s for rank in stage) for stage in self._stages)
+        sampled = outcomes[self._sampling_rank]
+        result = IterationResult(plan.epoch, plan.plan_number, sampled.tokens, (), duration_s)
+        return WorkerResult(result, sampled.logprobs, counters_of_group(tuple(self._counters.values())))
+
+    # --- what scheduler and KV manager send --------------------------------------------------------------------------
+
+    def _plan_taken(self, plan: Plan) -> list[Action]:
+        if self._phase is not Phase.WORKING or plan.epoch != self._epoch:
+            return []
+        if len(self._waiting) >= MOST_WAITING_PLANS:
+            raise ProtocolError(f"{MOST_WAITING_PLANS} plans wait to be run")
+        if any(entry.cut_after_s is not None for entry in plan.entries):
+            raise ProtocolError(f"plan {plan.plan_number} limits a prefill, which a group of ranks can't give up")
+        self._waiting.append(plan)
+        return self._start()
+
+    def _start(self) -> list[Action]:
+        """Plans in order, each as soon as the tokens that it goes on from are known."""
+        actions: list[Action] = []
+        while self._waiting and not self._ledger.waits(self._waiting[0]):
+            plan = self._waiting.popleft()
+            self._under_way.append(_PlanUnderWay(plan))
+            actions += self._tell_all(Run(plan.epoch, self._ledger.step_of(plan)))
+        return actions
+
+    def _command_taken(self, command: KvToWorker) -> list[Action]:
+        if self._phase is not Phase.WORKING:
+            return []
+        if isinstance(command, ReleaseBlocks):
+            self._ledger.forget(command.job_id)
+        if has_copies(command):
+            self._copying[command.command_number] = set(self._ranks)
+        return [
+            *self._tell_all(Relayed(self._epoch, command)),  # [relay-order]
+            Acknowledge(Applied(command.command_number)),
+        ]
+
+    def state_key(self) -> Hashable:
+        """Everything that determines what the machine will do."""
+        under_way = tuple((one.plan.plan_number, tuple(sorted(one.outcomes))) for one in self._under_way)
+        copying = tuple((number, tuple(sorted(ranks))) for number, ranks in self._copying.items())
+        waiting = tuple(plan.plan_number for plan in self._waiting)
+        ledger = repr(self._ledger)
+        return (
+            self._phase,
+            self._begin,
+            frozenset(self._joined),
+            frozenset(self._ready),
+            waiting,
+            under_way,
+            copying,
+            ledger,
+        )
+
+
+def counters_of_group(ranks: Sequence[WorkerCounters]) -> WorkerCounters:
+    """Bytes are the sum over the ranks, seconds their mean."""
+    count = max(len(ranks), 1)
+    return WorkerCounters(
+        stall_s=sum(rank.stall_s for rank in ranks) / count,
+        busy_s=sum(rank.busy_s for rank in ranks) / count,
+        plan_wait_s=sum(rank.plan_wait_s for rank in ranks) / count,
+        offloaded_bytes=sum(rank.offloaded_bytes for rank in ranks),
+        uploaded_bytes=sum(rank.uploaded_bytes for rank in ranks),
+    )
