@@ -14,14 +14,21 @@ EXTRAS := gateway,worker,cli,dev
 UV_VERSION := 0.13.8
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo build/uv/bin/uv)
 
+# What `make images` builds and from what, see there.
+IMAGES ?=
+BASE ?=
+TAG ?=
+TORCH ?=
+SAVE ?=
+
 # QUICK=1 is a look at the figures in two minutes; FULL=1 takes hours: three seeds, thrice the jobs.
 QUICK ?=
 FULL ?=
 
-.PHONY: help install demo test check figures bench proto lock clean
+.PHONY: help install demo test check figures bench proto images lock clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
 
 install: $(INSTALLED) ## make .venv with the exact versions of requirements.lock
 
@@ -51,13 +58,18 @@ bench: $(INSTALLED) ## measure this machine, results under benchmarks/results/
 proto: $(INSTALLED) ## make the stubs anew
 	$(BIN)/python protos/generate.py
 
+# BASE=IMAGE is their base; TORCH=mounted leaves torch out of the worker's; IMAGES="gateway scheduler" builds those only.
+images: $(INSTALLED) ## build the container images and print their sizes
+	$(BIN)/python -m deploy.images.build $(IMAGES) $(if $(BASE),--base $(BASE)) $(if $(TAG),--tag $(TAG)) \
+		$(if $(TORCH),--torch $(TORCH)) $(if $(SAVE),--save $(SAVE))
+
 lock: $(INSTALLED) ## resolve requirements.lock anew from pyproject.toml, keeping versions that still fit
 	$(UV) pip compile --quiet --universal --python-version 3.11 --all-extras --no-header --no-annotate \
 		pyproject.toml -o requirements.lock
 
 clean: ## remove what was made, .venv too
 	rm -rf $(VENV) build dist out models/random .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
-	find models protos services tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find deploy models protos services tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 build/uv/bin/uv:
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --target build/uv uv==$(UV_VERSION)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.builders.repository_paths import ROOT
 
-FOLDERS = ("services", "evaluation", "profiles", "models", "benchmarks", "tests")
+FOLDERS = ("services", "deploy", "evaluation", "profiles", "models", "benchmarks", "tests")
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 70
 LIGHT_MODULES = (

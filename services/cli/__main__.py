@@ -6,6 +6,7 @@ import importlib
 import sys
 
 from services.runtime.command_line import CommandError, ExitCode, tell
+from services.runtime.early_end import accept_stop_signals, end_on_stop_signals
 
 # command -> (module with main(argv), one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -33,6 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "decide a recorded run again and compare (see up --record)",
     ),
 }
+
+
+SERVICES = frozenset({"gateway", "scheduler", "kvmanager", "worker"})
+"""Their containers begin with this command, and may be told to end at any moment."""
 
 
 def usage() -> str:
@@ -65,8 +70,12 @@ def run(command: str, argv: list[str]) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of `fastserve`; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        # Before a command's module is imported, which may take a second.
+        (end_on_stop_signals if SERVICES.intersection(arguments[:1]) else accept_stop_signals)()
     try:
-        return _main(sys.argv[1:] if argv is None else argv)
+        return _main(arguments)
     except KeyboardInterrupt:
         # Also while a command's module is imported, which may take a second.
         return ExitCode.INTERRUPTED

@@ -1,8 +1,8 @@
 """The life of a service's process: settings, logs, signals, the announcement that it is ready, and its end.
 
-`service_main` is the body of every service's `main`. The first SIGTERM or SIGINT sets `ServiceProcess.stopping`,
-whereupon `serve` drains and returns; the second ends the process at once. Errors with an outside cause end the process
-with one line on stderr and exit status 1.
+`service_main` is the body of every service's `main`. A SIGTERM or SIGINT ends a process that does not serve yet; the
+first one after that sets `ServiceProcess.stopping`, whereupon `serve` drains and returns; the second ends the process
+at once. Errors with an outside cause end the process with one line on stderr and exit status 1.
 
 A service started by another process gets its parent's process id (`--die-with-parent`) and is killed when the parent
 ends, even by SIGKILL: Linux sends the signal (prctl); elsewhere a thread checks every second whether the parent is
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from services.domain.errors import FastServeError, InvalidFieldError
+from services.runtime.early_end import STOP_SIGNALS, end_on_stop_signals
 from services.runtime.logs import set_up_logs
 from services.runtime.settings import Settings, load
 
@@ -31,26 +32,37 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_LOOK_S = 1.0
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class ServiceProcess(Generic[SettingsT]):
-    """A running service's view of its process."""
+    """A running service's view of its process, whose signals it takes if `has_signals`."""
 
-    def __init__(self, name: str, settings: SettingsT) -> None:
+    def __init__(self, name: str, settings: SettingsT, has_signals: bool = False) -> None:
         self.name = name
         self.settings = settings
+        self._has_signals = has_signals
         self.stopping = asyncio.Event()
-        """Set by the first signal; `serve` may set it too."""
+        """Set by the first signal that arrives while the service waits for it; `serve` may set it too."""
 
     def announce_ready(self, grpc: str, metrics: str | None = None) -> None:
         """Announces that the service is ready at these addresses: in one log line, and in the ready file."""
+        self._take_signals()
         if self.settings.ready_file is not None:
             write_ready_file(self.settings.ready_file, grpc, metrics)
         _log.info("ready %s %s", self.name, grpc)
 
+    def _take_signals(self) -> None:
+        if self._has_signals:
+            loop = asyncio.get_running_loop()
+            for number in STOP_SIGNALS:
+                loop.add_signal_handler(number, _on_signal, self, number)
+
     async def until_stopped(self, *tasks: "asyncio.Task[None]") -> None:
-        """Returns at the first signal. `tasks` must run forever: raises the exception that ended one of them."""
+        """Returns at the first signal. `tasks` must run forever: raises the exception that ended one of them.
+
+        Before this or `announce_ready` a signal ends the process at once, because there is nothing to drain.
+        """
+        self._take_signals()
         stopping = asyncio.create_task(self.stopping.wait())
         try:
             await asyncio.wait((stopping, *tasks), return_when=asyncio.FIRST_COMPLETED)
@@ -109,11 +121,7 @@ def _on_signal(process: ServiceProcess[SettingsT], number: int) -> None:
 
 
 async def _run(name: str, settings: SettingsT, serve: Callable[[ServiceProcess[SettingsT]], Awaitable[None]]) -> None:
-    process = ServiceProcess(name, settings)
-    loop = asyncio.get_running_loop()
-    for number in _STOP_SIGNALS:
-        loop.add_signal_handler(number, _on_signal, process, number)
-    await serve(process)
+    await serve(ServiceProcess(name, settings, has_signals=True))
 
 
 def service_main(
@@ -124,9 +132,10 @@ def service_main(
 ) -> int:
     """Runs a service until a signal ends it. Returns the exit status. `name` is also its table in the TOML file.
 
-    `serve` sets everything up, calls `announce_ready`, waits for `stopping`, drains and returns. It starts only after
+    `serve` sets everything up, calls `announce_ready`, waits `until_stopped`, drains and returns. It starts only after
     the settings have been read, so that a bad flag is reported without loading a model.
     """
+    end_on_stop_signals()
     try:
         settings = load(settings_class, name, sys.argv[1:] if argv is None else argv, os.environ)
         if settings.die_with_parent is not None:
@@ -136,9 +145,6 @@ def service_main(
     except FastServeError as error:
         print(f"fastserve {name}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        # The loop does not handle the signal yet, so there is nothing to drain.
-        return 128 + signal.SIGINT
     except Exception:
         _log.exception("the service ended because of a bug")
         return 1

@@ -16,7 +16,7 @@ from tests.builders.repository_paths import ROOT
 
 PAPERS = ROOT / "docs" / "papers.md"
 PROTOCOL = ROOT / "docs" / "protocol.md"
-CODE_FOLDERS = ("services", "evaluation", "profiles", "benchmarks", "tests", "models", "protos")
+CODE_FOLDERS = ("services", "deploy", "docker", "evaluation", "profiles", "benchmarks", "tests", "models", "protos")
 SOURCE_OF_REPORT = ROOT / "evaluation" / "conclusions.md"
 """With its marks it is no document; what is made of it, docs/evaluation/REPORT.md, is one."""
 DOCUMENTS = sorted(

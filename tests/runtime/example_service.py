@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 
 from pydantic import Field
 
@@ -15,7 +16,7 @@ class ExampleSettings(Settings):
     """What the example can be told."""
 
     listen: Address = "127.0.0.1:0"
-    ending: str = Field("drains", description="drains, hangs, refuses or breaks")
+    ending: str = Field("drains", description="drains, hangs, loads, refuses or breaks")
 
 
 async def serve(process: ServiceProcess[ExampleSettings]) -> None:
@@ -23,11 +24,14 @@ async def serve(process: ServiceProcess[ExampleSettings]) -> None:
         raise ModelFolderError("the folder is missing")
     if process.settings.ending == "breaks":
         raise KeyError("a bug")
+    if process.settings.ending == "loads":
+        print("loading", file=sys.stderr, flush=True)
+        threading.Event().wait()
     server = RpcServer(process.settings.listen, [], lambda server: None)
     await server.start()
     await server.set_ready(True)
     process.announce_ready(server.address, "127.0.0.1:9")
-    await process.stopping.wait()
+    await process.until_stopped()
     if process.settings.ending == "hangs":
         await asyncio.Event().wait()
     await server.stop(grace_s=1.0)

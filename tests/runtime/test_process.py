@@ -144,3 +144,29 @@ async def test_a_service_runs_until_it_is_told_to_stop_or_one_of_its_tasks_fails
         )
     await cancelled(lasting)
     assert lasting.cancelled()
+
+
+async def test_a_service_that_is_told_to_end_while_it_loads_ends_at_once_with_0() -> None:
+    async with started("--ending", "loads") as process:
+        await read_until(process, "loading")
+        process.send_signal(signal.SIGTERM)
+        assert (await end_of(process))[0] == 0
+
+
+BLOCKED = ("env", "--block-signal=TERM", "--block-signal=INT")
+"""What an image starts Python with (docker/fastserve)."""
+SERVICES = ("gateway", "scheduler", "kvmanager", "worker")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_a_service_told_to_end_before_python_has_begun_ends_with_0(service: str) -> None:
+    """The launcher's shell stands for the time before the interpreter: the signal is there before Python is."""
+    command = f'kill -TERM $$; exec "{sys.executable}" -m services.cli {service}'
+    process = await asyncio.create_subprocess_exec(*BLOCKED, "sh", "-c", command, stderr=PIPE, stdout=PIPE, cwd=ROOT)
+    assert await end_of(process) == (0, "")
+
+
+async def test_a_command_that_is_no_service_ends_by_a_signal_it_was_started_with_as_ever() -> None:
+    command = f'kill -TERM $$; exec "{sys.executable}" -m services.cli top'
+    process = await asyncio.create_subprocess_exec(*BLOCKED, "sh", "-c", command, stderr=PIPE, stdout=PIPE, cwd=ROOT)
+    assert await end_of(process) == (-signal.SIGTERM, "")
