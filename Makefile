@@ -25,17 +25,20 @@ SAVE ?=
 QUICK ?=
 FULL ?=
 
-.PHONY: help install demo test check figures bench proto images lock clean
+.PHONY: help install front demo test check figures bench proto images lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
 
-install: $(INSTALLED) ## make .venv with the exact versions of requirements.lock
+install: $(INSTALLED) front ## make .venv with the exact versions of requirements.lock, and build the REST front
 
-demo: $(INSTALLED) ## serve the bundled model, stream a completion, run a burst under FCFS and FastServe, draw pictures
+front: $(INSTALLED)
+	$(BIN)/python rest/build.py --uv $(UV)
+
+demo: $(INSTALLED) front ## serve the bundled model, stream a completion, run a burst under FCFS and FastServe, draw pictures
 	$(BIN)/python -m services.cli.bench.demo
 
-test: $(INSTALLED) ## run the whole test suite
+test: $(INSTALLED) front ## run the whole test suite
 	$(BIN)/pytest
 
 check: $(INSTALLED) ## format, lint, types, import rings, proto lint, stubs current
@@ -43,7 +46,7 @@ check: $(INSTALLED) ## format, lint, types, import rings, proto lint, stubs curr
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python protos/generate.py --check
+	$(BIN)/python protos/generate.py --check --uv $(UV)
 	mkdir -p build
 	$(BIN)/python protos/generate.py --image build/protos.binpb
 	$(BIN)/buf lint build/protos.binpb --path fastserve --config protos/buf.yaml
@@ -52,11 +55,11 @@ figures: $(INSTALLED) ## simulate both evaluations: docs/evaluation/ (the papers
 	$(BIN)/python -m evaluation.default_policy $(if $(QUICK),--quick)
 	$(BIN)/fastserve figures $(if $(QUICK),--quick) $(if $(FULL),--full) --out docs/evaluation
 
-bench: $(INSTALLED) ## measure this machine, results under benchmarks/results/
+bench: $(INSTALLED) front ## measure this machine, results under benchmarks/results/
 	$(BIN)/python -m benchmarks.run
 
 proto: $(INSTALLED) ## make the stubs anew
-	$(BIN)/python protos/generate.py
+	$(BIN)/python protos/generate.py --uv $(UV)
 
 # BASE=IMAGE is their base; TORCH=mounted leaves torch out of the worker's; IMAGES="gateway scheduler" builds those only.
 images: $(INSTALLED) ## build the container images and print their sizes

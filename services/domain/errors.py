@@ -16,6 +16,10 @@ class InvalidFieldError(FastServeError):
         self.field = field
 
 
+class ContextLengthError(InvalidFieldError):
+    """A prompt, or prompt and output together, are longer than what the model or a job's KV may hold."""
+
+
 class UnknownModelError(FastServeError):
     """The request names a model that is not served here (NOT_FOUND)."""
 

@@ -5,12 +5,19 @@ import gc
 import time
 import uuid
 
+import grpc
+
 from services.gateway.admin_client import AdminClient
 from services.gateway.driver import GatewayDriver, GatewayModel
+from services.gateway.front.service import FRONT_SERVICE, register_front
 from services.gateway.gateway_link import GatewayLink
 from services.gateway.generation.validation import ModelLimits
 from services.gateway.metrics import GatewayMetrics, ServerStatusCollector
 from services.gateway.model_tokenizer import ModelTokenizer
+from services.gateway.openai.calls import OpenAiCalls
+from services.gateway.openai.chat_template import load_template
+from services.gateway.openai.quiet_streams import QuietStreams
+from services.gateway.openai.service import OPENAI_SERVICE, register_openai
 from services.gateway.service import ADMIN_SERVICE, INFERENCE_SERVICE, register
 from services.gateway.settings import GatewaySettings
 from services.runtime.channel import open_channel
@@ -46,10 +53,17 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
         link = GatewayLink(channel, settings.scheduler, uuid.uuid4().hex, fingerprint(settings.model))
         admin = AdminClient(channel)
         driver = GatewayDriver(model, link, metrics, settings.max_open_requests, readiness.set)
+        calls = OpenAiCalls(driver, load_template(settings.model), QuietStreams())
+
+        def register_all(grpc_server: grpc.aio.Server) -> None:
+            register(grpc_server, driver, admin)
+            register_openai(grpc_server, calls)
+            register_front(grpc_server, calls)
+
         server = RpcServer(
             join_address(settings.host, settings.grpc_port),
-            (INFERENCE_SERVICE, ADMIN_SERVICE),
-            lambda grpc_server: register(grpc_server, driver, admin),
+            (INFERENCE_SERVICE, ADMIN_SERVICE, OPENAI_SERVICE, FRONT_SERVICE),
+            register_all,
         )
         metrics_server = MetricsServer(settings.host, settings.metrics_port, registry)
         registry.register(
@@ -60,6 +74,7 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
         await server.start()
         process.announce_ready(server.address, metrics_server.address)
         follower = asyncio.create_task(readiness.follow(server))
+        calls_task = asyncio.create_task(calls.run())
         link_task = asyncio.create_task(link.run(driver.on_limits, driver.on_updates, driver.on_lost))
         try:
             await process.until_stopped(link_task)
@@ -67,7 +82,7 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
             await link.flush()
         finally:
             await server.stop(CLOSE_LIMIT_S)
-            await cancelled(follower, link_task)
+            await cancelled(follower, calls_task, link_task)
             driver.close()
             # Its thread may be asking this loop; so it is stopped from another one.
             await asyncio.to_thread(metrics_server.stop)

@@ -20,8 +20,8 @@ from typing import Protocol
 
 from services.domain.errors import (
     AdmissionFullError,
+    ContextLengthError,
     DuplicateRequestError,
-    InvalidFieldError,
     NotReadyError,
     ProtocolError,
 )
@@ -65,8 +65,8 @@ class GatewayModel:
     created_s: int
 
 
-def _over_context(context: int, least: int) -> InvalidFieldError:
-    return InvalidFieldError(
+def _over_context(context: int, least: int) -> ContextLengthError:
+    return ContextLengthError(
         "text", f"must leave room for output in the context of {context} tokens, got at least {least} tokens"
     )
 

@@ -106,6 +106,9 @@ class ModelTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._added: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.added_tokens = {token.content: bool(token.special) for token in added.values()}
+        """The tokens beside the vocabulary, and whether each is special."""
+        self._without_special: Any = None
         self._bytes: dict[int, bytes] = {}
         steps = _steps(described["decoder"])
         self._bytes_of = (
@@ -116,6 +119,19 @@ class ModelTokenizer:
     def encode(self, text: str) -> "array[int]":
         """The tokens of the text, with the special tokens that the tokenizer's post-processor adds."""
         return array("I", _called(self._tokenizer.encode, text).ids)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The tokens of a text that has all its special tokens in it."""
+        ids: list[int] = _called(self._tokenizer.encode, text, add_special_tokens=False).ids
+        return ids
+
+    def encode_as_text(self, text: str) -> list[int]:
+        """The tokens of a text in which what spells a special token is plain text."""
+        if self._without_special is None:
+            self._without_special = Tokenizer.from_str(self._tokenizer.to_str())
+            self._without_special.encode_special_tokens = True
+        ids: list[int] = _called(self._without_special.encode, text, add_special_tokens=False).ids
+        return ids
 
     def far_exceeds(self, text: str, tokens: int) -> bool:
         """Whether the text has far more than this many tokens, at the cost of tokenizing about twice that many.
@@ -148,6 +164,12 @@ class ModelTokenizer:
         if known is None:
             known = self._bytes[token_id] = self._read_bytes(token_id)
         return known
+
+    def spelled(self, token_id: int) -> bytes:
+        """The bytes by which a token is shown on its own: those of its text, also for a special token."""
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        return self.decode([token_id]).encode() if self._bytes_of is None else self.token_bytes(token_id)
 
     def detokenizer(self, context: Sequence[int]) -> Detokenizer:
         """A detokenizer for output that follows these tokens."""

@@ -18,7 +18,8 @@ async def running_server(flags: Sequence[str], log: Path) -> AsyncIterator[str]:
 
     Raises CommandError with the last line of the log if it can't come up.
     """
-    argv = [sys.executable, "-m", "services.cli", "up", "--grpc-port", "0", "--metrics-port", "0", *flags]
+    argv = [sys.executable, "-m", "services.cli", "up", "--grpc-port", "0", "--http-port", "0"]
+    argv += ["--metrics-port", "0", *flags]
     with log.open("wb") as lines:
         process = await asyncio.create_subprocess_exec(
             *argv, "--die-with-parent", str(os.getpid()), stdout=asyncio.subprocess.PIPE, stderr=lines

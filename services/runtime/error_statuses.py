@@ -7,7 +7,7 @@ a code that is not in the table comes back as PeerFailedError.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import grpc
@@ -36,6 +36,14 @@ MOST_MESSAGE_BYTES = 1000
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
+class ErrorInformation(NamedTuple):
+    """A google.rpc.ErrorInfo: what another interface calls the error. `domain` is that interface."""
+
+    reason: str
+    domain: str
+    metadata: Mapping[str, str]
+
+
 class ErrorStatus(NamedTuple):
     """The content of a status. `field` and `retry_after_s` are None for codes without them."""
 
@@ -43,6 +51,7 @@ class ErrorStatus(NamedTuple):
     message: str
     field: str | None = None
     retry_after_s: float | None = None
+    information: ErrorInformation | None = None
 
 
 class _Row(NamedTuple):
@@ -132,11 +141,19 @@ def _details(status: ErrorStatus) -> list[Any]:
         whole_s = math.floor(status.retry_after_s)
         delay = duration_pb2.Duration(seconds=whole_s, nanos=int((status.retry_after_s - whole_s) * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    if status.information is not None:
+        reason, domain, metadata = status.information
+        details.append(error_details_pb2.ErrorInfo(reason=reason, domain=domain, metadata=metadata))
     return details
 
 
 def to_grpc(status: ErrorStatus) -> grpc.Status:
     """A status for `context.abort_with_status`; also used for its parts: code, details, trailing metadata."""
+    return rpc_status.to_status(to_status(status))
+
+
+def to_status(status: ErrorStatus) -> status_pb2.Status:
+    """A status as a message."""
     bounded = status._replace(
         message=status.message.encode("utf-8", "replace")[:MOST_MESSAGE_BYTES].decode("utf-8", "ignore")
     )
@@ -146,7 +163,7 @@ def to_grpc(status: ErrorStatus) -> grpc.Status:
         packed = any_pb2.Any()
         packed.Pack(detail)
         message.details.append(packed)
-    return rpc_status.to_status(message)
+    return message
 
 
 def _read_details(message: status_pb2.Status, status: ErrorStatus) -> ErrorStatus:

@@ -80,14 +80,15 @@ async def cancelled(*tasks: "asyncio.Task[None]") -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def write_ready_file(path: Path, grpc: str, metrics: str | None) -> None:
-    """Writes the addresses as JSON, atomically.
+def write_ready_file(path: Path, grpc: str, metrics: str | None, http: str | None = None) -> None:
+    """Writes the addresses as JSON, atomically; `http` only if there is one.
 
     Raises InvalidFieldError if the file can't be written.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(json.dumps({"grpc": grpc, "metrics": metrics}) + "\n", encoding="utf-8")
+        addresses = {"grpc": grpc, "metrics": metrics} | ({} if http is None else {"http": http})
+        part.write_text(json.dumps(addresses) + "\n", encoding="utf-8")
         part.replace(path)
     except OSError as error:
         raise InvalidFieldError("--ready-file", f"can't write {path}: {error.strerror}") from None

@@ -77,7 +77,8 @@ def test_a_worker_refuses_a_bad_model_folder_in_one_line(make: Callable[[Path], 
 @pytest.mark.parametrize("make", [truncated, unsupported])
 def test_up_ends_with_the_reason_of_the_service_that_refused(make: Callable[[Path], str], tmp_path: Path) -> None:
     reason = make(tmp_path / "model")
-    line = end_of("services.cli", "up", "--model", str(tmp_path / "model"), "--grpc-port", "0", "--metrics-port", "0")
+    free = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
+    line = end_of("services.cli", "up", "--model", str(tmp_path / "model"), *free)
     assert line.startswith("fastserve up: ")
     assert reason in line
 
@@ -94,7 +95,8 @@ def test_up_ends_with_the_reason_of_the_service_that_refused(make: Callable[[Pat
             ("services.worker", "--model", str(BUNDLED), "--scheduler", NOBODY, "--kv-manager", NOBODY),
             "--health-listen",
         ),
-        (("services.cli", "up", "--metrics-port", "0"), "--grpc-port"),
+        (("services.cli", "up", "--metrics-port", "0", "--http-port", "0"), "--grpc-port"),
+        (("services.cli", "up", "--metrics-port", "0", "--grpc-port", "0"), "--http-port"),
     ],
 )
 def test_a_port_in_use_is_told_in_one_line(argv: tuple[str, ...], flag: str, taken_port: str) -> None:

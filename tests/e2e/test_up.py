@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -16,8 +18,10 @@ from tests.builders.waits import wait_until
 pytestmark = pytest.mark.timeout(240)
 
 LIMIT_S = 90.0
-SERVICES = {"gateway", "scheduler", "kvmanager", "worker"}
-READY_LINE = re.compile(r"ready grpc=(127\.0\.0\.1:[1-9]\d*) metrics=(127\.0\.0\.1:[1-9]\d*)\n")
+SERVICES = {"gateway", "scheduler", "kvmanager", "worker", "rest"}
+READY_LINE = re.compile(
+    r"ready grpc=(127\.0\.0\.1:[1-9]\d*) http=(127\.0\.0\.1:[1-9]\d*) metrics=(127\.0\.0\.1:[1-9]\d*)\n"
+)
 FASTSERVE = (sys.executable, "-m", "services.cli")
 
 
@@ -26,7 +30,18 @@ class Up:
 
     def __init__(self, folder: Path) -> None:
         self.log_path = folder / "log"
-        flags = ("--grpc-port", "0", "--metrics-port", "0", "--threads", "1", "--kv-device-tokens", "4096")
+        flags = (
+            "--grpc-port",
+            "0",
+            "--http-port",
+            "0",
+            "--metrics-port",
+            "0",
+            "--threads",
+            "1",
+            "--kv-device-tokens",
+            "4096",
+        )
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
                 [*FASTSERVE, "up", *flags], stdout=subprocess.PIPE, stderr=log, text=True, env=environment()
@@ -38,6 +53,7 @@ class Up:
         line = self.process.stdout.readline()
         match = READY_LINE.fullmatch(line)
         assert match, f"{line!r}\n{self.log()}"
+        self.http = match[2]
         return match[1]
 
     def log(self) -> str:
@@ -54,6 +70,8 @@ class Up:
                 continue
             if parent == self.process.pid and "-m" in words:
                 found[int(stat.parent.name)] = words[words.index("-m") + 1].removeprefix("services.")
+            elif parent == self.process.pid:
+                found[int(stat.parent.name)] = Path(words[0]).name.removeprefix("fastserve-")
         return found
 
     def ended(self) -> tuple[int, str]:
@@ -69,6 +87,19 @@ def environment() -> dict[str, str]:
 def generate(server: str, *flags: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     argv = [*FASTSERVE, "generate", "--server", server, *flags]
     return subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, input=stdin)
+
+
+def rest_completion(address: str) -> str | None:
+    """The text of a greedy completion over REST; None if there is no answer."""
+    body = {"model": "fastserve-bundled", "prompt": "def main(argv):\n", "max_tokens": 8, "temperature": 0}
+    headers = {"Content-Type": "application/json"}
+    request = Request(f"http://{address}/v1/completions", json.dumps(body).encode(), headers)
+    try:
+        with urlopen(request, timeout=LIMIT_S) as answer:
+            text: str = json.load(answer)["choices"][0]["text"]
+            return text
+    except (ConnectionError, URLError):
+        return None
 
 
 def are_gone(pids: dict[int, str]) -> bool:
@@ -89,6 +120,10 @@ def test_up_serves_generate_restarts_a_killed_worker_and_ends_with_0_on_sigterm(
     assert set(children.values()) == SERVICES
 
     check_generate(server)
+    text = rest_completion(up.http)
+    front = next(pid for pid, name in children.items() if name == "rest")
+    os.kill(front, signal.SIGKILL)
+    wait_until(lambda: rest_completion(up.http) == text, "the front is back at its port", 20.0)
 
     worker = next(pid for pid, name in children.items() if name == "worker")
     os.kill(worker, signal.SIGKILL)

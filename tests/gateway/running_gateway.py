@@ -91,11 +91,10 @@ async def running_gateway(
     """A gateway on free ports, stopped at the end."""
     process = ProcessInTest(
         GatewaySettings(
-            grpc_port=0,
             scheduler=scheduler,
             model=model,
             served_model_name=MODEL_NAME,
-            **{"drain_limit": 0.0, **settings},
+            **{"grpc_port": 0, "drain_limit": 0.0, **settings},
         )
     )
     serving = asyncio.create_task(serve(process))

@@ -22,33 +22,38 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x61stserve/v1/admin.proto\x12\x0c\x66\x61stserve.v1\"\x12\n\x10GetStatusRequest\"9\n\x11GetStatusResponse\x12$\n\x06status\x18\x01 \x01(\x0b\x32\x14.fastserve.v1.Status\"<\n\x12WatchStatusRequest\x12\x17\n\ninterval_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_interval_s\";\n\x13WatchStatusResponse\x12$\n\x06status\x18\x01 \x01(\x0b\x32\x14.fastserve.v1.Status\"\x91\x02\n\x06Status\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x11\n\tkv_policy\x18\x03 \x01(\t\x12)\n\x06groups\x18\x04 \x03(\x0b\x32\x19.fastserve.v1.GroupStatus\x12(\n\x08\x63ounters\x18\x05 \x01(\x0b\x32\x16.fastserve.v1.Counters\x12\x10\n\x08uptime_s\x18\x06 \x01(\x01\x12\x17\n\x0fmax_queued_jobs\x18\x07 \x01(\r\x12\x1c\n\x14\x61\x64mission_rejections\x18\x08 \x01(\x04\x12\x37\n\x10iteration_tokens\x18\t \x01(\x0b\x32\x1d.fastserve.v1.IterationTokens\"\xb5\x02\n\x0bGroupStatus\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05ready\x18\x02 \x01(\x08\x12)\n\x06levels\x18\x03 \x03(\x0b\x32\x19.fastserve.v1.LevelStatus\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x13\n\x0bswapped_out\x18\x06 \x01(\r\x12\x1b\n\x13\x64\x65vice_blocks_total\x18\x07 \x01(\r\x12\x1a\n\x12\x64\x65vice_blocks_free\x18\x08 \x01(\r\x12\x19\n\x11host_blocks_total\x18\t \x01(\r\x12\x18\n\x10host_blocks_free\x18\n \x01(\r\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x0c \x01(\t\x12\x14\n\x0cworker_joins\x18\r \x01(\r\"f\n\x0bLevelStatus\x12\r\n\x05level\x18\x01 \x01(\r\x12\x11\n\tquantum_s\x18\x02 \x01(\x01\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x13\n\x0bswapped_out\x18\x05 \x01(\r\"\xbc\x02\n\x08\x43ounters\x12\x13\n\x0bpreemptions\x18\x01 \x01(\x04\x12\x12\n\npromotions\x18\x02 \x01(\x04\x12\x11\n\tdemotions\x18\x03 \x01(\x04\x12\x12\n\niterations\x18\x04 \x01(\x04\x12\x17\n\x0foffloaded_bytes\x18\x05 \x01(\x04\x12\x16\n\x0euploaded_bytes\x18\x06 \x01(\x04\x12\x19\n\x11recomputed_tokens\x18\x07 \x01(\x04\x12\x0f\n\x07stall_s\x18\x08 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\t \x01(\x01\x12\x13\n\x0bplan_wait_s\x18\n \x01(\x01\x12\x15\n\rprompt_tokens\x18\x0b \x01(\x04\x12\x19\n\x11generation_tokens\x18\x0c \x01(\x04\x12\x15\n\rjobs_admitted\x18\r \x01(\x04\x12\x15\n\rjobs_finished\x18\x0e \x01(\x04\">\n\x0fIterationTokens\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x04\x32\xb2\x01\n\x0c\x41\x64minService\x12L\n\tGetStatus\x12\x1e.fastserve.v1.GetStatusRequest\x1a\x1f.fastserve.v1.GetStatusResponse\x12T\n\x0bWatchStatus\x12 .fastserve.v1.WatchStatusRequest\x1a!.fastserve.v1.WatchStatusResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x61stserve/v1/admin.proto\x12\x0c\x66\x61stserve.v1\x1a\x1cgoogle/api/annotations.proto\"\x12\n\x10GetStatusRequest\"9\n\x11GetStatusResponse\x12$\n\x06status\x18\x01 \x01(\x0b\x32\x14.fastserve.v1.Status\"<\n\x12WatchStatusRequest\x12\x17\n\ninterval_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_interval_s\";\n\x13WatchStatusResponse\x12$\n\x06status\x18\x01 \x01(\x0b\x32\x14.fastserve.v1.Status\"\x91\x02\n\x06Status\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x11\n\tkv_policy\x18\x03 \x01(\t\x12)\n\x06groups\x18\x04 \x03(\x0b\x32\x19.fastserve.v1.GroupStatus\x12(\n\x08\x63ounters\x18\x05 \x01(\x0b\x32\x16.fastserve.v1.Counters\x12\x10\n\x08uptime_s\x18\x06 \x01(\x01\x12\x17\n\x0fmax_queued_jobs\x18\x07 \x01(\r\x12\x1c\n\x14\x61\x64mission_rejections\x18\x08 \x01(\x04\x12\x37\n\x10iteration_tokens\x18\t \x01(\x0b\x32\x1d.fastserve.v1.IterationTokens\"\xb5\x02\n\x0bGroupStatus\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05ready\x18\x02 \x01(\x08\x12)\n\x06levels\x18\x03 \x03(\x0b\x32\x19.fastserve.v1.LevelStatus\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x13\n\x0bswapped_out\x18\x06 \x01(\r\x12\x1b\n\x13\x64\x65vice_blocks_total\x18\x07 \x01(\r\x12\x1a\n\x12\x64\x65vice_blocks_free\x18\x08 \x01(\r\x12\x19\n\x11host_blocks_total\x18\t \x01(\r\x12\x18\n\x10host_blocks_free\x18\n \x01(\r\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x0c \x01(\t\x12\x14\n\x0cworker_joins\x18\r \x01(\r\"f\n\x0bLevelStatus\x12\r\n\x05level\x18\x01 \x01(\r\x12\x11\n\tquantum_s\x18\x02 \x01(\x01\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x13\n\x0bswapped_out\x18\x05 \x01(\r\"\xbc\x02\n\x08\x43ounters\x12\x13\n\x0bpreemptions\x18\x01 \x01(\x04\x12\x12\n\npromotions\x18\x02 \x01(\x04\x12\x11\n\tdemotions\x18\x03 \x01(\x04\x12\x12\n\niterations\x18\x04 \x01(\x04\x12\x17\n\x0foffloaded_bytes\x18\x05 \x01(\x04\x12\x16\n\x0euploaded_bytes\x18\x06 \x01(\x04\x12\x19\n\x11recomputed_tokens\x18\x07 \x01(\x04\x12\x0f\n\x07stall_s\x18\x08 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\t \x01(\x01\x12\x13\n\x0bplan_wait_s\x18\n \x01(\x01\x12\x15\n\rprompt_tokens\x18\x0b \x01(\x04\x12\x19\n\x11generation_tokens\x18\x0c \x01(\x04\x12\x15\n\rjobs_admitted\x18\r \x01(\x04\x12\x15\n\rjobs_finished\x18\x0e \x01(\x04\">\n\x0fIterationTokens\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x04\x32\xf4\x01\n\x0c\x41\x64minService\x12j\n\tGetStatus\x12\x1e.fastserve.v1.GetStatusRequest\x1a\x1f.fastserve.v1.GetStatusResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/fastserve/v1/status\x12x\n\x0bWatchStatus\x12 .fastserve.v1.WatchStatusRequest\x1a!.fastserve.v1.WatchStatusResponse\"\"\x82\xd3\xe4\x93\x02\x1c\x12\x1a/fastserve/v1/status:watch0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fastserve.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETSTATUSREQUEST']._serialized_start=42
-  _globals['_GETSTATUSREQUEST']._serialized_end=60
-  _globals['_GETSTATUSRESPONSE']._serialized_start=62
-  _globals['_GETSTATUSRESPONSE']._serialized_end=119
-  _globals['_WATCHSTATUSREQUEST']._serialized_start=121
-  _globals['_WATCHSTATUSREQUEST']._serialized_end=181
-  _globals['_WATCHSTATUSRESPONSE']._serialized_start=183
-  _globals['_WATCHSTATUSRESPONSE']._serialized_end=242
-  _globals['_STATUS']._serialized_start=245
-  _globals['_STATUS']._serialized_end=518
-  _globals['_GROUPSTATUS']._serialized_start=521
-  _globals['_GROUPSTATUS']._serialized_end=830
-  _globals['_LEVELSTATUS']._serialized_start=832
-  _globals['_LEVELSTATUS']._serialized_end=934
-  _globals['_COUNTERS']._serialized_start=937
-  _globals['_COUNTERS']._serialized_end=1253
-  _globals['_ITERATIONTOKENS']._serialized_start=1255
-  _globals['_ITERATIONTOKENS']._serialized_end=1317
-  _globals['_ADMINSERVICE']._serialized_start=1320
-  _globals['_ADMINSERVICE']._serialized_end=1498
+  _globals['_ADMINSERVICE'].methods_by_name['GetStatus']._loaded_options = None
+  _globals['_ADMINSERVICE'].methods_by_name['GetStatus']._serialized_options = b'\202\323\344\223\002\026\022\024/fastserve/v1/status'
+  _globals['_ADMINSERVICE'].methods_by_name['WatchStatus']._loaded_options = None
+  _globals['_ADMINSERVICE'].methods_by_name['WatchStatus']._serialized_options = b'\202\323\344\223\002\034\022\032/fastserve/v1/status:watch'
+  _globals['_GETSTATUSREQUEST']._serialized_start=72
+  _globals['_GETSTATUSREQUEST']._serialized_end=90
+  _globals['_GETSTATUSRESPONSE']._serialized_start=92
+  _globals['_GETSTATUSRESPONSE']._serialized_end=149
+  _globals['_WATCHSTATUSREQUEST']._serialized_start=151
+  _globals['_WATCHSTATUSREQUEST']._serialized_end=211
+  _globals['_WATCHSTATUSRESPONSE']._serialized_start=213
+  _globals['_WATCHSTATUSRESPONSE']._serialized_end=272
+  _globals['_STATUS']._serialized_start=275
+  _globals['_STATUS']._serialized_end=548
+  _globals['_GROUPSTATUS']._serialized_start=551
+  _globals['_GROUPSTATUS']._serialized_end=860
+  _globals['_LEVELSTATUS']._serialized_start=862
+  _globals['_LEVELSTATUS']._serialized_end=964
+  _globals['_COUNTERS']._serialized_start=967
+  _globals['_COUNTERS']._serialized_end=1283
+  _globals['_ITERATIONTOKENS']._serialized_start=1285
+  _globals['_ITERATIONTOKENS']._serialized_end=1347
+  _globals['_ADMINSERVICE']._serialized_start=1350
+  _globals['_ADMINSERVICE']._serialized_end=1594
 # @@protoc_insertion_point(module_scope)

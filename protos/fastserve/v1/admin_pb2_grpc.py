@@ -64,6 +64,7 @@ class AdminServiceServicer:
         """WatchStatus gives a snapshot at once and then one every interval until the client goes.
 
         Status codes: INVALID_ARGUMENT (`interval_s` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry).
+        Over REST: one line {"result": WatchStatusResponse} a snapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,6 +42,7 @@ class AdminServiceStub:
     """WatchStatus gives a snapshot at once and then one every interval until the client goes.
 
     Status codes: INVALID_ARGUMENT (`interval_s` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry).
+    Over REST: one line {"result": WatchStatusResponse} a snapshot.
     """
 
 @_typing.type_check_only
@@ -58,6 +59,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """WatchStatus gives a snapshot at once and then one every interval until the client goes.
 
     Status codes: INVALID_ARGUMENT (`interval_s` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry).
+    Over REST: one line {"result": WatchStatusResponse} a snapshot.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -83,6 +85,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """WatchStatus gives a snapshot at once and then one every interval until the client goes.
 
         Status codes: INVALID_ARGUMENT (`interval_s` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry).
+        Over REST: one line {"result": WatchStatusResponse} a snapshot.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -71,6 +71,7 @@ class InferenceServiceServicer:
         DEADLINE_EXCEEDED    the client's deadline passed before the end.
         CANCELLED            the client went away.
         INTERNAL             a bug of the server; it has been logged.
+        Over REST: one line {"result": GenerateResponse} a message, in protobuf's JSON with the names of this file.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -59,6 +59,7 @@ class InferenceServiceStub:
       DEADLINE_EXCEEDED    the client's deadline passed before the end.
       CANCELLED            the client went away.
       INTERNAL             a bug of the server; it has been logged.
+    Over REST: one line {"result": GenerateResponse} a message, in protobuf's JSON with the names of this file.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     """ListModels names the models that this endpoint serves.
@@ -91,6 +92,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
       DEADLINE_EXCEEDED    the client's deadline passed before the end.
       CANCELLED            the client went away.
       INTERNAL             a bug of the server; it has been logged.
+    Over REST: one line {"result": GenerateResponse} a message, in protobuf's JSON with the names of this file.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     """ListModels names the models that this endpoint serves.
@@ -126,6 +128,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
           DEADLINE_EXCEEDED    the client's deadline passed before the end.
           CANCELLED            the client went away.
           INTERNAL             a bug of the server; it has been logged.
+        Over REST: one line {"result": GenerateResponse} a message, in protobuf's JSON with the names of this file.
         """
 
     @_abc_1.abstractmethod

@@ -11,7 +11,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from services.cli.up.service_process import ServiceAddresses, ServiceCommand
+from services.cli.up.rest_front import FRONT, REST, front_command
+from services.cli.up.service_process import ServiceAddresses, ServiceCommand, log
 from services.cli.up.supervisor import supervise
 from services.cli.up.up_settings import SERVICES, UpOnlySettings, UpSettings, names, passed_on, resolved
 from services.domain.errors import FastServeError
@@ -41,13 +42,21 @@ def _port(address: str | None) -> str:
     return "0" if address is None else address.rpartition(":")[2]
 
 
-def service_commands(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> list[ServiceCommand]:
-    """The four services with their own flags, in the order in which they start; the one that ends first comes last.
+def service_commands(
+    flags: Mapping[str, Sequence[str]], environ: Mapping[str, str], http_port: int = 0, front: Path = FRONT
+) -> list[ServiceCommand]:
+    """The services with their own flags, in the order in which they start; the one that ends first comes last. The REST
+    front is left out, with a line in the log, if its program is not there.
 
     Raises InvalidFieldError for an invalid setting in a service's own table or environment.
     """
     scheduler_drain_s = resolved(SchedulerSettings, "scheduler", flags["scheduler"], environ).drain_limit
-    gateway_drain_s = resolved(GatewaySettings, "gateway", flags["gateway"], environ).drain_limit
+    gateway_settings = resolved(GatewaySettings, "gateway", flags["gateway"], environ)
+    gateway_drain_s = gateway_settings.drain_limit
+    stop_limit_s = gateway_drain_s + STOP_MARGIN_S
+    rest = front_command(front, gateway_settings.host, http_port, gateway_drain_s, stop_limit_s)
+    if rest is None:
+        log(f"no REST front: {front} is not there (`make install` builds it, with Go); serving gRPC alone")
 
     def command(name: str, *links: str) -> list[str]:
         return [sys.executable, "-m", f"services.{name}", *flags[name], *links]
@@ -72,7 +81,8 @@ def service_commands(flags: Mapping[str, Sequence[str]], environ: Mapping[str, s
         ServiceCommand("kvmanager", kvmanager),
         ServiceCommand("scheduler", scheduler, ("kvmanager",), stop_limit_s=scheduler_drain_s + STOP_MARGIN_S),
         ServiceCommand("worker", worker, after=("scheduler",), stop_limit_s=WORKER_STOP_LIMIT_S),
-        ServiceCommand("gateway", gateway, after=("scheduler",), stop_limit_s=gateway_drain_s + STOP_MARGIN_S),
+        ServiceCommand("gateway", gateway, after=("scheduler",), stop_limit_s=stop_limit_s),
+        *([] if rest is None else [rest]),
     ]
 
 
@@ -106,9 +116,11 @@ def flags_of_services(
 def _announcer(ready_file: Path | None) -> Callable[[Mapping[str, ServiceAddresses]], None]:
     def announce(addresses: Mapping[str, ServiceAddresses]) -> None:
         gateway = addresses["gateway"]
-        print(f"ready grpc={gateway.grpc} metrics={gateway.metrics}", flush=True)
+        http = addresses[REST].http if REST in addresses else None
+        shown = f"grpc={gateway.grpc} http={http}" if http else f"grpc={gateway.grpc}"
+        print(f"ready {shown} metrics={gateway.metrics}", flush=True)
         if ready_file is not None:
-            write_ready_file(ready_file, gateway.grpc, gateway.metrics)
+            write_ready_file(ready_file, gateway.grpc, gateway.metrics, http)
 
     return announce
 
@@ -121,7 +133,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> None:
         die_with_parent(settings.die_with_parent)
     named = given.get("config") or environ.get(ENVIRONMENT_PREFIX + "CONFIG")
     flags = flags_of_services(settings, environ, Path(named) if named else None)
-    commands = service_commands(flags, environ)
+    commands = service_commands(flags, environ, settings.http_port)
     with tempfile.TemporaryDirectory(prefix="fastserve-") as scratch:
         state_dir = settings.state_dir or Path(scratch)
         try:

@@ -45,6 +45,7 @@ class UpOnlySettings(Settings):
         description="name of the model for clients; off: the folder's name",
     )
     metrics_port: int = Field(0, ge=0, le=65535, description="port of the gateway's /metrics; 0: any free port")
+    http_port: int = Field(8080, ge=0, le=65535, description="port of the REST front; 0: any free port")
     state_dir: Path | None = Field(
         None,
         description="folder for ready files and the measured cost model; off: a temporary one, and ~/.cache/fastserve",

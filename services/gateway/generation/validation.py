@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.domain.errors import InvalidFieldError, UnknownModelError
+from services.domain.errors import ContextLengthError, InvalidFieldError, UnknownModelError
 from services.domain.generation import GenerateRequest, SamplingRequest
 from services.domain.submission import MOST_CLIENT_CHARACTERS, ServingLimits
 
@@ -118,7 +118,7 @@ def check_prompt(field: str, prompt_tokens: int, max_tokens: int, model: ModelLi
     pool = limits.device_pool_tokens
     for meaning, most in (("the length of the context", context), ("the size of the device's KV pool in tokens", pool)):
         if total > most:
-            raise InvalidFieldError(
+            raise ContextLengthError(
                 "sampling.max_tokens",
                 f"prompt tokens ({prompt_tokens}) plus max_tokens ({max_tokens}) must be at most {most}, {meaning}",
             )
@@ -176,7 +176,7 @@ def _check_number(field: str, value: float | None, limits: Range) -> None:
 
 def _check_context(field: str, prompt_tokens: int, context: int) -> None:
     if prompt_tokens >= context:
-        raise InvalidFieldError(
+        raise ContextLengthError(
             field, f"must leave room for output in the context of {context} tokens, got {prompt_tokens} tokens"
         )
 

@@ -33,6 +33,7 @@ CONTRACT = [
     "max_queued_jobs",
     "host",
     "grpc_port",
+    "http_port",
     "metrics_port",
     "state_dir",
     "quantum_ratio",
@@ -162,7 +163,7 @@ def test_a_model_named_by_the_environment_is_not_overridden() -> None:
 
 def test_services_of_one_line_take_the_flags_that_up_gives_them() -> None:
     known = {name: ServiceAddresses("127.0.0.1:5", "127.0.0.1:6") for name in SERVICES}
-    for command in service_commands(flags("--max-batch", "8", "--kv-policy", "defer"), {}):
+    for command in service_commands(flags("--max-batch", "8", "--kv-policy", "defer"), {}, front=Path("none")):
         argv = command.build(known)
         assert argv[1:3] == ["-m", f"services.{command.name}"]
         given = [*argv[3:], "--ready-file", "f", "--die-with-parent", "1"]
@@ -176,19 +177,38 @@ def test_a_restarted_service_gets_the_ports_of_its_first_process() -> None:
     assert "127.0.0.1:52" in by_name["kvmanager"].build(known)
 
 
+def test_the_rest_front_is_told_its_port_and_its_gateway_and_comes_last(tmp_path: Path) -> None:
+    program = tmp_path / "fastserve-rest"
+    program.touch()
+    known = {"gateway": ServiceAddresses("127.0.0.1:5", "127.0.0.1:6")}
+    *_, rest = service_commands(flags("--drain-limit", "7"), {}, 8080, program)
+    assert (rest.name, rest.after, rest.stop_limit_s) == ("rest", ("gateway",), 7.0 + STOP_MARGIN_S)
+    gateway = ["--gateway", "127.0.0.1:5", "--drain-limit", "7s", "--gateway-metrics", "127.0.0.1:6"]
+    assert rest.build(known) == [str(program), "--listen", "127.0.0.1:8080", *gateway]
+    known["rest"] = ServiceAddresses("", None, "127.0.0.1:9")
+    assert rest.build(known)[1:3] == ["--listen", "127.0.0.1:9"]
+
+
+def test_without_the_rest_front_one_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = service_commands(flags(), {}, 8080, tmp_path / "none")
+    assert "rest" not in {command.name for command in commands}
+    told = capsys.readouterr().err
+    assert (told.count("\n"), "no REST front" in told, "make install" in told) == (1, True, True)
+
+
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
         (("--tp", "1"), "command line: unrecognized arguments: --tp 1"),
         (("--pp", "1"), "command line: unrecognized arguments: --pp 1"),
         (("--groups", "1"), "command line: unrecognized arguments: --groups 1"),
-        (("--http-port", "0"), "command line: unrecognized arguments: --http-port 0"),
         (("--max-batch", "0"), "--max-batch: "),
         (("--policy", "nope"), "--policy: "),
         (("--kv-policy", "nope"), "--kv-policy: "),
         (("--no-such-flag",), "command line: "),
         (("--config", "no-such-file.toml"), "--config: can't read no-such-file.toml"),
         (("--grpc-port", "70000"), "--grpc-port: "),
+        (("--http-port", "70000"), "--http-port: "),
     ],
 )
 def test_a_bad_flag_ends_with_1_and_one_line(
@@ -202,7 +222,7 @@ def test_a_bad_flag_ends_with_1_and_one_line(
 
 def test_a_missing_model_folder_ends_with_1_and_the_reason_in_one_line(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [*PYTHON_FASTSERVE, "up", "--grpc-port", "0", "--model", str(tmp_path / "none")],
+        [*PYTHON_FASTSERVE, "up", "--grpc-port", "0", "--http-port", "0", "--model", str(tmp_path / "none")],
         capture_output=True,
         text=True,
         timeout=60,

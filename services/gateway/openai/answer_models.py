@@ -1,0 +1,165 @@
+"""The answers as pydantic models: for the OpenAPI description, and for the tests, which validate by them."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Document(BaseModel):
+    """A JSON object of an answer, without unknown members."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ErrorObject(Document):
+    """What went wrong. All four members are always there."""
+
+    message: str
+    type: str
+    param: str | None = Field(description="path of the field that is wrong")
+    code: str | None
+
+
+class ErrorDocument(Document):
+    """The body of every refusal."""
+
+    error: ErrorObject
+
+
+class AnswerUsage(Document):
+    """The tokens of a request, over all its choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionLogprobsObject(Document):
+    """The log probabilities of a choice, token by token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+FinishName = Literal["stop", "length"]
+
+
+class CompletionChoiceObject(Document):
+    """A choice of a completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobsObject | None
+    finish_reason: FinishName | None = Field(description="null in all chunks of a choice but the last")
+
+
+class CompletionObject(Document):
+    """A completion, or a chunk of one."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoiceObject]
+    usage: AnswerUsage | None = None
+
+
+class TokenObject(Document):
+    """A token and its log probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenTokenObject(TokenObject):
+    """A chosen token, with the most probable ones in its place."""
+
+    top_logprobs: list[TokenObject]
+
+
+class ChatLogprobsObject(Document):
+    """The log probabilities of a choice."""
+
+    content: list[ChosenTokenObject]
+    refusal: None
+
+
+class ChatMessageObject(Document):
+    """The assistant's message."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoiceObject(Document):
+    """A choice of a chat answer."""
+
+    index: int
+    message: ChatMessageObject
+    logprobs: ChatLogprobsObject | None
+    finish_reason: FinishName
+
+
+class ChatObject(Document):
+    """A chat answer."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoiceObject]
+    usage: AnswerUsage
+
+
+class DeltaObject(Document):
+    """What a chunk adds to the message. The first has the role."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoiceObject(Document):
+    """A choice of a chunk."""
+
+    index: int
+    delta: DeltaObject
+    logprobs: ChatLogprobsObject | None
+    finish_reason: FinishName | None
+
+
+class ChatChunkObject(Document):
+    """A chunk of a chat answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoiceObject]
+    usage: AnswerUsage | None = None
+
+
+class ModelObject(Document):
+    """A served model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int = Field(description="most tokens of prompt and output together")
+
+
+class ModelListObject(Document):
+    """The served models."""
+
+    object: Literal["list"]
+    data: list[ModelObject]
+
+
+class HealthObject(Document):
+    """The state of the server."""
+
+    status: Literal["ok", "ready"]

@@ -1,0 +1,121 @@
+"""The bodies of /v1/completions and /v1/chat/completions."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from services.gateway.openai.fields import INT32_MAX, MOST_CHOICES, MOST_LOGPROBS, Body, SamplingFields, TokenIds
+
+MOST_PROMPTS = 128
+MOST_MESSAGES = 4096
+
+
+def _kind_of_prompt(value: Any) -> str:
+    if not isinstance(value, list):
+        return "#text"
+    first = value[0] if value else 0
+    return "#texts" if isinstance(first, str) else "#id_lists" if isinstance(first, list) else "#ids"
+
+
+PromptText = Annotated[str, Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[PromptText, Tag("#text")]
+    | Annotated[list[PromptText], Field(max_length=MOST_PROMPTS), Tag("#texts")]
+    | Annotated[TokenIds, Tag("#ids")]
+    | Annotated[list[TokenIds], Field(max_length=MOST_PROMPTS), Tag("#id_lists")],
+    Discriminator(_kind_of_prompt),
+]
+
+
+class CompletionBody(SamplingFields):
+    """The body of POST /v1/completions."""
+
+    prompt: Prompt = Field(description="a text, several texts, the token ids of a prompt, or those of several")
+    best_of: int | None = Field(
+        None, ge=1, le=MOST_CHOICES, description="make so many choices and answer the n most probable ones a token"
+    )
+    echo: bool | None = Field(None, description="begin the text with the prompt; not together with logprobs")
+    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS, description="number of alternatives for each token")
+    suffix: Literal[""] | None = Field(None, description="changes nothing: nothing can follow the output")
+
+    @property
+    def prompts(self) -> Sequence[str | Sequence[int]]:
+        """The prompts, one by one."""
+        if isinstance(self.prompt, str):
+            return (self.prompt,)
+        several: Any = self.prompt
+        return (several,) if isinstance(several[0], int) else several
+
+    @property
+    def has_one_prompt(self) -> bool:
+        """Whether the prompt was given as such, not in a list."""
+        return isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+
+
+class TextPart(Body):
+    """A part of a message's content. There are no others than text."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _kind_of_content(value: Any) -> str:
+    return "#parts" if isinstance(value, list) else "#text"
+
+
+Content = Annotated[
+    Annotated[str, Tag("#text")] | Annotated[list[TextPart], Field(min_length=1), Tag("#parts")],
+    Discriminator(_kind_of_content),
+]
+
+
+class CalledFunction(Body):
+    """The function of an earlier tool call."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """A tool call in an earlier message of the assistant, for the template."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Message(Body):
+    """A message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class ResponseFormat(Body):
+    """Text is the only format."""
+
+    type: Literal["text"]
+
+
+class ChatBody(SamplingFields):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=INT32_MAX, description="most output tokens of a choice; as many as fit if absent"
+    )
+    logprobs: bool | None = Field(None, description="report the log probability of each token")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MOST_LOGPROBS, description="number of alternatives for each token; only with logprobs: true"
+    )
+    response_format: ResponseFormat | None = Field(None, description="changes nothing: text is the only format")
+    tools: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="changes nothing: must be empty")
+    tool_choice: Literal["none", "auto"] | None = Field(None, description="changes nothing: there are no tools")
+    parallel_tool_calls: bool | None = Field(None, description="changes nothing: there are no tools")
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = Field(
+        None, description="changes nothing"
+    )
