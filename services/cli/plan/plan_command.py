@@ -149,13 +149,13 @@ def _text(config: ModelConfig, plan: GroupPlan, dtype: str) -> str:
         f"{plan.layout}: {plan.layout.rank_count} {'rank' if plan.layout.rank_count == 1 else 'ranks'} "
         f"of {size(memory.gpu_bytes)}",
         "",
-        " rank  stage   layers      weights    KV blocks   of one job",
+        " rank  stage   layers      weights    KV blocks  one job's KV",
     ]
     for rank in plan.ranks:
         layers = f"{rank.layers.start}-{rank.layers.stop - 1}"
         lines.append(
             f"{rank.rank.number:5}  {rank.rank.stage:5}  {layers:>7}  {size(rank.weight_bytes):>11}  "
-            f"{rank.block_count:>11,}  {size(rank.job_kv_bytes):>11}"
+            f"{rank.block_count:>11,}  {size(rank.job_kv_bytes):>12}"
         )
     tokens = plan.block_count * memory.block_size
     return "\n".join(

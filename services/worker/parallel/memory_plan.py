@@ -13,7 +13,10 @@ The smallest layout is that of the fewest ranks. Among equals the one with more 
 RANKS_OF_A_MACHINE: these take part in every token of a job, stages take turns.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
+from itertools import accumulate
 
 from services.worker.kv.pool_sizes import affordable_blocks, kv_bytes
 from services.worker.model.model_config import ModelConfig
@@ -22,10 +25,8 @@ from services.worker.parallel.layout import (
     MOST_RANKS,
     GroupRank,
     Layout,
-    StageCosts,
     possible_tp,
     share_config,
-    split_layers,
 )
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -99,10 +100,33 @@ class GroupPlan:
 
 def plan_group(config: ModelConfig, layout: Layout, memory: Memory) -> GroupPlan:
     """What every rank holds. The layout is one that `check_layout` accepts."""
+    return GroupPlan(layout, memory, tuple(_rank_plans(config, layout, memory)))
+
+
+def _rank_plans(config: ModelConfig, layout: Layout, memory: Memory) -> Iterator[RankPlan]:
+    stage_layers = layers_of_stages(config, layout.pp)
+    for number in range(layout.rank_count):
+        yield _plan_rank(config, GroupRank(number, layout), stage_layers, memory)
+
+
+def _fits(config: ModelConfig, layout: Layout, memory: Memory) -> bool:
+    """Whether every rank has room; the first that has not tells."""
+    return all(rank.block_count >= memory.blocks_of_a_job for rank in _rank_plans(config, layout, memory))
+
+
+def layers_of_stages(config: ModelConfig, pp: int) -> tuple[range, ...]:
+    """What `split_layers` gives if layers, being all of one size, cost the same: one each, then each to the stage that
+    has the least to read with it.
+    """
     counts = parameter_counts(config)
-    stage_layers = split_layers(StageCosts((counts.layer,) * config.layer_count, 0, counts.head), layout.pp)
-    ranks = (GroupRank(number, layout) for number in range(layout.rank_count))
-    return GroupPlan(layout, memory, tuple(_plan_rank(config, rank, stage_layers, memory) for rank in ranks))
+    with_one_more = [((2 * counts.layer + counts.head * (stage == pp - 1)), stage) for stage in range(pp)]
+    heapify(with_one_more)
+    layer_counts = [1] * pp
+    for _ in range(config.layer_count - pp):
+        load, stage = with_one_more[0]
+        heapreplace(with_one_more, (load + counts.layer, stage))
+        layer_counts[stage] += 1
+    return tuple(range(stop - count, stop) for stop, count in zip(accumulate(layer_counts), layer_counts, strict=True))
 
 
 def _plan_rank(config: ModelConfig, rank: GroupRank, stage_layers: tuple[range, ...], memory: Memory) -> RankPlan:
@@ -126,12 +150,12 @@ def smallest_layout(config: ModelConfig, memory: Memory, most_tp: int = RANKS_OF
     finest = [Layout(tp, min(config.layer_count, MOST_RANKS // tp)) for tp in possible_tp(config) if tp <= most_tp]
     layouts = [
         Layout(tp, pp)
-        for tp in (each.tp for each in finest if plan_group(config, each, memory).fits)
+        for tp in (each.tp for each in finest if _fits(config, each, memory))
         for pp in range(1, min(config.layer_count, MOST_RANKS // tp) + 1)
     ]
     weight_bytes = parameter_counts(config).total * memory.value_bytes
     for layout in sorted(layouts, key=lambda each: (each.rank_count, each.pp)):
-        if layout.rank_count * memory.gpu_bytes > weight_bytes and plan_group(config, layout, memory).fits:
+        if layout.rank_count * memory.gpu_bytes > weight_bytes and _fits(config, layout, memory):
             return layout
     return None
 

@@ -6,6 +6,7 @@ only closeness is claimed.
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -106,3 +107,16 @@ def test_what_a_pool_held_before_does_not_matter() -> None:
         pool.run(model, [SequenceRows(0, 20, blocks)], [tokens(20)])
         found.append(pool.run(model, [SequenceRows(20, 21, blocks)], [tokens(1)]))
     assert torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("changes", [{}, {"do_layer_norm_before": False, "word_embed_proj_dim": 32}])
+def test_opt_has_the_same_bits_in_a_prefill_in_chunks_and_among_others(changes: dict[str, Any]) -> None:
+    model = ours_of(reference_model("opt", **changes))
+    text = tokens(150)
+    whole = chunked_logits(model, text, [150])[0]
+    assert_same(chunked_logits(model, text, [1, 1, 60, 17, 1, 69, 1])[-1], whole)
+    pool = Pool(model, block_size=16)
+    blocks, others = pool.blocks(150), [pool.blocks(40), pool.blocks(33)]
+    pool.run(model, [SequenceRows(0, 149, blocks)], [text[:149]])
+    rows = [SequenceRows(7, 8, others[0]), SequenceRows(149, 150, blocks), SequenceRows(0, 33, others[1])]
+    assert_same(pool.run(model, rows, [tokens(1, seed=1), text[149:], tokens(33, seed=2)])[1], whole)

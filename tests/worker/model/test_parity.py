@@ -144,8 +144,9 @@ def test_longrope_uses_the_factors_of_the_sequence_s_length(length: int) -> None
     assert_close(chunked_logits(model, token_ids, [length])[0], reference_logits(reference, token_ids)[-1])
 
 
-def test_bfloat16_is_as_close_to_float32_as_the_reference_in_bfloat16() -> None:
-    reference = reference_model("llama", num_key_value_heads=2)
+@pytest.mark.parametrize(("family", "changes"), [("llama", {"num_key_value_heads": 2}), ("opt", {})])
+def test_bfloat16_is_as_close_to_float32_as_the_reference_in_bfloat16(family: str, changes: dict[str, Any]) -> None:
+    reference = reference_model(family, **changes)
     token_ids = tokens(LENGTH)
     expected = reference_logits(reference, token_ids)[39:]
     found = chunked_logits(ours_of(reference, torch.bfloat16), token_ids, [40, *[1] * 20])

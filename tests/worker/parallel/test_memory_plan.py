@@ -10,8 +10,8 @@ from services.worker.kv.pools import BlockShape, block_counts
 from services.worker.model.config_json import parse_config
 from services.worker.model.model_config import ModelConfig
 from services.worker.model.parameter_counts import parameter_counts
-from services.worker.parallel.layout import MOST_RANKS, Layout, possible_tp
-from services.worker.parallel.memory_plan import Memory, job_kv_bytes, plan_group, smallest_layout
+from services.worker.parallel.layout import MOST_RANKS, Layout, StageCosts, possible_tp, split_layers
+from services.worker.parallel.memory_plan import Memory, job_kv_bytes, layers_of_stages, plan_group, smallest_layout
 from tests.builders.repository_paths import PUBLISHED_CONFIGS
 
 GIB = 1 << 30
@@ -94,3 +94,12 @@ def test_the_smallest_layout_is_the_first_that_fits(name: str, gpu_gib: int) -> 
 
 def test_there_may_be_no_layout_at_all() -> None:
     assert smallest_layout(published("opt-175b"), memory(1)) is None
+
+
+@pytest.mark.parametrize("name", ["opt-13b", "llama-3-8b", "opt-350m"])
+def test_stages_are_those_of_the_group_if_its_layers_cost_what_they_read(name: str) -> None:
+    config = published(name)
+    counts = parameter_counts(config)
+    costs = StageCosts((float(counts.layer),) * config.layer_count, 0.0, float(counts.head))
+    for pp in (1, 2, 3, 5, 8, 11, config.layer_count - 1, config.layer_count):
+        assert layers_of_stages(config, pp) == split_layers(costs, pp)
