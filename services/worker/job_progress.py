@@ -52,6 +52,10 @@ class JobProgress:
         """What the next token is sampled with."""
         return SampleRow(self.sampler, self.known_tokens - self.prompt_tokens, self.counts)
 
+    def expect_output(self) -> None:
+        """Another rank samples the next token."""
+        self.known_tokens += 1
+
     def add_output(self, token_id: int) -> bool:
         """Takes in a sampled token; returns whether it is a stop token, which ends the job.
 

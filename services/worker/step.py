@@ -45,12 +45,12 @@ class StepOutcome:
 
 @dataclass(slots=True)
 class _JobTokens:
-    """`known_tokens` counts one that is being sampled; `awaited_plan` is the plan that samples it."""
+    """`known_tokens` counts one that is being sampled; `awaited_plan_number` is the plan that samples it."""
 
     known_tokens: int
     most_tokens: int
     last_token: int | None = None
-    awaited_plan: PlanNumber | None = None
+    awaited_plan_number: PlanNumber | None = None
     ended: bool = False
 
     @classmethod
@@ -67,7 +67,9 @@ class OutputLedger:
     def waits(self, plan: Plan) -> bool:
         """Whether the plan goes on from a token that an earlier step is still to sample."""
         return any(
-            entry.from_token > 0 and (job := self._jobs.get(entry.job_id)) is not None and job.awaited_plan is not None
+            entry.from_token > 0
+            and (job := self._jobs.get(entry.job_id)) is not None
+            and job.awaited_plan_number is not None
             for entry in plan.entries
         )
 
@@ -92,20 +94,20 @@ class OutputLedger:
                 input_tokens[job_id] = job.last_token
             if entry.to_token == job.known_tokens:
                 job.known_tokens += 1
-                job.awaited_plan = plan.plan_number
+                job.awaited_plan_number = plan.plan_number
         return Step(plan, frozenset(passed_over), input_tokens)
 
     def take(self, plan_number: PlanNumber, tokens: Iterable[SampledToken], cut_job_ids: Iterable[JobId] = ()) -> None:
         """What a step sampled, and which of its prefills were given up. News of a job's earlier stay are dropped."""
         for job_id, token_id, end_of_sequence in tokens:
             job = self._jobs.get(job_id)
-            if job is not None and job.awaited_plan == plan_number:
-                job.awaited_plan, job.last_token = None, token_id
+            if job is not None and job.awaited_plan_number == plan_number:
+                job.awaited_plan_number, job.last_token = None, token_id
                 job.ended = end_of_sequence or job.known_tokens >= job.most_tokens
         for job_id in cut_job_ids:
             job = self._jobs.get(job_id)
-            if job is not None and job.awaited_plan == plan_number:
-                job.awaited_plan = None
+            if job is not None and job.awaited_plan_number == plan_number:
+                job.awaited_plan_number = None
                 job.known_tokens -= 1
 
     def forget(self, job_id: JobId) -> None:

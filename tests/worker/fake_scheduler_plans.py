@@ -47,13 +47,19 @@ class FakeSchedulerPlans:
         return work
 
     def run(self, *entries: PlanWork) -> WorkerResult:
+        result = self.kv.engine.run(self.plan(*entries))
+        self.take(result)
+        return result
+
+    def plan(self, *entries: PlanWork) -> Plan:
         self._plan += 1
-        result = self.kv.engine.run(Plan(self.kv.engine.epoch, PlanNumber(self._plan), tuple(entries)))
+        return Plan(self.kv.engine.epoch, PlanNumber(self._plan), tuple(entries))
+
+    def take(self, result: WorkerResult) -> None:
         for job_id, token_id, end_of_sequence in result.result.tokens:
             self.outputs[job_id].append(token_id)
             if end_of_sequence or len(self.outputs[job_id]) == self.samplings[job_id].max_tokens:
                 self.ended.add(job_id)
-        return result
 
     def finish(self, *jobs: JobId) -> None:
         """Runs the jobs to their ends, all in each plan."""

@@ -6,7 +6,8 @@ Two threads meet here. One hands over the KV manager's commands (`apply`), which
 stepping thread, runs plans in order. They share the tables, under a lock that nobody holds while computing or copying.
 
 `step` is one rank's part of an iteration. The leader of a group decides before it what the ranks must agree on
-(step.py); in a group of one rank, `run` does both.
+(step.py); in a group of one rank, `run` does both. All ranks of a group are given the same steps and compute the same
+rows; what they exchange meanwhile goes through the epoch's links (parallel/stage_links.py). One of them samples.
 
 A step's plan is first turned into checked parts of a batch (batch_parts.py). Then the uploads of the plan's own jobs
 are awaited, and no others. All parts run as one forward pass, decodes and prefills mixed, except prefills with a limit:
@@ -50,6 +51,9 @@ from services.worker.kv.tables import KvTables
 from services.worker.model.batch import BatchLayout, PagedKv
 from services.worker.model.decoder import DecoderModel
 from services.worker.model.prefill_cut import PrefillCut
+from services.worker.parallel.layout import GroupRank
+from services.worker.parallel.stage_links import StageLinks
+from services.worker.parallel.stage_pass import ALONE, StagePass
 from services.worker.sampling.sampler import sample
 from services.worker.step import OutputLedger, Step, StepOutcome
 
@@ -61,10 +65,13 @@ def _ignore(_: Done) -> None:
 
 
 class Engine:
-    """One model, its pools, and the jobs of the worker's current epoch."""
+    """One rank's model, its pools, and the jobs of the worker's current epoch."""
 
-    def __init__(self, model: DecoderModel, pools: KvPools, copier: Copier | None = None) -> None:
+    def __init__(
+        self, model: DecoderModel, pools: KvPools, copier: Copier | None = None, rank: GroupRank = ALONE
+    ) -> None:
         self.model = model
+        self.stage_pass = StagePass(model, rank)
         self.pools = pools
         self.block_size = pools.shape.block_size
         self.cache = PagedKv(pools.device)
@@ -86,13 +93,15 @@ class Engine:
     def epoch(self) -> Epoch:
         return self._epoch
 
-    def begin_epoch(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None:
-        """Forgets all jobs and tables, once the copies under way have ended. No plan may be running.
+    def begin_epoch(self, epoch: Epoch, on_done: Callable[[Done], None], links: StageLinks | None = None) -> None:
+        """Forgets all jobs and tables, once the copies under way have ended. No plan may be running. `links` are there
+        in a group of several ranks.
 
         `on_done` gets every Done, from a thread of the copier and always after `apply` has returned the Applied.
         """
         assert epoch > self._epoch, "a later epoch has a greater number"
         self._copier.drain()
+        self.stage_pass.begin_epoch(links)
         self._offloaded_blocks += self._tables.offloaded_blocks
         self._uploaded_blocks += self._tables.uploaded_blocks
         self._epoch, self._last_plan = epoch, -1
@@ -140,7 +149,7 @@ class Engine:
 
     def step(self, step: Step) -> StepOutcome:
         """This rank's part of an iteration. Raises ProtocolError, having computed nothing, for a plan that can't be
-        right, and PrefillCut when the iteration was given up.
+        right, PrefillCut when the iteration was given up, and RuntimeError when another rank did not come in time.
         """
         plan = step.plan
         if plan.epoch != self._epoch or plan.plan_number <= self._last_plan:
@@ -149,11 +158,13 @@ class Engine:
             )
         self._last_plan = plan.plan_number
         parts = checked_parts(step, self._tables, self.block_size, self.model.config.vocabulary_size)
+        if self.stage_pass.rank.layout.rank_count > 1 and any(part.entry.cut_after_s is not None for part in parts):
+            raise ProtocolError(f"plan {plan.plan_number}: one rank of several can't give up a prefill")
         uploads = [part.place.upload for part in parts if part.place.upload is not None]
         asked_s = time.perf_counter()
         self._copier.wait(uploads)  # [wait-own-upload]
 
-        started_s = time.perf_counter()
+        started_s, waited_s = time.perf_counter(), self.stage_pass.waited_s
         together = computed_together(parts)
         computed = [(together, self._forward(together))] if together else []
         cut: list[JobId] = []
@@ -166,10 +177,12 @@ class Engine:
             else:
                 computed.append(([part], logits))
         tokens, logprobs = self._sample(computed)
-        passed_s, stall_s = time.perf_counter() - started_s, self._copier.take_stall_s()
+        passed_s = time.perf_counter() - started_s - (self.stage_pass.waited_s - waited_s)
+        stall_s = self._copier.take_stall_s()
         # A stall begins with the wait: what did not pass before the start is, on CUDA, within the time since.
         compute_s = max(passed_s - max(stall_s - (started_s - asked_s), 0.0), 0.0)
 
+        self.stage_pass.took(sum(part.row_count for part in parts), compute_s)
         self._busy_s += compute_s
         self._stall_s += stall_s
         return StepOutcome(tokens, logprobs, tuple(cut), compute_s, stall_s)
@@ -205,13 +218,11 @@ class Engine:
 
     # --- computing ---------------------------------------------------------------------------------------------------
 
-    def _forward(self, parts: Sequence[BatchPart], keep_going: Callable[[], bool] | None = None) -> Tensor:
-        """Logits of the parts that sample. `parts` has those of one row first."""
+    def _forward(self, parts: Sequence[BatchPart], keep_going: Callable[[], bool] | None = None) -> Tensor | None:
+        """Logits of the parts that sample, None on a rank that does not. `parts` has those of one row first."""
         batch = BatchLayout.of([part.sequence() for part in parts], self.block_size, self._device)
-        token_ids_T = torch.tensor([token_id for part in parts for token_id in part.token_ids], dtype=torch.int64).to(
-            self._device, non_blocking=True
-        )
-        logits_SV: Tensor = self.model(token_ids_T, self.cache, batch, keep_going or self._goes_on)
+        token_ids = [token_id for part in parts for token_id in part.token_ids]
+        logits_SV = self.stage_pass.run(token_ids, self.cache, batch, keep_going or self._goes_on)
         self._copier.launched()
         for part in parts:
             part.place.tables.valid_tokens = part.entry.to_token
@@ -236,13 +247,16 @@ class Engine:
         return event
 
     def _sample(
-        self, computed: Sequence[tuple[Sequence[BatchPart], Tensor]]
+        self, computed: Sequence[tuple[Sequence[BatchPart], Tensor | None]]
     ) -> tuple[tuple[SampledToken, ...], dict[JobId, TokenLogprob]]:
         sampled = [part for parts, _ in computed for part in parts if part.samples]
-        if not sampled:
+        found = [logits_SV for _, logits_SV in computed if logits_SV is not None]
+        if not sampled or not found:
+            for part in sampled:
+                part.progress.expect_output()
             self._await_device()
             return (), {}
-        logits_SV = computed[0][1] if len(computed) == 1 else torch.cat([logits for _, logits in computed])
+        logits_SV = found[0] if len(found) == 1 else torch.cat(found)
         may_overflow = self.model.dtype == torch.float16
         with torch.inference_mode():
             finite_S = logits_SV.isfinite().all(-1) if may_overflow else None

@@ -1,16 +1,17 @@
 """Loads a model folder: config.json and safetensors, in one file or several with an index.
 
-Weights stream tensor by tensor from the mapped files into memory of their final type and place, so that a load needs
-memory for the model and one more tensor. Every tensor that the model needs must be there with the right shape, and no
-tensor may be there that the model would not use.
+Weights stream tensor by tensor from the mapped files into memory of their final type and place (weight_files.py), so
+that a load needs memory for the model, or the share of it that is asked for, and one more tensor. Every tensor that the
+whole model needs must be there with the right shape, and no tensor may be there that it would not use: a share is
+refused where the whole would be.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from services.domain.errors import InvalidFieldError, ModelFolderError
@@ -23,6 +24,10 @@ from services.worker.model.llama_config import LlamaConfig
 from services.worker.model.model_config import ModelConfig
 from services.worker.model.opt import OptModel
 from services.worker.model.opt_config import OptConfig
+from services.worker.model.weight_file import Cut, WeightFile
+
+CutOf = Callable[[str], Cut | None]
+"""What a share needs of a tensor of the whole model, None: all of it."""
 
 _UNUSED = re.compile(r"(.*\.rotary_emb\.inv_freq|.*\.masked_bias|.*\.attn\.bias|(model\.)?decoder\.version)$")
 
@@ -37,14 +42,31 @@ def load_model(
     beyond the model's context.
     """
     config = read_model_config(folder)
-    if max_model_len is not None and not 1 <= max_model_len <= config.max_position:
+    return load_share(folder, config, config, lambda _: None, device, dtype, max_model_len)
+
+
+def load_share(
+    folder: Path,
+    whole: ModelConfig,
+    share: ModelConfig,
+    cut_of: CutOf,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    max_model_len: int | None = None,
+) -> DecoderModel:
+    """The share of the folder's model `whole` that `share` describes. `cut_of` says which part of a tensor it needs.
+
+    Raises like `load_model`.
+    """
+    if max_model_len is not None and not 1 <= max_model_len <= whole.max_position:
         raise InvalidFieldError(
             "max_model_len",
-            f"must be from 1 to the model's context of {config.max_position} tokens, not {max_model_len}",
+            f"must be from 1 to the model's context of {whole.max_position} tokens, not {max_model_len}",
         )
     files = model_files.weight_files(folder)
-    model = empty_model(config, max_model_len or config.max_position, device, dtype)
-    _fill(model, files)
+    model = empty_model(share, max_model_len or whole.max_position, device, dtype)
+    shapes = {name: tensor.shape for name, tensor in empty_model(whole, 1, "meta", dtype).destinations().items()}
+    _fill(model, files, shapes, cut_of)
     prepare(model)
     return model
 
@@ -84,20 +106,21 @@ def prepare(model: DecoderModel) -> None:
             module.pack()
 
 
-def _fill(model: DecoderModel, files: tuple[Path, ...]) -> None:
+def _fill(model: DecoderModel, files: tuple[Path, ...], shapes: dict[str, torch.Size], cut_of: CutOf) -> None:
+    """`shapes`: of every tensor of the whole model."""
     destinations = model.destinations()
-    waiting = set(destinations)
+    waiting = set(shapes)
+    most_elements = max(shape.numel() for shape in shapes.values())
     for path in files:
         try:
-            with safe_open(path, framework="pt") as tensors:
-                for stored_name in tensors.keys():  # noqa: SIM118 (no mapping)
-                    if _is_unused(stored_name, model.config):
-                        continue
-                    name = model.canonical_name(stored_name)
-                    if name in destinations and name not in waiting:
+            with WeightFile(path, most_elements) as file:
+                for stored_name, name in _needed_names(file, model, path):
+                    _check(file, stored_name, name, shapes, path)
+                    if name not in waiting:
                         raise ModelFolderError(f"{path} contains the tensor {stored_name}, of which there is another")
-                    _copy(name, tensors.get_tensor(stored_name), destinations, path)
                     waiting.discard(name)
+                    if name in destinations:
+                        _copy(file.read(stored_name, cut_of(name)), destinations[name], f"{path}: {stored_name}")
         except (SafetensorError, OSError) as error:
             raise ModelFolderError(f"{path} is truncated or not a safetensors file: {error}") from error
     if waiting:
@@ -107,20 +130,28 @@ def _fill(model: DecoderModel, files: tuple[Path, ...]) -> None:
         )
 
 
-def _is_unused(name: str, config: ModelConfig) -> bool:
-    return _UNUSED.match(name) is not None or (config.tied_embeddings and name == "lm_head.weight")
+def _needed_names(file: WeightFile, model: DecoderModel, path: Path) -> Iterator[tuple[str, str]]:
+    """The file's names of tensors and the model's."""
+    for stored_name in file.names():
+        unused = _UNUSED.match(stored_name) is not None
+        if not unused and not (model.config.tied_embeddings and stored_name == "lm_head.weight"):
+            yield stored_name, model.canonical_name(stored_name)
 
 
-def _copy(name: str, tensor: Tensor, destinations: Mapping[str, Tensor], path: Path) -> None:
-    destination = destinations.get(name)
-    if destination is None:
+def _check(file: WeightFile, stored_name: str, name: str, shapes: dict[str, torch.Size], path: Path) -> None:
+    if name not in shapes:
         raise ModelFolderError(
-            f"{path} contains the tensor {name}, which the model described by config.json does not use"
+            f"{path} contains the tensor {stored_name}, which the model described by config.json does not use"
         )
-    if tensor.shape != destination.shape:
+    shape = file.shape(stored_name)
+    if shape != list(shapes[name]):
         raise ModelFolderError(
-            f"{path}: {name} has the shape {list(tensor.shape)}; config.json requires {list(destination.shape)}"
+            f"{path}: {stored_name} has the shape {shape}; config.json requires {list(shapes[name])}"
         )
+
+
+def _copy(tensor: Tensor, destination: Tensor, what: str) -> None:
     if not tensor.is_floating_point():
-        raise ModelFolderError(f"{path}: {name} has the dtype {tensor.dtype}; quantized weights are not supported")
+        raise ModelFolderError(f"{what} has the dtype {tensor.dtype}; quantized weights are not supported")
+    assert tensor.shape == destination.shape, f"{what}: a cut of {tensor.shape} for {destination.shape}"
     destination.copy_(tensor)
