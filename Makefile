@@ -41,7 +41,7 @@ demo: $(INSTALLED) front ## serve the bundled model, stream a completion, run a 
 test: $(INSTALLED) front ## run the whole test suite
 	$(BIN)/pytest
 
-check: $(INSTALLED) ## format, lint, types, import rings, proto lint, stubs current
+check: $(INSTALLED) ## format, lint, types, import rings, proto lint, stubs current, manifests valid
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
@@ -50,6 +50,7 @@ check: $(INSTALLED) ## format, lint, types, import rings, proto lint, stubs curr
 	mkdir -p build
 	$(BIN)/python protos/generate.py --image build/protos.binpb
 	$(BIN)/buf lint build/protos.binpb --path fastserve --config protos/buf.yaml
+	$(BIN)/python -m deploy.manifests.check
 
 figures: $(INSTALLED) ## simulate both evaluations: docs/evaluation/ (the papers'), docs/policy/ (the default's); QUICK=1, FULL=1
 	$(BIN)/python -m evaluation.default_policy $(if $(QUICK),--quick)

@@ -158,7 +158,7 @@ def main() -> int:
         print(f"{'image':<32} {'MB':>7} {'over base':>10}", flush=True)
         print(f"{base:<32} {base_mb:7.0f}", flush=True)
         for service in args.services or EXTRAS:
-            fill(service, own, with_torch=args.torch == "image")
+            fill(service, own, without_torch=args.torch == "mounted" and service == "worker")
             name = build(docker, service, args.tag, base)
             over_mb = docker.size_mb(name) - base_mb
             most_mb = MOST_MB_OVER_BASE.get(service)

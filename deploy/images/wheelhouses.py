@@ -33,7 +33,7 @@ def _run(*argv: str) -> str:
     return done.stdout
 
 
-def requirements(service: str, with_torch: bool) -> list[str]:
+def requirements(service: str, without_torch: bool) -> list[str]:
     """`name==version` of everything that the service's image installs beside fastserve itself."""
     extras = [word for extra in EXTRAS[service] for word in ("--extra", extra)]
     compiled = _run(
@@ -41,7 +41,7 @@ def requirements(service: str, with_torch: bool) -> list[str]:
         "--constraint", "requirements.lock", *extras, "pyproject.toml",
     )  # fmt: skip
     lines = [line.strip() for line in compiled.splitlines() if line.strip()]
-    return lines if with_torch else [line for line in lines if not line.startswith(BROUGHT_BY_TORCH)]
+    return [line for line in lines if not (without_torch and line.startswith(BROUGHT_BY_TORCH))]
 
 
 def _base_python() -> str:
@@ -49,14 +49,14 @@ def _base_python() -> str:
     return str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
 
 
-def fill(service: str, own_wheel: Path, with_torch: bool) -> Path:
+def fill(service: str, own_wheel: Path, without_torch: bool) -> Path:
     """The folder of the service's wheels, of exactly the versions that it needs now."""
     folder = WHEELS / service
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     kept = WHEELS / "downloads"
     listed = WHEELS / f"{service}.txt"
-    listed.write_text("\n".join(requirements(service, with_torch)) + "\n")
+    listed.write_text("\n".join(requirements(service, without_torch)) + "\n")
     pip = (_base_python(), "-m", "pip", "--disable-pip-version-check", "--quiet")
     _run(*pip, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(kept), "-r", str(listed))
     found = _run(

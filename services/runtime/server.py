@@ -32,6 +32,10 @@ _log = logging.getLogger(__name__)
 
 LIVENESS = "liveness"
 READINESS = "readiness"
+LINKS = "links"
+"""Whether peers may dial. Who is asked for readiness by a Service that its own peers dial would never become ready: a
+scheduler is ready when a worker has joined, and the worker finds it by that Service.
+"""
 
 
 def server_options(ping_interval_s: float = PING_INTERVAL_S) -> Options:
@@ -173,7 +177,7 @@ class RpcServer:
     """A grpc.aio server. `register` adds the servicers; `service_names` are their full names, for health and
     reflection.
 
-    Health: "" and `liveness` are SERVING from the start; `readiness` and the service names follow `set_ready`.
+    Health: "", `liveness` and `links` are SERVING from the start; `readiness` and the service names follow `set_ready`.
     """
 
     def __init__(
@@ -206,6 +210,7 @@ class RpcServer:
         serving = health_pb2.HealthCheckResponse.SERVING
         await self._health.set("", serving)
         await self._health.set(LIVENESS, serving)
+        await self._health.set(LINKS, serving)
         await self.set_ready(False)
         await self._server.start()
 

@@ -65,6 +65,8 @@ async def test_ten_thousand_queued_jobs_fit_in_200_mb_and_torch_is_not_loaded(tm
         open_channel(addresses["grpc"]) as channel,
     ):
         health: Any = health_pb2_grpc.HealthStub(channel)
+        links = health_pb2.HealthCheckRequest(service="links")
+        assert (await health.Check(links)).status == health_pb2.HealthCheckResponse.SERVING
         readiness = health_pb2.HealthCheckRequest(service="readiness")
         assert (await health.Check(readiness)).status == health_pb2.HealthCheckResponse.NOT_SERVING
         context = read_facts(BUNDLED).max_model_len
