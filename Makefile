@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 EXTRAS := gateway,worker,cli,dev
+DECODER := services/worker/kernels/cpu
 
 # uv makes the environment: the one at hand if it runs, else one of our own below build/.
 UV_VERSION := 0.13.8
@@ -25,7 +26,7 @@ SAVE ?=
 QUICK ?=
 FULL ?=
 
-.PHONY: help install front demo test check figures bench proto images lock clean
+.PHONY: help install front demo test check sanitize figures bench proto images lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -51,6 +52,12 @@ check: $(INSTALLED) ## format, lint, types, import rings, proto lint, stubs curr
 	$(BIN)/python protos/generate.py --image build/protos.binpb
 	$(BIN)/buf lint build/protos.binpb --path fastserve --config protos/buf.yaml
 	$(BIN)/python -m deploy.manifests.check
+
+# The sanitizers' library must come first in a process; Python's own leaks are not ours.
+sanitize: $(INSTALLED) ## run the tests of the compiled decoder with address and undefined-behaviour sanitizers
+	LD_PRELOAD=$$(c++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+		$(BIN)/pytest -n 0 -p tests.worker.kernels.cpu.sanitized_library \
+		tests/worker/kernels/cpu/test_native_decoder.py tests/worker/model/test_exact.py tests/worker/model/test_parity.py
 
 figures: $(INSTALLED) ## simulate both evaluations: docs/evaluation/ (the papers'), docs/policy/ (the default's); QUICK=1, FULL=1
 	$(BIN)/python -m evaluation.default_policy $(if $(QUICK),--quick)
@@ -78,9 +85,11 @@ clean: ## remove what was made, .venv too
 build/uv/bin/uv:
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --target build/uv uv==$(UV_VERSION)
 
+# The C++ of the worker's decoder is compiled here; a worker compiles it at its start where this was not done.
 # One resolution for the environment and the project: the lock holds the versions of what the extras need, and more for other systems.
-$(INSTALLED): requirements.lock pyproject.toml $(filter build/uv/bin/uv,$(UV))
+$(INSTALLED): requirements.lock pyproject.toml $(filter build/uv/bin/uv,$(UV)) $(wildcard $(DECODER)/*.cpp $(DECODER)/*.h)
 	test -x $(BIN)/python || $(UV) venv --quiet --python "$(PYTHON)" $(VENV)
 	$(UV) pip install --quiet --python $(BIN)/python $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND)) \
 		--constraint requirements.lock --editable ".[$(EXTRAS)]"
+	$(BIN)/python -m services.worker.kernels.cpu.compiled
 	touch $@

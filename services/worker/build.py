@@ -13,9 +13,10 @@ from services.runtime.model_files import fingerprint
 from services.runtime.profile_file import Profile, Source
 from services.worker.engine.compute_environment import usable_cores
 from services.worker.engine.engine import Engine
+from services.worker.kernels.kernel_choice import computes_natively, with_kernels
 from services.worker.kv.pools import BlockShape, available_device_bytes, available_host_bytes, block_counts, make_pools
 from services.worker.model.config_json import read_model_config
-from services.worker.model.loader import load_model
+from services.worker.model.loader import filled_model
 from services.worker.profiling.cost_measurement import MeasuringLimits, measure_or_read
 from services.worker.settings import EngineSettings
 
@@ -46,7 +47,8 @@ def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built
     config = read_model_config(settings.model)
     dtype_name = settings.dtype or default_dtype(config.dtype, device)
     model_fingerprint = fingerprint(settings.model)
-    model = load_model(settings.model, device, _DTYPES[dtype_name], settings.max_model_len)
+    natively = computes_natively(settings.kernels, config, device, _DTYPES[dtype_name])
+    model = with_kernels(filled_model(settings.model, device, _DTYPES[dtype_name], settings.max_model_len), natively)
 
     shape = BlockShape(
         config.layer_count, settings.block_size, config.kv_head_count, config.head_dim, _DTYPES[dtype_name]
@@ -69,6 +71,7 @@ def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built
         "threads": threads,
         "block_size": settings.block_size,
         "torch": torch.__version__,
+        "kernels": "native" if natively else "torch",
     }
     profile = measure_or_read(model, pools, limits, source, profile_folder)
     facts = WorkerFacts(

@@ -22,6 +22,9 @@ class EngineSettings(BaseModel):
         None, description="type of weights and KV; off: bfloat16, or float16 for a float16 checkpoint on cuda"
     )
     threads: int | None = Field(None, ge=1, le=1024, description="compute threads on the CPU; off: one per core")
+    kernels: Literal["auto", "native", "torch"] = Field(
+        "auto", description="what computes: native, the compiled decoder of CPUs; torch; auto: native where it can"
+    )
     block_size: int = Field(16, ge=1, le=1024, description="tokens in a KV block")
     kv_device_tokens: int | None = Field(
         None, ge=1, description="size of the device KV pool in tokens; off: 32768, or less if memory is short"

@@ -9,10 +9,12 @@ import torch
 
 from services.domain.job_sampling import JobSampling
 from services.worker.engine.engine import Engine
+from services.worker.kernels.kernel_choice import with_kernels
 from services.worker.kv.copier import Copier
 from services.worker.kv.pools import BlockShape, KvPools, make_pools
 from services.worker.model.decoder import DecoderModel
-from services.worker.model.loader import load_model
+from services.worker.model.loader import filled_model, load_model
+from services.worker.model.served_decoder import ServedDecoder
 from tests.builders.model_folders import tiny_model_folder
 from tests.worker.fake_kv_commands import FakeKvCommands
 from tests.worker.fake_scheduler_plans import FakeSchedulerPlans
@@ -28,7 +30,7 @@ def tiny_model() -> DecoderModel:
         return load_model(tiny_model_folder(Path(folder)), "cpu", torch.float32)
 
 
-def tiny_pools(device_blocks: int = 64, host_blocks: int = 64, model: DecoderModel | None = None) -> KvPools:
+def tiny_pools(device_blocks: int = 64, host_blocks: int = 64, model: ServedDecoder | None = None) -> KvPools:
     config = (model or tiny_model()).config
     shape = BlockShape(config.layer_count, BLOCK_SIZE, config.kv_head_count, config.head_dim, torch.float32)
     return make_pools(shape, device_blocks, host_blocks, torch.device("cpu"))
@@ -42,8 +44,16 @@ def prompt_of(number: int, tokens: int) -> tuple[int, ...]:
     return tuple((number * 97 + position * 31) % 509 for position in range(tokens))
 
 
+@cache
+def native_tiny_model() -> ServedDecoder:
+    """The same, compiled."""
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:
+        return with_kernels(filled_model(tiny_model_folder(Path(folder)), "cpu", torch.float32), natively=True)
+
+
 def new_engine(
-    device_blocks: int = 64, host_blocks: int = 64, copier: Copier | None = None, model: DecoderModel | None = None
+    device_blocks: int = 64, host_blocks: int = 64, copier: Copier | None = None, model: ServedDecoder | None = None
 ) -> Engine:
     """An engine of `model`, by default the tiny one."""
     pools = tiny_pools(device_blocks, host_blocks, model)
@@ -51,7 +61,7 @@ def new_engine(
 
 
 def alone(prompt: Sequence[int], how: JobSampling) -> list[int]:
-    """What a job gives when it runs by itself."""
+    """What a job gives when it runs by itself, computed with torch."""
     engine = new_engine()
     try:
         runner = FakeSchedulerPlans(FakeKvCommands(engine))

@@ -29,6 +29,7 @@ What a job has sampled, and its KV, are forgotten by a ReleaseBlocks, or when a 
 sends it again from position 0, its earlier output among the tokens.
 """
 
+import ctypes
 import logging
 import time
 from collections import deque
@@ -49,8 +50,8 @@ from services.worker.kv.copier_choice import make_copier
 from services.worker.kv.pools import KvPools
 from services.worker.kv.tables import KvTables
 from services.worker.model.batch import BatchLayout, PagedKv
-from services.worker.model.decoder import DecoderModel
-from services.worker.model.prefill_cut import PrefillCut
+from services.worker.model.prefill_cut import PrefillCut, StepLimit
+from services.worker.model.served_decoder import ServedDecoder
 from services.worker.parallel.layout import GroupRank
 from services.worker.parallel.stage_links import StageLinks
 from services.worker.parallel.stage_pass import ALONE, StagePass
@@ -68,7 +69,7 @@ class Engine:
     """One rank's model, its pools, and the jobs of the worker's current epoch."""
 
     def __init__(
-        self, model: DecoderModel, pools: KvPools, copier: Copier | None = None, rank: GroupRank = ALONE
+        self, model: ServedDecoder, pools: KvPools, copier: Copier | None = None, rank: GroupRank = ALONE
     ) -> None:
         self.model = model
         self.stage_pass = StagePass(model, rank)
@@ -79,7 +80,8 @@ class Engine:
         self._copier = make_copier(pools) if copier is None else copier
         self._epoch = Epoch(0)
         self._last_plan = -1
-        self._given_up = False
+        self._given_up = ctypes.c_int32(0)
+        self._goes_on = StepLimit(self._given_up)
         self._stall_s = self._busy_s = self._plan_wait_s = 0.0
         self._offloaded_blocks = self._uploaded_blocks = 0
         self._tables = self._new_tables(_ignore)
@@ -112,7 +114,7 @@ class Engine:
 
     def give_up(self) -> None:
         """Abandons the iteration under way, if any, between two of its layers. Nothing can be run afterwards."""
-        self._given_up = True
+        self._given_up.value = 1
 
     def close(self) -> None:
         """Ends the copier's threads."""
@@ -228,18 +230,20 @@ class Engine:
             part.place.tables.valid_tokens = part.entry.to_token
         return logits_SV
 
-    def _goes_on(self) -> bool:
-        return not self._given_up
-
     def _forward_until(self, part: BatchPart, limit_s: float) -> Tensor | None:
         """The logits of a pass of its own, or None if it was given up after `limit_s` seconds."""
-        in_time = PrefillClock(limit_s, self._mark if self._device.type == "cuda" else None)
         try:
-            return self._forward([part], lambda: self._goes_on() and in_time())
+            return self._forward([part], self._limited(limit_s))
         except PrefillCut:
-            if self._given_up:
+            if self._given_up.value:
                 raise
             return None
+
+    def _limited(self, limit_s: float) -> Callable[[], bool]:
+        if self._device.type == "cpu":
+            return StepLimit(self._given_up, limit_s)
+        in_time = PrefillClock(limit_s, self._mark)
+        return lambda: self._goes_on() and in_time()
 
     def _mark(self) -> Mark:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -35,14 +35,23 @@ _UNUSED = re.compile(r"(.*\.rotary_emb\.inv_freq|.*\.masked_bias|.*\.attn\.bias|
 def load_model(
     folder: Path, device: torch.device | str, dtype: torch.dtype, max_model_len: int | None = None
 ) -> DecoderModel:
-    """The folder's model on a device, its weights as `dtype`. `max_model_len` None serves the longest context that the
-    model has.
+    """The folder's model on a device, ready to compute with torch. See `filled_model`."""
+    model = filled_model(folder, device, dtype, max_model_len)
+    prepare(model)
+    return model
+
+
+def filled_model(
+    folder: Path, device: torch.device | str, dtype: torch.dtype, max_model_len: int | None = None
+) -> DecoderModel:
+    """The folder's model on a device, its weights as `dtype`, in plain layout. `max_model_len` None serves the longest
+    context that the model has.
 
     Raises ModelFolderError for a folder that is missing, broken or not supported, InvalidFieldError for a max_model_len
     beyond the model's context.
     """
     config = read_model_config(folder)
-    return load_share(folder, config, config, lambda _: None, device, dtype, max_model_len)
+    return _filled_share(folder, config, config, lambda _: None, device, dtype, max_model_len)
 
 
 def load_share(
@@ -58,6 +67,20 @@ def load_share(
 
     Raises like `load_model`.
     """
+    model = _filled_share(folder, whole, share, cut_of, device, dtype, max_model_len)
+    prepare(model)
+    return model
+
+
+def _filled_share(
+    folder: Path,
+    whole: ModelConfig,
+    share: ModelConfig,
+    cut_of: CutOf,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    max_model_len: int | None = None,
+) -> DecoderModel:
     if max_model_len is not None and not 1 <= max_model_len <= whole.max_position:
         raise InvalidFieldError(
             "max_model_len",
@@ -67,7 +90,6 @@ def load_share(
     model = empty_model(share, max_model_len or whole.max_position, device, dtype)
     shapes = {name: tensor.shape for name, tensor in empty_model(whole, 1, "meta", dtype).destinations().items()}
     _fill(model, files, shapes, cut_of)
-    prepare(model)
     return model
 
 

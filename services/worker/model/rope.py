@@ -51,6 +51,14 @@ class Rope(nn.Module):
 
     def tables(self, batch: BatchLayout) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of the batch's rows, [T, 1, E]."""
+        rows_T = self.rows(batch)
+        return (
+            self.cosines_ME.index_select(0, rows_T).unsqueeze(1),
+            self.sines_ME.index_select(0, rows_T).unsqueeze(1),
+        )
+
+    def rows(self, batch: BatchLayout) -> Tensor:
+        """The tables' row of each of the batch's rows, [T]."""
         rows = batch.position_ids_T
         if self.short_length < self.length:
             long = [max(each.longest_tokens, each.to_token) > self.short_length for each in batch.sequences]
@@ -59,7 +67,7 @@ class Rope(nn.Module):
             rows = rows + offsets.repeat_interleave(
                 torch.tensor(counts, device=rows.device), output_size=batch.row_count
             )
-        return self.cosines_ME.index_select(0, rows).unsqueeze(1), self.sines_ME.index_select(0, rows).unsqueeze(1)
+        return rows
 
 
 def rotate(x_TNE: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

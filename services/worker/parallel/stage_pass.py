@@ -7,6 +7,7 @@ from torch import Tensor
 
 from services.worker.model.batch import BatchLayout, PagedKv
 from services.worker.model.decoder import DecoderModel
+from services.worker.model.served_decoder import ServedDecoder
 from services.worker.parallel.layout import GroupRank, Layout
 from services.worker.parallel.stage_links import StageLinks
 from services.worker.parallel.tensor_parallel import LayerSums
@@ -17,11 +18,14 @@ ALONE = GroupRank(0, Layout())
 class StagePass:
     """Runs a rank's model within the links of an epoch. A group of one rank needs no links."""
 
-    def __init__(self, model: DecoderModel, rank: GroupRank = ALONE) -> None:
+    def __init__(self, model: ServedDecoder, rank: GroupRank = ALONE) -> None:
         self.model = model
         self.rank = rank
         self._links: StageLinks | None = None
-        self._layer_sums = LayerSums(model) if rank.layout.tp > 1 else None
+        self._layer_sums: LayerSums | None = None
+        if rank.layout.tp > 1:
+            assert isinstance(model, DecoderModel), "sums are hooks on torch modules"
+            self._layer_sums = LayerSums(model)
 
     def begin_epoch(self, links: StageLinks | None) -> None:
         """What is exchanged from now on goes through `links`."""

@@ -36,7 +36,7 @@ from services.domain.mixed_cost import MixedCost
 from services.runtime.profile_file import Profile, Source, read_profile, write_profile
 from services.worker.kv.pools import KvPools
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
-from services.worker.model.decoder import DecoderModel
+from services.worker.model.served_decoder import ServedDecoder
 from services.worker.sampling.sampler import JobSampler, SampleRow, sample
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class MeasuringLimits:
 class Measurer:
     """Runs iterations on a model and the blocks of an idle pool."""
 
-    def __init__(self, model: DecoderModel, pools: KvPools, longest: int) -> None:
+    def __init__(self, model: ServedDecoder, pools: KvPools, longest: int) -> None:
         self._model = model
         self._longest = longest
         self._cache = PagedKv(pools.device)
@@ -133,7 +133,7 @@ class Measurer:
         return time.perf_counter() - started_s
 
 
-def measure(model: DecoderModel, pools: KvPools, limits: MeasuringLimits, source: Source) -> Profile:
+def measure(model: ServedDecoder, pools: KvPools, limits: MeasuringLimits, source: Source) -> Profile:
     """Measures the cost model, then mixed iterations as a check of it. Overwrites the device pool, then zeroes it
     again.
     """
@@ -229,7 +229,7 @@ def _doubling(first: int, last: int) -> list[int]:
 
 
 def measure_or_read(
-    model: DecoderModel, pools: KvPools, limits: MeasuringLimits, source: Source, state_dir: Path | None
+    model: ServedDecoder, pools: KvPools, limits: MeasuringLimits, source: Source, state_dir: Path | None
 ) -> Profile:
     """The profile of an earlier worker of the same kind, or a measured one, which is then kept in `state_dir`. An
     earlier one may have no mixed iterations.

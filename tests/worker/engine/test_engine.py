@@ -15,15 +15,21 @@ from services.domain.job_sampling import JobSampling
 from services.domain.protocol import Assign
 from services.worker.engine.engine import Engine
 from services.worker.model.prefill_cut import PrefillCut
+from services.worker.model.served_decoder import ServedDecoder
 from tests.worker.fake_kv_commands import FakeKvCommands
 from tests.worker.fake_scheduler_plans import FakeSchedulerPlans
 from tests.worker.random_swaps import swap_at_random
-from tests.worker.tiny_engine import alone, new_engine, prompt_of, sampling
+from tests.worker.tiny_engine import alone, native_tiny_model, new_engine, prompt_of, sampling, tiny_model
+
+
+@pytest.fixture(params=[tiny_model, native_tiny_model], ids=["torch", "native"])
+def model(request: pytest.FixtureRequest) -> ServedDecoder:
+    return request.param()  # type: ignore[no-any-return]
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    made = new_engine()
+def engine(model: ServedDecoder) -> Iterator[Engine]:
+    made = new_engine(model=model)
     yield made
     made.check()
     made.close()
@@ -31,7 +37,12 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def runner(engine: Engine) -> FakeSchedulerPlans:
+    """Whatever an engine computes with, a job's tokens are those that it gives alone with torch."""
     return FakeSchedulerPlans(FakeKvCommands(engine))
+
+
+only_torch = pytest.mark.parametrize("model", [tiny_model], ids=["torch"], indirect=True)
+"""For what is observed by hooks of torch's modules."""
 
 
 def spoil_first_row(_: object, __: object, logits: Tensor) -> Tensor:
@@ -140,23 +151,31 @@ def test_a_chunk_that_is_cut_is_computed_again_and_the_chunks_before_it_are_not(
     assert runner.outputs[job_id] == alone(prompt_of(7, 40), how)
 
 
+@only_torch
 def test_an_engine_that_gives_up_abandons_its_iteration_between_two_layers(
     runner: FakeSchedulerPlans, engine: Engine
 ) -> None:
     job_id = runner.add("a/0", prompt_of(1, 40), sampling())
     asked: list[int] = []
-    engine.model.layers[0].register_forward_hook(lambda *_: engine.give_up())
-    engine.model.layers[1].register_forward_hook(lambda *_: asked.append(1))
-    with pytest.raises(PrefillCut):
-        runner.run(runner.entry(job_id))
+    hooks = [
+        tiny_model().layers[0].register_forward_hook(lambda *_: engine.give_up()),
+        tiny_model().layers[1].register_forward_hook(lambda *_: asked.append(1)),
+    ]
+    try:
+        with pytest.raises(PrefillCut):
+            runner.run(runner.entry(job_id))
+    finally:
+        for hook in hooks:
+            hook.remove()
     assert asked == []
 
 
+@only_torch
 def test_an_engine_that_gives_up_abandons_a_prefill_with_a_limit_too(
     runner: FakeSchedulerPlans, engine: Engine
 ) -> None:
     job_id = runner.add("a/0", prompt_of(1, 40), sampling())
-    hook = engine.model.layers[0].register_forward_hook(lambda *_: engine.give_up())
+    hook = tiny_model().layers[0].register_forward_hook(lambda *_: engine.give_up())
     try:
         with pytest.raises(PrefillCut):
             runner.run(runner.entry(job_id, cut_after_s=60.0))
@@ -164,13 +183,14 @@ def test_an_engine_that_gives_up_abandons_a_prefill_with_a_limit_too(
         hook.remove()
 
 
+@only_torch
 def test_a_job_beyond_the_range_of_float16_is_named_once_and_the_others_go_on(
     runner: FakeSchedulerPlans, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     loud = runner.add("loud/0", prompt_of(1, 9), sampling())
     quiet = runner.add("quiet/0", prompt_of(2, 9), sampling())
     monkeypatch.setattr(engine.model, "dtype", torch.float16)
-    hook = engine.model.register_forward_hook(spoil_first_row)
+    hook = tiny_model().register_forward_hook(spoil_first_row)
     try:
         for _ in range(3):
             runner.run(runner.entry(loud), runner.entry(quiet))
@@ -181,8 +201,8 @@ def test_a_job_beyond_the_range_of_float16_is_named_once_and_the_others_go_on(
     assert runner.outputs[quiet] == alone(prompt_of(2, 9), sampling())[:3]
 
 
-def test_jobs_that_swap_all_the_time_give_what_each_gives_alone() -> None:
-    engine = new_engine(device_blocks=24, host_blocks=48)
+def test_jobs_that_swap_all_the_time_give_what_each_gives_alone(model: ServedDecoder) -> None:
+    engine = new_engine(device_blocks=24, host_blocks=48, model=model)
     runner = FakeSchedulerPlans(FakeKvCommands(engine))
     jobs = [runner.add(f"{number}/0", prompt_of(number, 6 + number), varied(number)) for number in range(6)]
     moves = swap_at_random(runner, jobs, random.Random(7))

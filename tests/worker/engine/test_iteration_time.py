@@ -58,7 +58,7 @@ def test_a_wait_for_uploads_is_stall_and_not_compute_wherever_it_falls(
 ) -> None:
     pools = tiny_pools()
     engine = Engine(tiny_model(), pools, LateUploads(pools, clock, host_s, device_s))
-    hook = engine.model.layers[0].register_forward_hook(lambda *_: setattr(clock, "now_s", clock.now_s + 1.0))
+    hook = tiny_model().layers[0].register_forward_hook(lambda *_: setattr(clock, "now_s", clock.now_s + 1.0))
     try:
         runner = FakeSchedulerPlans(FakeKvCommands(engine))
         job_id = runner.add("a/0", prompt_of(1, 10), sampling())

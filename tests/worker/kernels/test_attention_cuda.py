@@ -22,7 +22,9 @@ def reference() -> Any:
 
 @pytest.fixture(scope="module")
 def model(reference: Any) -> DecoderModel:
-    return every_way(reference)["gpu"]
+    model = every_way(reference)["gpu"]
+    assert isinstance(model, DecoderModel)
+    return model
 
 
 def decodes(pool: Pool) -> BatchLayout:

@@ -12,9 +12,14 @@ import transformers
 from torch import Tensor
 
 from services.worker.kernels.attention_cuda import CudaAttention
+from services.worker.kernels.cpu.decoder_library import InstructionSet, best_instruction_set
+from services.worker.kernels.cpu.native_decoder import NativeDecoder
+from services.worker.kv.pools import BlockShape
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
 from services.worker.model.decoder import DecoderModel
-from services.worker.model.loader import load_model
+from services.worker.model.llama import LlamaModel
+from services.worker.model.loader import filled_model, load_model
+from services.worker.model.served_decoder import ServedDecoder
 
 torch.set_num_threads(1)
 
@@ -72,6 +77,27 @@ def ours_of(model: Any, dtype: torch.dtype = torch.float32, max_model_len: int |
         return load_model(Path(folder), "cpu", dtype, max_model_len)
 
 
+def native_of(
+    model: Any,
+    dtype: torch.dtype = torch.float32,
+    instruction_set: InstructionSet | None = None,
+    threads: int = 1,
+    max_model_len: int | None = None,
+) -> NativeDecoder:
+    """The compiled decoder with the same weights."""
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        filled = filled_model(Path(folder), "cpu", dtype, max_model_len)
+    assert isinstance(filled, LlamaModel)
+    return NativeDecoder(filled, threads, instruction_set)
+
+
+def instruction_sets() -> list[InstructionSet]:
+    """Those of this processor."""
+    best = best_instruction_set()
+    return [each for each in InstructionSet if best is not None and each <= best]
+
+
 def reference_logits(model: Any, token_ids: Tensor) -> Tensor:
     """Logits of one full forward pass, [length, vocabulary]."""
     with torch.no_grad():
@@ -90,35 +116,48 @@ def plain_pair() -> tuple[Any, DecoderModel]:
     return model, ours_of(model)
 
 
-def every_way(model: Any) -> dict[str, DecoderModel]:
-    """The decoder with each kind of attention: those of float32 on a CPU, of bfloat16 on a CPU and of a GPU.
+@cache
+def native_pair() -> tuple[Any, NativeDecoder]:
+    """The same for the compiled decoder."""
+    model = plain_pair()[0]
+    return model, native_of(model)
+
+
+def every_way(model: Any) -> dict[str, ServedDecoder]:
+    """The decoder with each kind of attention: those of float32 on a CPU, of bfloat16 on a CPU and of a GPU; and, for
+    the Llama family, the compiled one for every instruction set of this processor.
 
     The second computes in float64 here, which takes the same way without bfloat16's rounding; the third is plain torch,
     which a CPU has too.
     """
-    ways = {"exact": ours_of(model), "fast": ours_of(model, torch.float64), "gpu": ours_of(model)}
-    ways["gpu"].attention = CudaAttention(ways["gpu"].config)
+    gpu = ours_of(model)
+    gpu.attention = CudaAttention(gpu.config)
+    ways: dict[str, ServedDecoder] = {"exact": ours_of(model), "fast": ours_of(model, torch.float64), "gpu": gpu}
+    if isinstance(gpu, LlamaModel):
+        ways.update((each.name, native_of(model, instruction_set=each)) for each in instruction_sets())
     return ways
 
 
 class Pool:
     """A small pool whose free blocks are handed out in a shuffled order, so that no sequence's blocks lie together."""
 
-    def __init__(self, model: DecoderModel, block_size: int = 4, seed: int = 0) -> None:
+    def __init__(self, model: ServedDecoder, block_size: int = 4, seed: int = 0) -> None:
         self.block_size = block_size
-        self.cache = PagedKv(torch.zeros(model.pool_shape(BLOCK_COUNT, block_size), dtype=model.dtype))
+        config = model.config
+        shape = BlockShape(config.layer_count, block_size, config.kv_head_count, config.head_dim, model.dtype)
+        self.cache = PagedKv(torch.zeros(shape.pool_shape(BLOCK_COUNT), dtype=model.dtype))
         self._free = list(range(BLOCK_COUNT))
         random.Random(seed).shuffle(self._free)
 
     def blocks(self, token_count: int) -> list[int]:
         return [self._free.pop() for _ in range(-(-token_count // self.block_size))]
 
-    def run(self, model: DecoderModel, sequences: Sequence[SequenceRows], token_ids: Sequence[Tensor]) -> Tensor:
+    def run(self, model: ServedDecoder, sequences: Sequence[SequenceRows], token_ids: Sequence[Tensor]) -> Tensor:
         logits: Tensor = model(torch.cat(list(token_ids)), self.cache, BatchLayout.of(sequences, self.block_size))
         return logits
 
 
-def chunked_logits(model: DecoderModel, token_ids: Tensor, chunks: Sequence[int], block_size: int = 4) -> Tensor:
+def chunked_logits(model: ServedDecoder, token_ids: Tensor, chunks: Sequence[int], block_size: int = 4) -> Tensor:
     """Logits after each chunk of a sequence that is computed chunk by chunk, [chunks, vocabulary]."""
     pool = Pool(model, block_size)
     blocks = pool.blocks(len(token_ids))

@@ -1,5 +1,8 @@
 """A forward pass as the engine sees it: which rows answer, how it ends early, how decodes are grouped."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -7,19 +10,36 @@ from services.worker.kernels.attention_cpu import GROUP_COST_POSITIONS
 from services.worker.model.attention import bounded_cuts, group_cuts
 from services.worker.model.batch import BatchLayout, SequenceRows
 from services.worker.model.prefill_cut import PrefillCut
-from tests.worker.model.reference_models import Pool, ours_of, plain_pair, reference_model, tokens
+from services.worker.model.served_decoder import ServedDecoder
+from tests.worker.model.reference_models import (
+    Pool,
+    native_of,
+    native_pair,
+    ours_of,
+    plain_pair,
+    reference_model,
+    tokens,
+)
+
+
+@pytest.fixture(params=[plain_pair, native_pair], ids=["torch", "native"])
+def model(request: pytest.FixtureRequest) -> ServedDecoder:
+    _, model = request.param()
+    return model  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_batch_in_which_nothing_samples_has_no_logits(dtype: torch.dtype) -> None:
-    model = ours_of(reference_model("llama"), dtype)
+@pytest.mark.parametrize("way", [ours_of, native_of])
+def test_a_batch_in_which_nothing_samples_has_no_logits(
+    way: Callable[[Any, torch.dtype], ServedDecoder], dtype: torch.dtype
+) -> None:
+    model = way(reference_model("llama"), dtype)
     pool = Pool(model)
     found = pool.run(model, [SequenceRows(0, 8, pool.blocks(8), samples=False)], [tokens(8)])
     assert found.shape == (0, 97)
 
 
-def test_a_pass_that_may_not_go_on_raises_between_layers() -> None:
-    _, model = plain_pair()
+def test_a_pass_that_may_not_go_on_raises_between_layers(model: ServedDecoder) -> None:
     pool = Pool(model)
     layout = BatchLayout.of([SequenceRows(0, 8, pool.blocks(8))], pool.block_size)
     answers = iter([True, False])
@@ -30,8 +50,7 @@ def test_a_pass_that_may_not_go_on_raises_between_layers() -> None:
     assert pool.cache.pool[:, 1].abs().sum() == 0
 
 
-def test_a_pass_that_may_go_on_is_asked_once_a_layer() -> None:
-    _, model = plain_pair()
+def test_a_pass_that_may_go_on_is_asked_once_a_layer(model: ServedDecoder) -> None:
     pool = Pool(model)
     answers = iter([True] * 100)
     layout = BatchLayout.of([SequenceRows(0, 8, pool.blocks(8))], pool.block_size)
@@ -39,8 +58,7 @@ def test_a_pass_that_may_go_on_is_asked_once_a_layer() -> None:
     assert len(list(answers)) == 100 - model.config.layer_count
 
 
-def test_a_pass_writes_only_its_own_positions() -> None:
-    _, model = plain_pair()
+def test_a_pass_writes_only_its_own_positions(model: ServedDecoder) -> None:
     pool = Pool(model, block_size=4)
     pool.cache.pool.fill_(3.0)
     pool.run(model, [SequenceRows(0, 6, [5, 2])], [tokens(6)])

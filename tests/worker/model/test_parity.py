@@ -6,13 +6,18 @@ import pytest
 import torch
 import transformers
 
+from services.worker.kernels.cpu.decoder_library import InstructionSet
+from services.worker.kernels.kernel_choice import with_kernels
 from services.worker.model.batch import SequenceRows
-from services.worker.model.loader import load_model
+from services.worker.model.loader import filled_model
+from services.worker.model.served_decoder import ServedDecoder
 from tests.builders.repository_paths import BUNDLED
 from tests.worker.model.reference_models import (
     Pool,
     chunked_logits,
     every_way,
+    instruction_sets,
+    native_of,
     ours_of,
     reference_logits,
     reference_model,
@@ -144,12 +149,24 @@ def test_longrope_uses_the_factors_of_the_sequence_s_length(length: int) -> None
     assert_close(chunked_logits(model, token_ids, [length])[0], reference_logits(reference, token_ids)[-1])
 
 
-@pytest.mark.parametrize(("family", "changes"), [("llama", {"num_key_value_heads": 2}), ("opt", {})])
-def test_bfloat16_is_as_close_to_float32_as_the_reference_in_bfloat16(family: str, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("way", "family", "changes"),
+    [
+        ("torch", "opt", {}),
+        *((way, "llama", {"num_key_value_heads": 2}) for way in ("torch", *instruction_sets())),
+    ],
+)
+def test_bfloat16_is_as_close_to_float32_as_the_reference_in_bfloat16(
+    way: str | InstructionSet, family: str, changes: dict[str, Any]
+) -> None:
     reference = reference_model(family, **changes)
     token_ids = tokens(LENGTH)
     expected = reference_logits(reference, token_ids)[39:]
-    found = chunked_logits(ours_of(reference, torch.bfloat16), token_ids, [40, *[1] * 20])
+    if isinstance(way, str):
+        model: ServedDecoder = ours_of(reference, torch.bfloat16)
+    else:
+        model = native_of(reference, torch.bfloat16, way)
+    found = chunked_logits(model, token_ids, [40, *[1] * 20])
     assert found.dtype == torch.float32
     ours = (found - expected).square().mean()
     theirs = (reference_logits(reference.to(torch.bfloat16), token_ids)[39:] - expected).square().mean()
@@ -157,17 +174,18 @@ def test_bfloat16_is_as_close_to_float32_as_the_reference_in_bfloat16(family: st
     assert ours < 0.02**2 * expected.square().max()
 
 
-def test_the_bundled_model_has_the_references_logits() -> None:
+@pytest.mark.parametrize("natively", [False, True], ids=["torch", "native"])
+def test_the_bundled_model_has_the_references_logits(natively: bool) -> None:
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         BUNDLED, dtype=torch.float32, attn_implementation="eager"
     )
-    model = load_model(BUNDLED, "cpu", torch.float32)
+    model = with_kernels(filled_model(BUNDLED, "cpu", torch.float32), natively)
     token_ids = tokens(90)
     expected = reference_logits(reference, token_ids)
     assert_close(chunked_logits(model, token_ids, [50, *[1] * 40], block_size=16), expected[49:])
 
 
-@pytest.mark.parametrize("way", ["exact", "fast", "gpu"])
+@pytest.mark.parametrize("way", ["exact", "fast", "gpu", *(each.name for each in instruction_sets())])
 def test_a_mixed_batch_gives_every_sequence_its_own_logits(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.worker.kernels.attention_cpu.GROUP_COST_POSITIONS", 10)
     for name, value in (("GROUP_COST_POSITIONS", 10), ("GATHERED_BYTES", 70 * 2 * 48 * 4), ("MASK_PLACES", 100)):

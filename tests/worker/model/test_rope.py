@@ -1,5 +1,6 @@
 """Rotary scalings whose frequencies depend on the sequence's length."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,14 +8,22 @@ import torch
 
 from services.domain.errors import InvalidFieldError
 from services.worker.model.batch import SequenceRows
-from services.worker.model.decoder import DecoderModel
 from services.worker.model.llama import LlamaModel
-from tests.worker.model.reference_models import Pool, ours_of, reference_logits, reference_model, tokens
+from services.worker.model.served_decoder import ServedDecoder
+from tests.worker.model.reference_models import Pool, native_of, ours_of, reference_logits, reference_model, tokens
 
 ORIGINAL = 40
 
 
-def longrope_model() -> tuple[Any, DecoderModel]:
+Decoding = Callable[..., ServedDecoder]
+
+
+@pytest.fixture(params=[ours_of, native_of], ids=["torch", "native"])
+def way(request: pytest.FixtureRequest) -> Decoding:
+    return request.param  # type: ignore[no-any-return]
+
+
+def longrope_model(way: Decoding) -> tuple[Any, ServedDecoder]:
     factors = [1.0 + 0.25 * number for number in range(6)]
     scaling = {
         "rope_type": "longrope",
@@ -24,16 +33,16 @@ def longrope_model() -> tuple[Any, DecoderModel]:
         "original_max_position_embeddings": ORIGINAL,
     }
     reference = reference_model("llama", rope_parameters=scaling, num_key_value_heads=2)
-    return reference, ours_of(reference)
+    return reference, way(reference)
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert (found - expected).abs().max() < 2e-5 * expected.abs().max()
 
 
-def test_a_sequence_that_may_become_long_has_long_factors_from_its_first_token_on() -> None:
+def test_a_sequence_that_may_become_long_has_long_factors_from_its_first_token_on(way: Decoding) -> None:
     """So that the KV of its beginning fits when it is long; what it says while short is not what transformers gives."""
-    reference, model = longrope_model()
+    reference, model = longrope_model(way)
     text = tokens(70)
     pool = Pool(model)
     blocks = pool.blocks(70)
@@ -44,8 +53,8 @@ def test_a_sequence_that_may_become_long_has_long_factors_from_its_first_token_o
     assert_close(found[0], reference_logits(reference, text)[-1])
 
 
-def test_sequences_that_stay_short_keep_short_factors_beside_long_ones() -> None:
-    reference, model = longrope_model()
+def test_sequences_that_stay_short_keep_short_factors_beside_long_ones(way: Decoding) -> None:
+    reference, model = longrope_model(way)
     short, long = tokens(30, seed=1), tokens(60, seed=2)
     pool = Pool(model)
     short_blocks, long_blocks = pool.blocks(30), pool.blocks(60)
@@ -60,7 +69,7 @@ def test_sequences_that_stay_short_keep_short_factors_beside_long_ones() -> None
 
 
 def test_longrope_served_within_its_original_length_has_short_factors_only() -> None:
-    reference, _ = longrope_model()
+    reference, _ = longrope_model(ours_of)
     model = ours_of(reference, max_model_len=ORIGINAL)
     assert isinstance(model, LlamaModel)
     assert model.rope.cosines_ME.shape[0] == ORIGINAL

@@ -1,0 +1,100 @@
+// The C interface of the compiled decoder: what Python describes once (a model) and for every iteration (a step).
+//
+// Theory of operation
+// -------------------
+// A step is one call: embedding, layers, head. Its rows are cut into passes of at most PASS_ROWS, so that buffers stay
+// small; a later pass finds the keys and values of an earlier one in the pool. All threads run the same program
+// (program.h) and meet at a barrier after each phase; within a phase they take numbered units of work until none is
+// left. Which thread computes a unit changes no bit of it.
+//
+// Every number is added up in an order that depends on nothing but the shapes of the model: a row has the same bits
+// in every batch, whether its position is computed by a prefill, a chunk or a decode, on any number of threads.
+//
+// Memory is Python's: weights, tables, pool and results are pointers that stay valid; only scratch is made here.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// A linear layer, y = x W^T + b. Weights are packed into panels of 64 outputs: word k of output n is
+// packed[(n / 64) * words * 64 + k * 64 + n % 64]; a word holds 2 bfloat16 inputs or 1 float32; missing ones are 0.
+struct Matrix {
+  const uint32_t* packed;
+  const float* bias;  // padded to whole panels, or null
+  int64_t outputs;
+  int64_t inputs;
+};
+
+struct Layer {
+  Matrix query_key_value;
+  Matrix attention_output;
+  Matrix gate_up;  // each panel: 32 rows of gate, then the same 32 of up
+  Matrix down;
+  const float* attention_norm;  // padded with 0 to a multiple of 64, as the next one
+  const float* feed_forward_norm;
+  const float* query_norm;  // one head's, or null
+  const float* key_norm;
+  int64_t window;  // sliding window in tokens, or 0
+};
+
+struct Decoder {
+  int64_t is_bfloat16;  // else float32: weights, pool and what is multiplied; sums are float32 always
+  int64_t hidden_size;
+  int64_t intermediate_size;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_size;
+  int64_t vocabulary;
+  int64_t layer_count;
+  int64_t activation;  // 0 silu, 1 gelu, 2 gelu by tanh, 3 relu
+  int64_t threads;
+  const Layer* layers;
+  const uint16_t* embedding;  // [vocabulary, hidden] of weights, or null: rows of the head
+  Matrix head;
+  const float* norm;
+  const float* cosines;  // [rows, head_size / 2]
+  const float* sines;
+  float epsilon;
+};
+
+struct Step {
+  const int64_t* token_ids;      // [rows], not read if hidden_in is there
+  const int64_t* positions;      // [rows]
+  const int64_t* rope_rows;      // [rows] of the tables
+  const int64_t* block_table;    // [sequences, table_width]
+  const int64_t* context_lengths;  // [sequences]: a sequence's rows are the last ones of its context
+  const int64_t* logit_rows;     // [logit_count], rising
+  int64_t rows;
+  int64_t sequences;
+  int64_t table_width;
+  int64_t logit_count;
+  void* pool;  // [blocks, layers, 2, block_size, kv_heads, head_size]
+  int64_t block_size;
+  int64_t pool_layers;
+  int64_t first_layer;  // a stage computes layers first_layer to stop_layer - 1
+  int64_t stop_layer;
+  const float* hidden_in;  // [rows, hidden_size], or null: embeds token_ids
+  float* hidden_out;       // [rows, hidden_size], or null
+  float* logits;           // [logit_count, vocabulary], or null
+  const int32_t* given_up;  // the step is cut before the next layer once this is not 0; may be null
+  int64_t deadline_ns;      // and once CLOCK_MONOTONIC is later; 0: never
+  int32_t (*goes_on)();     // and once this returns 0; may be null
+  void (*sum)(float* values, int64_t count);  // adds up the ranks' parts of a product, in place; null: one rank
+};
+
+struct Engine;
+
+// The best instruction set of this processor: 0 none that serves, 1 AVX2, 2 AVX-512, 3 AVX-512 with bfloat16.
+int fastserve_instruction_set();
+
+// An engine that computes with this instruction set, or null if there is no memory or no such instruction set.
+// `decoder` and what it points at must outlive it.
+Engine* fastserve_engine(const Decoder* decoder, int instruction_set);
+void fastserve_close(Engine* engine);
+
+// Returns 0, or 1 if the step was cut: keys and values of its rows may be written in part.
+int fastserve_step(Engine* engine, const Step* step);
+}
+#pragma GCC visibility pop

@@ -1,0 +1,82 @@
+"""The compiled library by ctypes: the structures of decoder.h and its functions. See there for what they mean."""
+
+import ctypes
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+from services.worker.kernels.cpu.compiled import library
+
+
+class InstructionSet(IntEnum):
+    """What the decoder is compiled for; greater ones are faster."""
+
+    AVX2 = 1
+    AVX512 = 2
+    AVX512_BF16 = 3
+
+
+def _fields(kind: type, *names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names]
+
+
+_WORD, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
+GoesOn = ctypes.CFUNCTYPE(ctypes.c_int32)
+SumOfRanks = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_float), ctypes.c_int64)
+
+
+class MatrixView(ctypes.Structure):
+    _fields_ = (*_fields(_ADDRESS, "packed", "bias"), *_fields(_WORD, "outputs", "inputs"))
+
+
+class LayerView(ctypes.Structure):
+    _fields_ = (
+        *_fields(MatrixView, "query_key_value", "attention_output", "gate_up", "down"),
+        *_fields(_ADDRESS, "attention_norm", "feed_forward_norm", "query_norm", "key_norm"),
+        ("window", _WORD),
+    )
+
+
+class DecoderView(ctypes.Structure):
+    _fields_ = (
+        *_fields(_WORD, "is_bfloat16", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_size"),
+        *_fields(_WORD, "vocabulary", "layer_count", "activation", "threads"),
+        ("layers", ctypes.POINTER(LayerView)),
+        ("embedding", _ADDRESS),
+        ("head", MatrixView),
+        *_fields(_ADDRESS, "norm", "cosines", "sines"),
+        ("epsilon", ctypes.c_float),
+    )
+
+
+class StepView(ctypes.Structure):
+    _fields_ = (
+        *_fields(_ADDRESS, "token_ids", "positions", "rope_rows", "block_table", "context_lengths", "logit_rows"),
+        *_fields(_WORD, "rows", "sequences", "table_width", "logit_count"),
+        ("pool", _ADDRESS),
+        *_fields(_WORD, "block_size", "pool_layers", "first_layer", "stop_layer"),
+        *_fields(_ADDRESS, "hidden_in", "hidden_out", "logits", "given_up"),
+        ("deadline_ns", _WORD),
+        ("goes_on", GoesOn),
+        ("sum", SumOfRanks),
+    )
+
+
+@cache
+def loaded(path: Path | None = None) -> ctypes.CDLL:
+    """The library, compiled now if it is not yet. Raises CompileError, or OSError if it can't be loaded."""
+    functions = ctypes.CDLL(str(path or library()))
+    functions.fastserve_instruction_set.restype = ctypes.c_int
+    functions.fastserve_engine.restype = ctypes.c_void_p
+    functions.fastserve_engine.argtypes = [ctypes.POINTER(DecoderView), ctypes.c_int]
+    functions.fastserve_close.restype = None
+    functions.fastserve_close.argtypes = [ctypes.c_void_p]
+    functions.fastserve_step.restype = ctypes.c_int
+    functions.fastserve_step.argtypes = [ctypes.c_void_p, ctypes.POINTER(StepView)]
+    return functions
+
+
+def best_instruction_set() -> InstructionSet | None:
+    """The best one of this processor, None if it has none of them. Raises CompileError or OSError."""
+    number = loaded().fastserve_instruction_set()
+    return InstructionSet(number) if number else None

@@ -1,0 +1,82 @@
+// The C interface, and the choice of the program for the processor.
+#include "engine.h"
+
+#include <sys/mman.h>
+#include <time.h>
+
+#include <new>
+
+#include "decoder.h"
+
+namespace {
+
+struct Choice {
+  int64_t (*scratch_bytes)(const Decoder*);
+  Program run;
+};
+
+constexpr Choice CHOICES[] = {
+    {nullptr, nullptr},
+    {scratch_bytes_avx2, run_avx2},
+    {scratch_bytes_avx512, run_avx512},
+    {scratch_bytes_avx512_bf16, run_avx512_bf16},
+};
+
+}  // namespace
+
+bool step_goes_on(const Step* step) {
+  if (step->given_up != nullptr && __atomic_load_n(step->given_up, __ATOMIC_ACQUIRE) != 0) return false;
+  if (step->deadline_ns != 0) {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (now.tv_sec * 1000000000 + now.tv_nsec >= step->deadline_ns) return false;
+  }
+  return step->goes_on == nullptr || step->goes_on() != 0;
+}
+
+int fastserve_instruction_set() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+  const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (!wide) return 1;
+  return __builtin_cpu_supports("avx512bf16") ? 3 : 2;
+}
+
+Engine* fastserve_engine(const Decoder* decoder, int instruction_set) {
+  if (instruction_set < 1 || instruction_set > fastserve_instruction_set()) return nullptr;
+  const Choice& choice = CHOICES[instruction_set];
+  Engine* engine = new (std::nothrow) Engine();
+  if (engine == nullptr) return nullptr;
+  engine->decoder = decoder;
+  engine->run = choice.run;
+  engine->bytes = choice.scratch_bytes(decoder);
+  // Zeroed, and so the padding of every row is: nothing writes there but products of zeros. Pages that no batch is large
+  // enough for are never taken.
+  void* memory = mmap(nullptr, engine->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    delete engine;
+    return nullptr;
+  }
+  madvise(memory, engine->bytes, MADV_HUGEPAGE);
+  engine->memory = static_cast<char*>(memory);
+  engine->team = team_make(static_cast<int>(decoder->threads));
+  if (engine->team == nullptr) {
+    fastserve_close(engine);
+    return nullptr;
+  }
+  return engine;
+}
+
+void fastserve_close(Engine* engine) {
+  if (engine->team != nullptr) team_close(engine->team);
+  munmap(engine->memory, engine->bytes);
+  delete engine;
+}
+
+int fastserve_step(Engine* engine, const Step* step) {
+  engine->step = step;
+  engine->cut = 0;
+  team_run(engine->team, engine->run, engine);
+  return static_cast<int>(engine->cut);
+}

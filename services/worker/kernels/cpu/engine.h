@@ -1,0 +1,38 @@
+// An engine: a decoder, its threads and its scratch memory. Shared by the programs of all instruction sets.
+#pragma once
+#include "decoder.h"
+#include "team.h"
+
+constexpr int64_t PASS_ROWS = 1024;
+
+// A part of a step: the rows that are computed together, and what they attend to.
+struct Pass {
+  int64_t first_row;
+  int64_t rows;
+  int64_t first_logit;
+  int64_t logits;
+};
+
+struct Engine {
+  const Decoder* decoder;
+  Program run;
+  Team* team;
+  char* memory;
+  int64_t bytes;
+  // Of the step under way.
+  const Step* step;
+  int64_t cut;
+  int64_t query_units;
+};
+
+// For each instruction set: bytes of scratch that an engine needs, and the program of a step.
+#define DECLARE_PROGRAM(name)                              \
+  int64_t scratch_bytes_##name(const Decoder* decoder);    \
+  void run_##name(void* engine, int thread);
+
+DECLARE_PROGRAM(avx2)
+DECLARE_PROGRAM(avx512)
+DECLARE_PROGRAM(avx512_bf16)
+
+// Whether the step may go on, asked by the caller's thread before a layer.
+bool step_goes_on(const Step* step);

@@ -1,0 +1,101 @@
+// Matrix products with packed panels (decoder.h).
+//
+// Each of the 64 sums of a row is kept in one place and takes its words in rising order, whatever the number of rows
+// that are computed together and however the words are cut: between two pieces it lies in memory, which rounds nothing.
+#pragma once
+#include "decoder.h"
+#include "simd.h"
+
+namespace INSTRUCTION_SET {
+
+constexpr int64_t PANEL = 64;  // outputs
+constexpr int64_t PIECE_WORDS = 128;  // 32 KiB of a panel: they stay in the first cache for further rows
+constexpr int64_t UNIT_ROWS = 96;     // rows of a unit of work
+constexpr int64_t LINE_WORDS = 16;
+constexpr int64_t AHEAD_WORDS = 2048;  // how far ahead a single tile fetches: 8 KiB
+
+template <class T>
+constexpr int64_t WORD_NUMBERS = sizeof(uint32_t) / sizeof(T);
+
+template <class T>
+static inline int64_t words_of(int64_t numbers) {
+  return (numbers + WORD_NUMBERS<T> - 1) / WORD_NUMBERS<T>;
+}
+
+// sums[r][0..63] += (or =) rows r of x times words of a panel. AHEAD_LINES of the memory at `ahead`, which will be needed
+// soon, are fetched for each word; it may lie beyond what is ours.
+template <class T, int ROWS, int AHEAD_LINES>
+static void tile(const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh, float* sums,
+                 const uint32_t* ahead) {
+  for (int first = 0; first < PANEL / LANES; first += TILE_VECTORS) {
+    Vector sum[ROWS][TILE_VECTORS];
+    for (int r = 0; r < ROWS; ++r) {
+      for (int v = 0; v < TILE_VECTORS; ++v) {
+        sum[r][v] = fresh ? zeros() : load(sums + r * PANEL + (first + v) * LANES);
+      }
+    }
+    for (int64_t word = 0; word < words; ++word) {
+      if (AHEAD_LINES > 0 && first == 0) {
+        for (int line = 0; line < AHEAD_LINES; ++line) {
+          _mm_prefetch(reinterpret_cast<const char*>(ahead + (word * AHEAD_LINES + line) * LINE_WORDS), _MM_HINT_T0);
+        }
+      }
+      Words w[TILE_VECTORS];
+      for (int v = 0; v < TILE_VECTORS; ++v) w[v] = load_words(panel + word * PANEL + (first + v) * LANES);
+      for (int r = 0; r < ROWS; ++r) {
+        const Words a = all_words(x[r * x_step + word]);
+        for (int v = 0; v < TILE_VECTORS; ++v) sum[r][v] = plus_product<T>(sum[r][v], a, w[v]);
+      }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      for (int v = 0; v < TILE_VECTORS; ++v) store(sums + r * PANEL + (first + v) * LANES, sum[r][v]);
+    }
+  }
+}
+
+template <class T, int AHEAD_LINES>
+static void tile_of(int64_t rows, const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh,
+                    float* sums, const uint32_t* ahead) {
+  switch (rows) {
+    case 1: return tile<T, 1, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
+    case 2: return tile<T, 2, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
+    case 3: return tile<T, 3, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
+    case 4: return tile<T, 4, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
+#if defined(__AVX512F__)
+    case 5: return tile<T, 5, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
+    case 6: return tile<T, 6, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
+#endif
+  }
+}
+
+// Rows of x times a panel: sums[rows][64]. x has `x_step` words a row. `fetch`: the panel comes from memory.
+template <class T>
+static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const uint32_t* panel, int64_t words,
+                        bool fetch, bool fresh, float* sums) {
+  const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  const int64_t piece_words = tiles == 1 && TILE_VECTORS == PANEL / LANES ? words : PIECE_WORDS;
+  for (int64_t begin = 0; begin < words; begin += piece_words) {
+    const int64_t count = words - begin < piece_words ? words - begin : piece_words;
+    const uint32_t* piece = panel + begin * PANEL;
+    const uint32_t* next = piece + count * PANEL;  // its lines are shared out among the first tiles
+    int64_t row = 0;
+    for (int64_t number = 0; number < tiles; ++number) {
+      const int64_t stop = rows * (number + 1) / tiles;
+      const uint32_t* from = x + row * x_step + begin;
+      const bool begins = fresh && begin == 0;
+      float* to = sums + row * PANEL;
+      if (!fetch || number >= 4) {
+        tile_of<T, 0>(stop - row, from, x_step, piece, count, begins, to, nullptr);
+      } else if (tiles == 1) {
+        tile_of<T, 4>(stop - row, from, x_step, piece, count, begins, to, piece + AHEAD_WORDS);
+      } else if (tiles == 2) {
+        tile_of<T, 2>(stop - row, from, x_step, piece, count, begins, to, next + number * count * 2 * LINE_WORDS);
+      } else {
+        tile_of<T, 1>(stop - row, from, x_step, piece, count, begins, to, next + number * count * LINE_WORDS);
+      }
+      row = stop;
+    }
+  }
+}
+
+}  // namespace INSTRUCTION_SET

@@ -1,0 +1,358 @@
+// The program of a step, compiled once for each instruction set (INSTRUCTION_SET names it).
+//
+// No header of the standard library that defines code is included: the linker might keep this file's copy of it, with
+// instructions that another processor lacks.
+#include "attention.h"
+#include "engine.h"
+
+#define JOIN(a, b) a##b
+#define NAMED(prefix, set) JOIN(prefix, set)
+
+namespace INSTRUCTION_SET {
+
+static inline int64_t padded(int64_t count) { return (count + PANEL - 1) / PANEL * PANEL; }
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Scratch memory, in pieces that begin at a cache line. With no base it only counts.
+struct Arena {
+  char* base;
+  int64_t used;
+
+  template <class N>
+  N* take(int64_t count) {
+    N* piece = reinterpret_cast<N*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(N)) + 127) / 128 * 128;
+    return piece;
+  }
+};
+
+template <class T>
+struct Scratch {
+  float* hidden;     // [rows, hidden size], padded to panels as all rows here
+  T* normed;         // [rows, hidden size]
+  float* projected;  // [rows, query, key and value heads]; later the parts to add up
+  T* queries;        // [rows, heads]
+  T* found;          // [rows, heads]
+  T* gated;          // [rows, intermediate size]
+  QueryRows* units;  // [rows]
+  float* sums;       // this thread's, [UNIT_ROWS, PANEL]
+  AttentionScratch<T> attention;  // this thread's
+
+  Scratch(const Decoder& d, char* base, int thread, int64_t* bytes) {
+    Arena arena{base, 0};
+    const int64_t heads = padded(d.heads * d.head_size), group = d.heads / d.kv_heads;
+    const int64_t head = padded(d.head_size), queries_of_unit = greatest(UNIT_QUERIES, group);
+    hidden = arena.take<float>(PASS_ROWS * padded(d.hidden_size));
+    normed = arena.take<T>(PASS_ROWS * padded(d.hidden_size));
+    projected = arena.take<float>(PASS_ROWS * padded((d.heads + 2 * d.kv_heads) * d.head_size));
+    queries = arena.take<T>(PASS_ROWS * heads);
+    found = arena.take<T>(PASS_ROWS * heads);
+    gated = arena.take<T>(PASS_ROWS * padded(d.intermediate_size));
+    units = arena.take<QueryRows>(PASS_ROWS);
+    attention.zero = arena.take<T>(head);
+    for (int64_t number = 0; number < d.threads; ++number) {
+      Arena own{base, arena.used};
+      float* own_sums = own.take<float>(UNIT_ROWS * PANEL);
+      AttentionScratch<T> mine = attention;
+      mine.queries = own.take<T>(queries_of_unit * head);
+      mine.scores = own.take<float>(queries_of_unit * CHUNK);
+      mine.weights = own.take<T>(queries_of_unit * CHUNK);
+      mine.greatest = own.take<float>(queries_of_unit);
+      mine.total = own.take<float>(queries_of_unit);
+      mine.found = own.take<float>(queries_of_unit * head);
+      mine.keys = own.take<uint32_t>(words_of<T>(head) * CHUNK);
+      mine.values = own.take<uint32_t>(head * words_of<T>(CHUNK));
+      arena.used = own.used;
+      if (number == thread) {
+        sums = own_sums;
+        attention = mine;
+      }
+    }
+    *bytes = arena.used;
+  }
+};
+
+template <class T>
+class Thread {
+ public:
+  Thread(Engine& engine, int thread)
+      : engine_(engine), d_(*engine.decoder), step_(*engine.step), thread_(thread),
+        s_(d_, engine.memory, thread, &scratch_bytes_) {}
+
+  void run() {
+    int64_t logit = 0;
+    for (int64_t row = 0; row < step_.rows; row += PASS_ROWS) {
+      pass_ = {row, least(PASS_ROWS, step_.rows - row), logit, 0};
+      while (logit < step_.logit_count && step_.logit_rows[logit] < row + pass_.rows) ++logit;
+      pass_.logits = logit - pass_.first_logit;
+      if (!run_pass()) return;
+    }
+  }
+
+ private:
+  bool run_pass() {
+    if (thread_ == 0) {
+      engine_.query_units = cut_into_units();
+      ask();
+    }
+    enter_rows();
+    meet();
+    for (int64_t layer = step_.first_layer; layer < step_.stop_layer; ++layer) {
+      if (engine_.cut) return false;
+      run_layer(d_.layers[layer], layer);
+    }
+    if (step_.hidden_out != nullptr) leave_rows();
+    if (step_.logits != nullptr && pass_.logits > 0) head();
+    meet();
+    return true;
+  }
+
+  void run_layer(const Layer& layer, int64_t number) {
+    norm_rows(layer.attention_norm);
+    meet();
+    product(layer.query_key_value, s_.normed, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
+      float* to = s_.projected + row * padded(layer.query_key_value.outputs) + output;
+      for (int64_t at = 0; at < PANEL; at += LANES) store(to + at, load(y + at));
+    });
+    meet();
+    turn_and_keep(layer, number);
+    meet();
+    attend_all(layer, number);
+    meet();
+    add_product(layer.attention_output, s_.found);
+    meet();
+    norm_rows(layer.feed_forward_norm);
+    meet();
+    const Activation activation = static_cast<Activation>(d_.activation);
+    product(layer.gate_up, s_.normed, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
+      T* to = s_.gated + row * padded(d_.intermediate_size) + output / 2;
+      for (int64_t at = 0; at < PANEL / 2; at += LANES) {
+        store_rounded(to + at, activated(activation, load(y + at)) * load(y + PANEL / 2 + at));
+      }
+    });
+    meet();
+    add_product(layer.down, s_.gated);
+    if (thread_ == 0 && number + 1 < step_.stop_layer) ask();
+    meet();
+  }
+
+  void meet() { team_barrier(engine_.team); }
+
+  void ask() {
+    if (!step_goes_on(&step_)) engine_.cut = 1;
+  }
+
+  // --- products -----------------------------------------------------------------------------------------------------
+
+  // y = x W^T + b, a panel of a few rows at a time; `use` gets the row, the first output and the 64 numbers.
+  template <class Use>
+  void product(const Matrix& matrix, const T* x, int64_t rows, Use use) {
+    const int64_t words = words_of<T>(matrix.inputs), x_step = words_of<T>(padded(matrix.inputs));
+    const int64_t panels = padded(matrix.outputs) / PANEL, row_units = (rows + UNIT_ROWS - 1) / UNIT_ROWS;
+    const uint32_t* x_words = reinterpret_cast<const uint32_t*>(x);
+    for (int64_t unit = team_take(engine_.team); unit < panels * row_units; unit = team_take(engine_.team)) {
+      const int64_t panel = unit / row_units, part = unit % row_units;
+      const int64_t begin = rows * part / row_units, stop = rows * (part + 1) / row_units;
+      times_panel<T>(x_words + begin * x_step, x_step, stop - begin, matrix.packed + panel * words * PANEL, words, true,
+                     true, s_.sums);
+      for (int64_t row = begin; row < stop; ++row) {
+        float* y = s_.sums + (row - begin) * PANEL;
+        if (matrix.bias != nullptr) {
+          const float* bias = matrix.bias + panel * PANEL;
+          for (int64_t at = 0; at < PANEL; at += LANES) store(y + at, load(y + at) + load(bias + at));
+        }
+        use(row, panel * PANEL, y);
+      }
+    }
+  }
+
+  // hidden += x W^T + b, the ranks' parts of it added up.
+  void add_product(const Matrix& matrix, const T* x) {
+    const int64_t size = padded(d_.hidden_size);
+    if (step_.sum == nullptr) {
+      product(matrix, x, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
+        float* to = s_.hidden + row * size + output;
+        for (int64_t at = 0; at < PANEL; at += LANES) store(to + at, load(to + at) + load(y + at));
+      });
+      return;
+    }
+    float* parts = s_.projected;
+    product(matrix, x, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
+      for (int64_t at = 0; at < PANEL && output + at < d_.hidden_size; ++at) {
+        parts[row * d_.hidden_size + output + at] = y[at];
+      }
+    });
+    meet();
+    if (thread_ != 0) return;
+    step_.sum(parts, pass_.rows * d_.hidden_size);
+    for (int64_t row = 0; row < pass_.rows; ++row) {
+      for (int64_t at = 0; at < d_.hidden_size; ++at) s_.hidden[row * size + at] += parts[row * d_.hidden_size + at];
+    }
+  }
+
+  // --- rows ---------------------------------------------------------------------------------------------------------
+
+  template <class Work>
+  void each(int64_t count, Work work) {
+    for (int64_t one = team_take(engine_.team); one < count; one = team_take(engine_.team)) work(one);
+  }
+
+  void enter_rows() {
+    const int64_t size = padded(d_.hidden_size);
+    each(pass_.rows, [&](int64_t row) {
+      float* to = s_.hidden + row * size;
+      // An earlier row here may have been beyond all numbers, and so its padding: infinity times 0.
+      std::memset(to + d_.hidden_size, 0, (size - d_.hidden_size) * sizeof(float));
+      if (step_.hidden_in != nullptr) {
+        std::memcpy(to, step_.hidden_in + (pass_.first_row + row) * d_.hidden_size, d_.hidden_size * sizeof(float));
+      } else {
+        embed(step_.token_ids[pass_.first_row + row], to);
+      }
+    });
+  }
+
+  void embed(int64_t token, float* to) {
+    if (d_.embedding != nullptr) {
+      return widen(reinterpret_cast<const T*>(d_.embedding) + token * d_.hidden_size, d_.hidden_size, to);
+    }
+    const int64_t words = words_of<T>(d_.hidden_size);
+    const uint32_t* from = d_.head.packed + token / PANEL * words * PANEL + token % PANEL;
+    for (int64_t word = 0; word < words; ++word) {
+      T numbers[WORD_NUMBERS<T>];
+      std::memcpy(numbers, from + word * PANEL, sizeof(uint32_t));
+      widen(numbers, least(WORD_NUMBERS<T>, d_.hidden_size - word * WORD_NUMBERS<T>), to + word * WORD_NUMBERS<T>);
+    }
+  }
+
+  void leave_rows() {
+    const int64_t size = padded(d_.hidden_size);
+    each(pass_.rows, [&](int64_t row) {
+      std::memcpy(step_.hidden_out + (pass_.first_row + row) * d_.hidden_size, s_.hidden + row * size,
+                  d_.hidden_size * sizeof(float));
+    });
+    meet();
+  }
+
+  void norm_rows(const float* weight) {
+    const int64_t size = padded(d_.hidden_size);
+    each(pass_.rows, [&](int64_t row) {
+      norm_row(s_.hidden + row * size, weight, d_.hidden_size, d_.epsilon, s_.normed + row * size);
+    });
+  }
+
+  void head() {
+    const int64_t size = padded(d_.hidden_size);
+    each(pass_.logits, [&](int64_t number) {
+      const int64_t row = step_.logit_rows[pass_.first_logit + number] - pass_.first_row;
+      norm_row(s_.hidden + row * size, d_.norm, d_.hidden_size, d_.epsilon, s_.normed + number * size);
+    });
+    meet();
+    product(d_.head, s_.normed, pass_.logits, [&](int64_t row, int64_t output, const float* y) {
+      float* to = step_.logits + (pass_.first_logit + row) * d_.vocabulary + output;
+      std::memcpy(to, y, least(PANEL, d_.vocabulary - output) * sizeof(float));
+    });
+  }
+
+  // Norms and turns queries and keys, and writes keys and values into the pool.
+  void turn_and_keep(const Layer& layer, int64_t number) {
+    const int64_t width = padded(layer.query_key_value.outputs), size = d_.head_size, half = size / 2;
+    const int64_t query_step = padded(d_.heads * size), table_rows = step_.block_size;
+    float scratch[MOST_HEAD_SIZE];
+    each(pass_.rows, [&](int64_t row) {
+      const int64_t from_start = pass_.first_row + row;
+      const float* cosines = d_.cosines + step_.rope_rows[from_start] * half;
+      const float* sines = d_.sines + step_.rope_rows[from_start] * half;
+      float* heads = s_.projected + row * width;
+      for (int64_t head = 0; head < d_.heads + d_.kv_heads; ++head) {
+        const float* weight = head < d_.heads ? layer.query_norm : layer.key_norm;
+        if (weight != nullptr) norm_head(heads + head * size, weight, size, d_.epsilon, scratch);
+        rotate_head(heads + head * size, cosines, sines, half);
+      }
+      convert(heads, d_.heads * size, s_.queries + row * query_step);
+      const int64_t kv_size = d_.kv_heads * size;
+      T* page = reinterpret_cast<T*>(step_.pool) +
+                ((block_of(row) * step_.pool_layers + number) * 2 * table_rows +
+                 step_.positions[from_start] % table_rows) * kv_size;
+      convert(heads + d_.heads * size, kv_size, page);
+      convert(heads + d_.heads * size + kv_size, kv_size, page + table_rows * kv_size);
+    });
+  }
+
+  int64_t block_of(int64_t row) {
+    const int64_t position = step_.positions[pass_.first_row + row];
+    return step_.block_table[sequence_of(row) * step_.table_width + position / step_.block_size];
+  }
+
+  // The units are in the order of their rows.
+  int64_t sequence_of(int64_t row) {
+    int64_t low = 0, high = engine_.query_units;
+    while (high - low > 1) {
+      const int64_t middle = (low + high) / 2;
+      if (s_.units[middle].first_row <= row) low = middle; else high = middle;
+    }
+    return s_.units[low].sequence;
+  }
+
+  // --- attention ----------------------------------------------------------------------------------------------------
+
+  int64_t cut_into_units() {
+    const int64_t most_rows = greatest(1, UNIT_QUERIES / (d_.heads / d_.kv_heads));
+    int64_t units = 0, row = 0;
+    for (int64_t sequence = 0; sequence < step_.sequences; ++sequence) {
+      const int64_t rows = step_.context_lengths[sequence] - step_.positions[row];
+      const int64_t begin = greatest(row, pass_.first_row), stop = least(row + rows, pass_.first_row + pass_.rows);
+      for (int64_t at = begin; at < stop; at += most_rows) {
+        s_.units[units++] = {sequence, at - pass_.first_row, least(most_rows, stop - at), step_.positions[at]};
+      }
+      row += rows;
+    }
+    return units;
+  }
+
+  // The last units of a prefill look at most, so they go first.
+  void attend_all(const Layer& layer, int64_t number) {
+    const int64_t kv_size = d_.kv_heads * d_.head_size, layer_step = 2 * step_.block_size * kv_size;
+    const int64_t query_step = padded(d_.heads * d_.head_size);
+    each(engine_.query_units * d_.kv_heads, [&](int64_t one) {
+      const QueryRows& rows = s_.units[engine_.query_units - 1 - one / d_.kv_heads];
+      const int64_t kv_head = one % d_.kv_heads;
+      const Pages<T> keys{reinterpret_cast<const T*>(step_.pool) + number * layer_step + kv_head * d_.head_size,
+                          step_.block_table + rows.sequence * step_.table_width, step_.block_size,
+                          step_.pool_layers * layer_step, kv_size};
+      attend(d_, layer.window, keys, rows, kv_head, s_.queries, query_step, s_.found, query_step, s_.attention);
+    });
+  }
+
+  Engine& engine_;
+  const Decoder& d_;
+  const Step& step_;
+  const int thread_;
+  int64_t scratch_bytes_;
+  Scratch<T> s_;
+  Pass pass_;
+};
+
+template <class T>
+static int64_t scratch_bytes(const Decoder* decoder) {
+  int64_t bytes;
+  Scratch<T>(*decoder, nullptr, 0, &bytes);
+  return bytes;
+}
+
+}  // namespace INSTRUCTION_SET
+
+using namespace INSTRUCTION_SET;
+
+int64_t NAMED(scratch_bytes_, INSTRUCTION_SET)(const Decoder* decoder) {
+  return decoder->is_bfloat16 ? scratch_bytes<Bfloat16>(decoder) : scratch_bytes<float>(decoder);
+}
+
+void NAMED(run_, INSTRUCTION_SET)(void* context, int thread) {
+  Engine& engine = *static_cast<Engine*>(context);
+  if (engine.decoder->is_bfloat16) {
+    Thread<Bfloat16>(engine, thread).run();
+  } else {
+    Thread<float>(engine, thread).run();
+  }
+}

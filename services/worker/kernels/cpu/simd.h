@@ -1,0 +1,293 @@
+// Vectors of 16 floats, for each instruction set that this file is compiled for.
+//
+// A word is what a product reads at once: 2 bfloat16 numbers, the first one in the low half, or 1 float32.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace INSTRUCTION_SET {
+
+struct Bfloat16 {
+  uint16_t bits;
+};
+
+constexpr int LANES = 16;
+
+#if defined(__AVX512F__)
+
+// The rows and vectors of a product that are kept in registers.
+constexpr int TILE_ROWS = 6;
+constexpr int TILE_VECTORS = 4;
+
+struct Vector {
+  __m512 v;
+};
+struct Words {
+  __m512i v;
+};
+
+static inline Vector zeros() { return {_mm512_setzero_ps()}; }
+static inline Vector all(float x) { return {_mm512_set1_ps(x)}; }
+static inline Vector load(const float* x) { return {_mm512_loadu_ps(x)}; }
+static inline void store(float* out, Vector x) { _mm512_storeu_ps(out, x.v); }
+static inline Vector operator+(Vector a, Vector b) { return {_mm512_add_ps(a.v, b.v)}; }
+static inline Vector operator-(Vector a, Vector b) { return {_mm512_sub_ps(a.v, b.v)}; }
+static inline Vector operator*(Vector a, Vector b) { return {_mm512_mul_ps(a.v, b.v)}; }
+static inline Vector operator/(Vector a, Vector b) { return {_mm512_div_ps(a.v, b.v)}; }
+// a * b + c, rounded once
+static inline Vector multiply_add(Vector a, Vector b, Vector c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// the second where one of them is no number
+static inline Vector greater_of(Vector a, Vector b) { return {_mm512_max_ps(a.v, b.v)}; }
+static inline Vector less_of(Vector a, Vector b) { return {_mm512_min_ps(a.v, b.v)}; }
+static inline Vector nearest_whole(Vector x) { return {_mm512_roundscale_ps(x.v, 8)}; }
+static inline Vector zero_where_less(Vector x, Vector a, Vector b) {
+  return {_mm512_mask_mov_ps(x.v, _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), _mm512_setzero_ps())};
+}
+// x * 2^n for whole n
+static inline Vector scaled_by_power(Vector x, Vector n) { return {_mm512_scalef_ps(x.v, n.v)}; }
+static inline float sum_of(Vector x) { return _mm512_reduce_add_ps(x.v); }
+static inline float greatest_of(Vector x) { return _mm512_reduce_max_ps(x.v); }
+
+static inline Words load_words(const uint32_t* x) { return {_mm512_loadu_si512(x)}; }
+static inline void store_words(uint32_t* out, Words x) { _mm512_storeu_si512(out, x.v); }
+static inline Words all_words(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
+
+template <class T>
+static inline Vector plus_product(Vector sum, Words a, Words b);
+
+template <>
+inline Vector plus_product<float>(Vector sum, Words a, Words b) {
+  return {_mm512_fmadd_ps(_mm512_castsi512_ps(a.v), _mm512_castsi512_ps(b.v), sum.v)};
+}
+
+#if defined(__AVX512BF16__)
+template <>
+inline Vector plus_product<Bfloat16>(Vector sum, Words a, Words b) {
+  return {_mm512_dpbf16_ps(sum.v, (__m512bh)a.v, (__m512bh)b.v)};
+}
+static inline void store_rounded(Bfloat16* out, Vector x) {
+  const __m256bh rounded = _mm512_cvtneps_pbh(x.v);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)rounded);
+}
+#else
+template <>
+inline Vector plus_product<Bfloat16>(Vector sum, Words a, Words b) {
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  sum.v = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16)),
+                          _mm512_castsi512_ps(_mm512_slli_epi32(b.v, 16)), sum.v);
+  return {_mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a.v, high)),
+                          _mm512_castsi512_ps(_mm512_and_si512(b.v, high)), sum.v)};
+}
+// To the nearest, ties to even; what is no number stays none.
+static inline void store_rounded(Bfloat16* out, Vector x) {
+  const __m512i bits = _mm512_castps_si512(x.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(rounded));
+}
+#endif
+
+static inline Vector load_widened(const Bfloat16* x) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
+
+// out[c * out_step + r] = x[r][c] for 16 rows of 16 words.
+static inline void transpose_words(const uint32_t* const* x, int64_t offset, uint32_t* out, int64_t out_step) {
+  __m512i a[16], b[16];
+  for (int r = 0; r < 16; ++r) a[r] = _mm512_loadu_si512(x[r] + offset);
+  for (int r = 0; r < 16; r += 2) {
+    b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
+    b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
+  }
+  for (int r = 0; r < 16; r += 4) {
+    a[r] = _mm512_unpacklo_epi64(b[r], b[r + 2]);
+    a[r + 1] = _mm512_unpackhi_epi64(b[r], b[r + 2]);
+    a[r + 2] = _mm512_unpacklo_epi64(b[r + 1], b[r + 3]);
+    a[r + 3] = _mm512_unpackhi_epi64(b[r + 1], b[r + 3]);
+  }
+  // a[4 q + c] holds columns c, 4 + c, 8 + c, 12 + c of rows 4 q to 4 q + 3, one column in each quarter.
+  for (int c = 0; c < 4; ++c) {
+    const __m512i low = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);         // columns c, 8 + c of rows 0 to 7
+    const __m512i high = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);   // and of rows 8 to 15
+    const __m512i low_odd = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);     // columns 4 + c, 12 + c
+    const __m512i high_odd = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
+    _mm512_storeu_si512(out + c * out_step, _mm512_shuffle_i32x4(low, high, 0x88));
+    _mm512_storeu_si512(out + (8 + c) * out_step, _mm512_shuffle_i32x4(low, high, 0xdd));
+    _mm512_storeu_si512(out + (4 + c) * out_step, _mm512_shuffle_i32x4(low_odd, high_odd, 0x88));
+    _mm512_storeu_si512(out + (12 + c) * out_step, _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd));
+  }
+}
+
+// out[c] = (a[c], b[c]) as a word, for 16 columns.
+static inline void pair_up(const Bfloat16* a, const Bfloat16* b, uint32_t* out) {
+  const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a)));
+  const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(b)));
+  _mm512_storeu_si512(out, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+}
+
+#else  // AVX2 with FMA
+
+constexpr int TILE_ROWS = 4;
+constexpr int TILE_VECTORS = 1;
+
+struct Vector {
+  __m256 low, high;
+};
+struct Words {
+  __m256i low, high;
+};
+
+static inline Vector zeros() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+static inline Vector all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline Vector load(const float* x) { return {_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8)}; }
+static inline void store(float* out, Vector x) {
+  _mm256_storeu_ps(out, x.low);
+  _mm256_storeu_ps(out + 8, x.high);
+}
+static inline Vector operator+(Vector a, Vector b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
+static inline Vector operator-(Vector a, Vector b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
+static inline Vector operator*(Vector a, Vector b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+static inline Vector operator/(Vector a, Vector b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+static inline Vector multiply_add(Vector a, Vector b, Vector c) {
+  return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+static inline Vector greater_of(Vector a, Vector b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+static inline Vector less_of(Vector a, Vector b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+static inline Vector nearest_whole(Vector x) { return {_mm256_round_ps(x.low, 8), _mm256_round_ps(x.high, 8)}; }
+static inline Vector zero_where_less(Vector x, Vector a, Vector b) {
+  return {_mm256_andnot_ps(_mm256_cmp_ps(a.low, b.low, _CMP_LT_OQ), x.low),
+          _mm256_andnot_ps(_mm256_cmp_ps(a.high, b.high, _CMP_LT_OQ), x.high)};
+}
+// Two steps, since 2^128 is beyond the range while x * 2^128 may not be.
+static inline __m256 scaled_half(__m256 x, __m256 n) {
+  const __m256i whole = _mm256_cvtps_epi32(n);
+  const __m256i first = _mm256_srai_epi32(whole, 1);
+  const __m256i bias = _mm256_set1_epi32(127);
+  const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(first, bias), 23);
+  const __m256i rest = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(whole, first), bias), 23);
+  return _mm256_mul_ps(_mm256_mul_ps(x, _mm256_castsi256_ps(power)), _mm256_castsi256_ps(rest));
+}
+static inline Vector scaled_by_power(Vector x, Vector n) { return {scaled_half(x.low, n.low), scaled_half(x.high, n.high)}; }
+static inline float sum_of(Vector x) {
+  const __m256 eight = _mm256_add_ps(x.low, x.high);
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+static inline float greatest_of(Vector x) {
+  const __m256 eight = _mm256_max_ps(x.low, x.high);
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+
+static inline Words load_words(const uint32_t* x) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + 8))};
+}
+static inline void store_words(uint32_t* out, Words x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), x.low);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 8), x.high);
+}
+static inline Words all_words(uint32_t x) {
+  return {_mm256_set1_epi32(static_cast<int>(x)), _mm256_set1_epi32(static_cast<int>(x))};
+}
+
+template <class T>
+static inline Vector plus_product(Vector sum, Words a, Words b);
+
+template <>
+inline Vector plus_product<float>(Vector sum, Words a, Words b) {
+  return {_mm256_fmadd_ps(_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(b.low), sum.low),
+          _mm256_fmadd_ps(_mm256_castsi256_ps(a.high), _mm256_castsi256_ps(b.high), sum.high)};
+}
+static inline __m256 plus_pairs(__m256 sum, __m256i a, __m256i b) {
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  sum = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)), sum);
+  return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high)),
+                         sum);
+}
+template <>
+inline Vector plus_product<Bfloat16>(Vector sum, Words a, Words b) {
+  return {plus_pairs(sum.low, a.low, b.low), plus_pairs(sum.high, a.high, b.high)};
+}
+static inline __m256i rounded_half(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded =
+      _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i none = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), none);
+}
+static inline void store_rounded(Bfloat16* out, Vector x) {
+  const __m256i packed = _mm256_packus_epi32(rounded_half(x.low), rounded_half(x.high));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+static inline Vector load_widened(const Bfloat16* x) {
+  const __m128i* bits = reinterpret_cast<const __m128i*>(x);
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(bits)), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(bits + 1)), 16))};
+}
+
+static inline void transpose_words(const uint32_t* const* x, int64_t offset, uint32_t* out, int64_t out_step) {
+  for (int64_t r = 0; r < 16; r += 8) {
+    for (int64_t c = 0; c < 16; c += 8) {
+      __m256 a[8], b[8];
+      for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(x[r + i] + offset + c));
+      for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+      }
+      for (int i = 0; i < 8; i += 4) {
+        a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+        a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xee);
+        a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+        a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+      }
+      for (int i = 0; i < 4; ++i) {
+        float* to = reinterpret_cast<float*>(out + (c + i) * out_step + r);
+        float* beyond = reinterpret_cast<float*>(out + (c + 4 + i) * out_step + r);
+        _mm256_storeu_ps(to, _mm256_permute2f128_ps(a[i], a[4 + i], 0x20));
+        _mm256_storeu_ps(beyond, _mm256_permute2f128_ps(a[i], a[4 + i], 0x31));
+      }
+    }
+  }
+}
+
+static inline void pair_up(const Bfloat16* a, const Bfloat16* b, uint32_t* out) {
+  for (int half = 0; half < 2; ++half) {
+    const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a) + half));
+    const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b) + half));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out) + half, _mm256_or_si256(low, _mm256_slli_epi32(high, 16)));
+  }
+}
+
+#endif
+
+static inline void store_rounded(float* out, Vector x) { store(out, x); }
+static inline Vector load_widened(const float* x) { return load(x); }
+
+// e^x. x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by its series up to r^7 / 7!, whose rest is below 1e-8. 0 below
+// -87.3, where the result would not be a normal number.
+static inline Vector exponential(Vector x) {
+  const Vector bounded = less_of(all(88.7f), greater_of(all(-104.0f), x));
+  const Vector n = nearest_whole(bounded * all(1.44269504f));
+  // ln 2 in two parts: the first has so few bits that n times it is exact
+  Vector r = multiply_add(n, all(-0.693359375f), bounded);
+  r = multiply_add(n, all(2.12194440e-4f), r);
+  Vector series = all(1.0f / 5040);
+  series = multiply_add(series, r, all(1.0f / 720));
+  series = multiply_add(series, r, all(1.0f / 120));
+  series = multiply_add(series, r, all(1.0f / 24));
+  series = multiply_add(series, r, all(1.0f / 6));
+  series = multiply_add(series, r, all(0.5f));
+  series = multiply_add(series, r, all(1.0f));
+  series = multiply_add(series, r, all(1.0f));
+  return zero_where_less(scaled_by_power(series, n), x, all(-87.3f));
+}
+
+}  // namespace INSTRUCTION_SET

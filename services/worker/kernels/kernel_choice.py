@@ -1,0 +1,58 @@
+"""Which kernels a worker computes with: the compiled decoder (kernels/cpu), or torch's operators."""
+
+import logging
+from typing import Literal
+
+import torch
+
+from services.domain.errors import InvalidFieldError
+from services.worker.kernels.cpu.compiled import CompileError
+from services.worker.kernels.cpu.decoder_library import best_instruction_set
+from services.worker.kernels.cpu.native_decoder import NativeDecoder, why_not
+from services.worker.model.decoder import DecoderModel
+from services.worker.model.llama import LlamaModel
+from services.worker.model.loader import prepare
+from services.worker.model.model_config import ModelConfig
+from services.worker.model.served_decoder import ServedDecoder
+
+_log = logging.getLogger(__name__)
+
+Kernels = Literal["auto", "native", "torch"]
+
+
+def computes_natively(kernels: Kernels, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the compiled decoder is to compute this model. Compiles it if that has not been done yet; where `auto`
+    can't have it, the log says why, once.
+
+    Raises InvalidFieldError if `native` can't be.
+    """
+    if kernels == "torch" or (kernels == "auto" and device.type != "cpu"):
+        return False
+    why = _why_not(config, device, dtype)
+    if why is None:
+        return True
+    if kernels == "native":
+        raise InvalidFieldError("--kernels", f"native is not possible: {why}")
+    _log.warning("the compiled decoder is not used, torch computes: %s", why)
+    return False
+
+
+def with_kernels(model: DecoderModel, natively: bool) -> ServedDecoder:
+    """The filled model, ready to compute."""
+    if natively:
+        assert isinstance(model, LlamaModel), "why_not has refused the others"
+        return NativeDecoder(model, torch.get_num_threads())
+    prepare(model)
+    return model
+
+
+def _why_not(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type != "cpu":
+        return f"it computes on a CPU, not on {device.type}"
+    if (why := why_not(config, dtype)) is not None:
+        return f"it does not serve {why}"
+    try:
+        best = best_instruction_set()
+    except (CompileError, OSError) as error:
+        return str(error)
+    return None if best is not None else "the processor lacks AVX2"

@@ -1,0 +1,163 @@
+"""What the compiled decoder does beyond what every decoder does (tests/worker/model holds both to that)."""
+
+import ctypes
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.worker.kernels.cpu.decoder_library import InstructionSet
+from services.worker.kernels.cpu.native_decoder import NativeDecoder, packed_panels
+from services.worker.model.batch import BatchLayout, SequenceRows
+from services.worker.model.llama import LlamaModel
+from services.worker.model.loader import filled_model
+from services.worker.model.prefill_cut import PrefillCut, StepLimit
+from tests.worker.model.reference_models import (
+    Pool,
+    chunked_logits,
+    instruction_sets,
+    native_of,
+    native_pair,
+    ours_of,
+    reference_model,
+    tokens,
+)
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [{"head_dim": 64}, {"head_dim": 128}, {"head_dim": 80, "hidden_size": 136}])
+@pytest.mark.parametrize("instruction_set", instruction_sets())
+def test_a_long_prompt_and_what_follows_are_those_of_torch(
+    instruction_set: InstructionSet, sizes: dict[str, int], dtype: torch.dtype
+) -> None:
+    """Long enough for several chunks of keys, several units of rows and several passes."""
+    reference = reference_model("qwen3", num_key_value_heads=2, max_position_embeddings=1200, **sizes)
+    text = tokens(1100)
+    chunks = [1087, 1, 9, 1, 1, 1]
+    found = chunked_logits(native_of(reference, dtype, instruction_set, threads=2), text, chunks, block_size=16)
+    expected = chunked_logits(ours_of(reference), text, chunks, block_size=16)
+    error = float((found - expected).abs().max() / expected.abs().max())
+    assert error < (2e-5 if dtype == torch.float32 else 0.05)
+
+
+def test_greedy_output_in_float32_is_torchs_wherever_it_is_clear() -> None:
+    reference = reference_model("llama", num_key_value_heads=2)
+    plain, native = ours_of(reference), native_of(reference)
+    text = tokens(12)
+    pools = [Pool(plain), Pool(native)]
+    blocks = pools[0].blocks(60)
+    rows, clear = SequenceRows(0, 12, blocks), 0
+    for _ in range(40):
+        fed = text[rows.from_token :]
+        expected = pools[0].run(plain, [rows], [fed])[0]
+        found = pools[1].run(native, [rows], [fed])[0]
+        best, second = expected.topk(2).values.tolist()
+        if best - second > 1e-3:
+            clear += 1
+            assert int(found.argmax()) == int(expected.argmax())
+        text = torch.cat((text, expected.argmax().view(1)))
+        rows = SequenceRows(len(text) - 1, len(text), blocks)
+    assert clear > 30
+
+
+def test_panels_hold_words_of_64_outputs_side_by_side() -> None:
+    weight = torch.arange(128 * 6, dtype=torch.float32).view(128, 6)
+    floats = packed_panels(weight).view(torch.float32)
+    assert torch.equal(floats[1, 4], weight[64:, 4])
+    halves = packed_panels(weight[:, :5].bfloat16()).view(torch.bfloat16).view(2, 3, 64, 2)
+    assert torch.equal(halves[1, 1], weight[64:, 2:4].bfloat16())
+    assert torch.equal(halves[0, 2, :, 1], torch.zeros(64))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_are_kept_once(tied: bool, tmp_path: Path) -> None:
+    reference_model("llama", tie_word_embeddings=tied).save_pretrained(tmp_path)
+    plain = filled_model(tmp_path, "cpu", torch.float32)
+    assert isinstance(plain, LlamaModel)
+    shapes = {name: parameter.shape for name, parameter in plain.named_parameters() if parameter.dim() == 2}
+    native = NativeDecoder(plain, threads=1)
+    assert all(plain.get_parameter(name).numel() == 0 for name in shapes)
+    panels = [tensor for tensor in native.kept if tensor.dim() == 3]
+    assert len(panels) == 4 * native.config.layer_count + 1
+    assert [tensor.shape for tensor in native.kept if tensor.shape == (97, 48)] == [(97, 48)] * (not tied)
+
+
+class TestAPassIsCut:
+    def cut(self, model: NativeDecoder, limit: StepLimit) -> Tensor:
+        pool = Pool(model)
+        layout = BatchLayout.of([SequenceRows(0, 8, pool.blocks(8))], pool.block_size)
+        with pytest.raises(PrefillCut):
+            model(tokens(8), pool.cache, layout, limit)
+        return pool.cache.pool
+
+    def test_once_it_is_given_up(self) -> None:
+        assert not self.cut(native_pair()[1], StepLimit(ctypes.c_int32(1))).any()
+
+    def test_once_its_time_is_over(self) -> None:
+        limit = StepLimit(ctypes.c_int32(0), limit_s=1e-9)
+        while limit():
+            time.monotonic()
+        assert not self.cut(native_pair()[1], limit).any()
+
+    def test_and_not_before(self) -> None:
+        _, model = native_pair()
+        pool = Pool(model)
+        layout = BatchLayout.of([SequenceRows(0, 8, pool.blocks(8))], pool.block_size)
+        assert model(tokens(8), pool.cache, layout, StepLimit(ctypes.c_int32(0), limit_s=600)).isfinite().all()
+
+
+class TestAStage:
+    """Of a pipeline, or a rank of several: layers from and to hidden states, and sums over the ranks."""
+
+    def test_hands_on_hidden_states_that_lose_nothing(self) -> None:
+        _, model = native_pair()
+        text, whole, staged = tokens(20), Pool(model), Pool(model)
+        layout = BatchLayout.of([SequenceRows(0, 20, whole.blocks(20))], whole.block_size)
+        expected = model(text, whole.cache, layout)
+        hidden_TD, logits_SV = torch.empty(20, 48), torch.empty(1, 97)
+        model.compute(text, staged.cache, layout, stop_layer=1, hidden_out_TD=hidden_TD)
+        model.compute(None, staged.cache, layout, first_layer=1, hidden_in_TD=hidden_TD, logits_SV=logits_SV)
+        assert torch.equal(logits_SV, expected)
+        assert torch.equal(staged.cache.pool, whole.cache.pool)
+
+    def test_calls_for_the_sum_of_both_products_of_every_layer(self) -> None:
+        _, model = native_pair()
+        pool, asked = Pool(model), []
+        layout = BatchLayout.of([SequenceRows(0, 20, pool.blocks(20))], pool.block_size)
+        expected = model(tokens(20), pool.cache, layout)
+
+        def as_of_two_ranks(address: Any, count: int) -> None:
+            asked.append(count)
+            floats = (ctypes.c_float * count).from_address(ctypes.addressof(address.contents))
+            whole = torch.frombuffer(floats, dtype=torch.float32)
+            half = whole * 0.5
+            whole.copy_(half + half)
+
+        logits_SV = torch.empty(1, 97)
+        model.compute(tokens(20), pool.cache, layout, logits_SV=logits_SV, sum_of_ranks=as_of_two_ranks)
+        assert asked == [20 * 48] * 4
+        assert torch.equal(logits_SV, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_job_beyond_all_numbers_spoils_itself_only(dtype: torch.dtype) -> None:
+    reference = reference_model("llama", num_key_value_heads=2)
+    with torch.no_grad():
+        reference.model.embed_tokens.weight[7] = math.inf
+    model = native_of(reference, dtype, threads=2)
+    text = tokens(20)
+    text[text == 7] = 8
+    clean, spoiled = Pool(model), Pool(model)
+    loud = torch.full((20,), 7)
+    expected = clean.run(model, [SequenceRows(0, 20, [1, 2, 3, 4, 5])], [text])[0]
+    spoiled.run(model, [SequenceRows(0, 20, [5, 4, 3, 2, 1])], [loud])
+    sequences = [SequenceRows(0, 20, [1, 2, 3, 4, 5]), SequenceRows(0, 20, [6, 7, 8, 9, 10])]
+    found = spoiled.run(model, sequences, [text, loud])
+    assert torch.equal(found[0], expected)
+    assert not found[1].isfinite().any()
