@@ -26,7 +26,7 @@ from services.worker.parallel.memory_plan import (
     smallest_layout,
 )
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]i?)B", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]i?)B?", re.IGNORECASE)
 _BINARY = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _UNITS = _BINARY | {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _MOST_BYTES = 1 << 50

@@ -22,6 +22,8 @@ _ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "opt": "OPTForCausalLM",
 }
+_WITHOUT_HEAD = {"opt": "OPTModel"}
+"""Saved without its head, which is tied to the embeddings; an untied one is missed when weights are read."""
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -53,7 +55,7 @@ def _supported_family(raw: Mapping[str, Any]) -> str:
     if not isinstance(family, str) or family not in _ARCHITECTURES:
         raise ModelFolderError(f"config.json: model_type {family!r} is not supported; supported are {supported}")
     architectures = raw.get("architectures") or [_ARCHITECTURES[family]]
-    if architectures != [_ARCHITECTURES[family]]:
+    if architectures not in ([_ARCHITECTURES[family]], [_WITHOUT_HEAD.get(family)]):
         raise ModelFolderError(
             f"config.json: architectures {architectures!r} is not supported; for model_type {family} it must be "
             f"{_ARCHITECTURES[family]}"

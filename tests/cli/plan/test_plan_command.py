@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.plan.plan_command import parse_size
 from tests.builders.repository_paths import BUNDLED, PUBLISHED_CONFIGS, ROOT
 from tests.cli.commands import fastserve
 
@@ -41,6 +42,14 @@ async def test_the_readme_shows_what_is_printed(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err in readme
     assert await fastserve("plan", *argv, "--gpu", "40GiB", "--tp", "2", "--pp", "2") == 0
     assert capsys.readouterr().out in readme
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu_bytes"),
+    [("80GiB", 80 << 30), ("80Gi", 80 << 30), ("40960MiB", 40 << 30), ("0.5 TiB", 512 << 30), ("80gb", 80 * 10**9)],
+)
+def test_memory_has_a_unit(text: str, gpu_bytes: int) -> None:
+    assert parse_size(text) == gpu_bytes
 
 
 async def test_a_model_folder_may_be_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,6 +159,13 @@ def test_names_of_opt_may_lack_a_part_of_their_prefix(opt_folder: Path, prefix: 
     assert torch.equal(load(opt_folder), expected)
 
 
+def test_opt_saved_without_its_tied_head_is_whole(opt_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    headless = tmp_path_factory.mktemp("headless")
+    reference_model("opt", word_embed_proj_dim=32).model.save_pretrained(headless)
+    assert json.loads((headless / "config.json").read_text())["architectures"] == ["OPTModel"]
+    assert torch.equal(load(headless), load(opt_folder))
+
+
 def test_a_tensor_that_is_there_under_two_names_is_an_error(opt_folder: Path) -> None:
     rewrite(opt_folder, decoder__embed_positions__weight=torch.zeros(162, 48))
     with pytest.raises(ModelFolderError, match=r"embed_positions.weight, of which there is another"):

@@ -51,7 +51,7 @@ def test_a_fine_tuned_model_may_lack_the_norm_at_the_end() -> None:
         ({"ffn_dim": None}, "ffn_dim is missing"),
         ({"word_embed_proj_dim": 0}, "word_embed_proj_dim must be a whole number from 1"),
         ({"do_layer_norm_before": 1}, "do_layer_norm_before must be true or false"),
-        ({"architectures": ["OPTModel"]}, "architectures .* must be OPTForCausalLM"),
+        ({"architectures": ["OPTForQuestionAnswering"]}, "architectures .* must be OPTForCausalLM"),
         ({"quantization_config": {"bits": 4}}, "quantized weights are not supported"),
     ],
 )
