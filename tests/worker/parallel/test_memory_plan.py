@@ -74,6 +74,8 @@ def test_a_layout_fits_if_one_job_of_the_length_does() -> None:
     config = published("llama-3-8b")
     fitting = plan_group(config, Layout(), memory(16, length=6816))
     assert (fitting.block_count, fitting.fits, fitting.job_count) == (426, True, 1)
+    assert smallest_layout(config, memory(16, length=6816)) == Layout(1, 1)
+    assert smallest_layout(config, memory(16, length=6817)) == Layout(2, 1)
     assert not plan_group(config, Layout(), memory(16, length=6817)).fits
     assert plan_group(config, Layout(), memory(8, length=1)).block_count == 0
 
