@@ -1,5 +1,6 @@
-"""How long the scheduler and the KV manager take to decide, at batch 16, with few and many jobs queued: the scripts
-scheduler_decision.py and kvmanager_decision.py, each in a process of its own.
+"""How long the scheduler, its router of two groups and the KV manager take to decide, at batch 16, with few and many
+jobs queued: the scripts scheduler_decision.py, router_decision.py and kvmanager_decision.py, each in a process of its
+own.
 """
 
 import json
@@ -13,6 +14,7 @@ from benchmarks.settings import BenchError, BenchSettings
 
 MOST_MEDIAN_US = 100.0
 SCRIPT_LIMIT_S = 600.0
+SERVICES = ("scheduler", "router: arrival", "router: iteration", "kvmanager")
 
 
 def _script(module: str, *flags: str) -> dict[str, Any]:
@@ -25,16 +27,24 @@ def _script(module: str, *flags: str) -> dict[str, Any]:
 
 
 def measure(settings: BenchSettings) -> dict[str, Any]:
-    """Microseconds per decision of each service, by number of jobs queued."""
+    """Microseconds per decision, by number of jobs queued; those of the router are what it adds."""
     count = str(settings.pick(3000, 300))
     scheduler = _script("scheduler_decision", "--decisions", count)
+    router = _script("router_decision", "--decisions", count)
     kvmanager = _script("kvmanager_decision", "--iterations", count)
+
+    def routed(kind: str) -> dict[str, Any]:
+        rows = [row for row in router["decisions"] if row["kind"] == kind]
+        return {str(row["queued"]): {"median_us": row["median_us"], "p99_us": row["p99_us"]} for row in rows}
+
     return {
         "max_batch": {"scheduler": scheduler["max_batch"], "kvmanager": kvmanager["max_batch"]},
         "scheduler": {
             str(row["queued"]): {"median_us": row["median_us"], "p99_us": row["p99_us"]}
             for row in scheduler["decisions"]
         },
+        "router: arrival": routed("arrival"),
+        "router: iteration": routed("iteration"),
         "kvmanager": {
             queued: {"median_us": row["p50_us"], "p99_us": row["p99_us"]}
             for queued, row in kvmanager["queued_jobs"].items()
@@ -43,10 +53,10 @@ def measure(settings: BenchSettings) -> dict[str, Any]:
 
 
 def goals(measured: dict[str, Any]) -> list[Goal]:
-    """The goals of both at every length of the queue."""
+    """The goals of all at every length of the queue."""
     return [
         at_most(f"{service}: median decision, {queued} jobs queued", row["median_us"], MOST_MEDIAN_US, " us")
-        for service in ("scheduler", "kvmanager")
+        for service in SERVICES
         for queued, row in measured[service].items()
     ]
 
@@ -55,7 +65,7 @@ def tables(measured: dict[str, Any]) -> list[Table]:
     """This part of the summary."""
     rows = [
         (service, queued, f"{row['median_us']:.0f}", f"{row['p99_us']:.0f}")
-        for service in ("scheduler", "kvmanager")
+        for service in SERVICES
         for queued, row in measured[service].items()
     ]
     title = f"A decision at batch {measured['max_batch']['scheduler']}: microseconds"

@@ -14,5 +14,8 @@ CommandNumber = NewType("CommandNumber", int)
 Epoch = NewType("Epoch", int)
 """Number of a start of a worker with empty pools; later ones are greater, 0 means that no worker has been seen."""
 
+MOST_GROUPS = 1024
+"""Worker groups are numbered from 0 to less than this."""
+
 BlockId = NewType("BlockId", int)
 """Index of a block in the device or host pool; the variable's name says which."""

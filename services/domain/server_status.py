@@ -2,7 +2,7 @@
 result.json. For meanings and units see admin.proto.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import NamedTuple
 
@@ -72,6 +72,40 @@ class LevelStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerCounters:
+    """Counters of a group or of all groups, since the scheduler started, over all epochs of the workers; the difference
+    of two is what happened in between.
+    """
+
+    preemptions: int = 0
+    promotions: int = 0
+    demotions: int = 0
+    iterations: int = 0
+    offloaded_bytes: int = 0
+    uploaded_bytes: int = 0
+    recomputed_tokens: int = 0
+    stall_s: float = 0.0
+    busy_s: float = 0.0
+    plan_wait_s: float = 0.0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    jobs_admitted: int = 0
+    jobs_finished: int = 0
+    moves: int = 0
+
+    @classmethod
+    def total(cls, parts: Iterable["ServerCounters"]) -> "ServerCounters":
+        """The sum of several groups' counters."""
+        listed = list(parts)
+        return cls(**{one.name: sum(getattr(part, one.name) for part in listed) for one in fields(cls)})
+
+    def since(self, before: "ServerCounters") -> "ServerCounters":
+        """What happened since `before`, which must be from the same run of the scheduler."""
+        names = [one.name for one in fields(self)]
+        return ServerCounters(**{name: getattr(self, name) - getattr(before, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True)
 class GroupStatus:
     """One worker group. Every job is in exactly one state: running (in a plan under way), swapped out (its KV cache is
     in host memory or on its way there) or waiting.
@@ -84,6 +118,7 @@ class GroupStatus:
     block_size: int
     device: str
     worker_joins: int
+    counters: ServerCounters = field(default_factory=ServerCounters)
 
     @property
     def running(self) -> int:
@@ -127,33 +162,6 @@ class IterationTokens(NamedTuple):
     bounds: tuple[float, ...] = ITERATION_TOKEN_BOUNDS
     counts: tuple[int, ...] = (0,) * (len(ITERATION_TOKEN_BOUNDS) + 1)
     sum: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ServerCounters:
-    """Counters since the scheduler started, over all epochs of its workers; the difference of two is what happened in
-    between.
-    """
-
-    preemptions: int = 0
-    promotions: int = 0
-    demotions: int = 0
-    iterations: int = 0
-    offloaded_bytes: int = 0
-    uploaded_bytes: int = 0
-    recomputed_tokens: int = 0
-    stall_s: float = 0.0
-    busy_s: float = 0.0
-    plan_wait_s: float = 0.0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    jobs_admitted: int = 0
-    jobs_finished: int = 0
-
-    def since(self, before: "ServerCounters") -> "ServerCounters":
-        """What happened since `before`, which must be from the same run of the scheduler."""
-        names = [one.name for one in fields(self)]
-        return ServerCounters(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)

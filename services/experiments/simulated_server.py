@@ -46,7 +46,7 @@ class SimulatedServerSettings(BaseModel):
 
     model_config = Settings.model_config
 
-    groups: int = Field(1, ge=1, le=1024, description="worker groups, which get the jobs in turn")
+    groups: int = Field(1, ge=1, le=1024, description="worker groups, each a copy of the model")
     pp: int | None = Field(None, ge=1, le=15, description="pipeline stages of a group; off: the profile's")
     plans_in_flight: int | None = Field(
         None, ge=1, le=16, description="iterations planned ahead, including the running ones; off: stages + 1"

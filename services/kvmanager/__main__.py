@@ -1,7 +1,10 @@
 """Runs the KV manager."""
 
 import asyncio
+import logging
+from contextlib import ExitStack
 
+from services.domain.errors import InvalidFieldError
 from services.kvmanager.driver import KvManagerDriver
 from services.kvmanager.kv_manager_recording import KV_MANAGER_FORMAT
 from services.kvmanager.metrics import PoolCollector
@@ -13,6 +16,8 @@ from services.runtime.recording.recorder import Recorder, recording
 from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
 
+_log = logging.getLogger(__name__)
+
 CLOSE_LIMIT_S = 0.5
 """Time for the last bytes of the streams."""
 
@@ -20,17 +25,28 @@ CLOSE_LIMIT_S = 0.5
 async def serve(process: ServiceProcess[KvManagerSettings]) -> None:
     """The KV manager's life: listen, serve, close the streams."""
     settings = process.settings
-    with recording(settings, KV_MANAGER_FORMAT, settings.knobs, strict=True) as recorder:
-        await _serve(process, settings, recorder)
+    with ExitStack() as recordings:
+
+        def recorder_of(group: int) -> Recorder | None:
+            try:
+                return recordings.enter_context(
+                    recording(settings, KV_MANAGER_FORMAT, settings.knobs, strict=True, group=group)
+                )
+            except InvalidFieldError as error:
+                if group == 0:
+                    raise
+                _log.warning("group %d is not recorded: %s", group, error)
+                return None
+
+        await _serve(process, settings, KvManagerDriver(settings.knobs, recorder_of))
 
 
 async def _serve(
-    process: ServiceProcess[KvManagerSettings], settings: KvManagerSettings, recorder: Recorder | None
+    process: ServiceProcess[KvManagerSettings], settings: KvManagerSettings, driver: KvManagerDriver
 ) -> None:
-    driver = KvManagerDriver(settings.knobs, recorder)
     server = RpcServer(settings.listen, (KV_MANAGER_SERVICE,), lambda grpc_server: register(grpc_server, driver))
     registry = new_registry()
-    registry.register(PoolCollector(settings.served_model_name or "", lambda: driver.pool_usage))
+    registry.register(PoolCollector(settings.served_model_name or "", driver.pool_usages))
     metrics_server = MetricsServer(split_address(settings.listen).host, settings.metrics_port, registry)
     try:
         await server.start()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from services.domain.errors import ProtocolError
 from services.domain.ids import Epoch
 from services.domain.protocol import Applied, Done, SchedulerToKv
 from services.domain.worker_facts import KvWorkerFacts
@@ -17,11 +18,20 @@ class SchedulerArrived(NamedTuple):
 
 
 class SchedulerSaid(NamedTuple):
-    """The messages of one turn of the scheduler."""
+    """The messages of one turn of the scheduler about a group."""
 
     stream: SchedulerStream
+    group: int
     epoch: Epoch
     messages: Sequence[SchedulerToKv]
+
+
+class SchedulerBroke(NamedTuple):
+    """The scheduler sent something about a group that can't be read."""
+
+    stream: SchedulerStream
+    group: int
+    error: ProtocolError
 
 
 class SchedulerLeft(NamedTuple):
@@ -51,4 +61,13 @@ class KvWorkerLeft(NamedTuple):
     stream: KvWorkerStream
 
 
-Inbound = SchedulerArrived | SchedulerSaid | SchedulerLeft | KvWorkerArrived | KvWorkerSaid | KvWorkerLeft | Wakeup
+Inbound = (
+    SchedulerArrived
+    | SchedulerSaid
+    | SchedulerBroke
+    | SchedulerLeft
+    | KvWorkerArrived
+    | KvWorkerSaid
+    | KvWorkerLeft
+    | Wakeup
+)

@@ -12,8 +12,8 @@ from services.runtime.outbox import Outbox
 MOST_BATCHES = 10_000
 
 
-class SchedulerStream(Outbox[tuple[Epoch, Sequence[KvLinkItem]]]):
-    """A stream of the scheduler."""
+class SchedulerStream(Outbox[tuple[int, Epoch, Sequence[KvLinkItem]]]):
+    """A stream of the scheduler: what a group says of an epoch."""
 
     def __init__(self) -> None:
         super().__init__(MOST_BATCHES, "the scheduler")
@@ -22,6 +22,7 @@ class SchedulerStream(Outbox[tuple[Epoch, Sequence[KvLinkItem]]]):
 class KvWorkerStream(Outbox[tuple[Epoch, Sequence[KvToWorker]]]):
     """A stream of a worker."""
 
-    def __init__(self, epoch: Epoch) -> None:
+    def __init__(self, group: int, epoch: Epoch) -> None:
         super().__init__(MOST_BATCHES, "the worker")
+        self.group = group
         self.epoch = epoch

@@ -10,6 +10,7 @@ import grpc
 from fastserve.v1 import kvmanager_pb2 as wire
 from fastserve.v1 import kvmanager_pb2_grpc
 from services.domain.errors import InvalidFieldError, ProtocolError
+from services.domain.ids import MOST_GROUPS
 from services.domain.worker_facts import KvWorkerFacts
 from services.kvmanager.driver import KvManagerDriver
 from services.kvmanager.kv_manager_inbox import (
@@ -17,6 +18,7 @@ from services.kvmanager.kv_manager_inbox import (
     KvWorkerLeft,
     KvWorkerSaid,
     SchedulerArrived,
+    SchedulerBroke,
     SchedulerLeft,
     SchedulerSaid,
 )
@@ -37,6 +39,16 @@ async def _hello(requests: AsyncIterator[wire.KvManagerServiceWorkerLinkRequest]
         raise InvalidFieldError("hello", str(error)) from None
 
 
+def _heard(peer: SchedulerStream, request: wire.SchedulerLinkRequest) -> SchedulerSaid | SchedulerBroke:
+    """A message that can't be read is the fault of its group alone. Raises ProtocolError if it names no group."""
+    if request.group >= MOST_GROUPS:
+        raise ProtocolError(f"a SchedulerLinkRequest names group {request.group}, but there are {MOST_GROUPS} at most")
+    try:
+        return SchedulerSaid(peer, *scheduler_batch_from_wire(request))
+    except ProtocolError as error:
+        return SchedulerBroke(peer, request.group, error)
+
+
 class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
     """The streams of the scheduler and of workers."""
 
@@ -55,21 +67,21 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
 
     async def _read_scheduler(self, peer: SchedulerStream, requests: AsyncIterator[wire.SchedulerLinkRequest]) -> None:
         async for request in requests:
-            await self._driver.inbox.put(SchedulerSaid(peer, *scheduler_batch_from_wire(request)))
+            await self._driver.inbox.put(_heard(peer, request))
 
     async def _write_scheduler(
         self, peer: SchedulerStream, write: Callable[[wire.SchedulerLinkResponse], Awaitable[None]]
     ) -> None:
         while True:
-            for epoch, items in await peer.take():
-                await write(kv_batch_to_wire(epoch, items))
+            for batch in await peer.take():
+                await write(kv_batch_to_wire(*batch))
 
     async def WorkerLink(  # type: ignore[override]
         self, requests: AsyncIterator[wire.KvManagerServiceWorkerLinkRequest], context: Any
     ) -> None:
         facts = await _hello(requests)
         self._driver.check_worker(facts)
-        peer = KvWorkerStream(facts.pools.epoch)
+        peer = KvWorkerStream(facts.group, facts.pools.epoch)
         await self._driver.inbox.put(KvWorkerArrived(peer, facts))
         try:
             await until_one_ends(

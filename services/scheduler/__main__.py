@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 from services.runtime.channel import open_channel
 from services.runtime.metrics_server import MetricsServer, asking_loop, new_registry
@@ -35,6 +37,7 @@ def served_by(settings: SchedulerSettings) -> ServedSetup:
         max_model_len=facts.max_model_len,
         block_size=settings.block_size,
         config=settings.config,
+        group_count=settings.groups,
     )
 
 
@@ -42,22 +45,28 @@ async def serve(process: ServiceProcess[SchedulerSettings]) -> None:
     """The scheduler's life: listen, dial the KV manager, serve, drain."""
     settings = process.settings
     served = served_by(settings)
-    with recording(settings, SCHEDULER_FORMAT, served.config, strict=STRICT) as recorder:
-        await _serve(process, settings, served, recorder)
+    with ExitStack() as open_recordings:
+        recorders = [
+            open_recordings.enter_context(
+                recording(settings, SCHEDULER_FORMAT, served.config, strict=STRICT, group=group)
+            )
+            for group in range(served.group_count)
+        ]
+        await _serve(process, settings, served, recorders)
 
 
 async def _serve(
     process: ServiceProcess[SchedulerSettings],
     settings: SchedulerSettings,
     served: ServedSetup,
-    recorder: Recorder | None,
+    recorders: Sequence[Recorder | None],
 ) -> None:
     gc.set_threshold(*COLLECT_THRESHOLDS)
     readiness = Readiness()
     registry = new_registry()
     async with open_channel(settings.kv_manager) as channel:
         link = SchedulerLink(channel, settings.kv_manager)
-        driver = SchedulerDriver(served, link, readiness.set, recorder)
+        driver = SchedulerDriver(served, link, readiness.set, recorders)
         server = RpcServer(
             settings.listen, (SCHEDULER_SERVICE, ADMIN_SERVICE), lambda grpc_server: register(grpc_server, driver)
         )

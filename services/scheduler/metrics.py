@@ -12,7 +12,7 @@ from services.domain.server_status import ServerStatus
 from services.runtime.status_metrics import LABELS, PREFIX, group_gauges, iteration_token_histogram
 
 SERVER_GROUP = 0
-"""The `group` label of metrics that cover the whole server."""
+"""The `group` label of metrics that cover the whole server: the router's refusals, and the histogram."""
 
 _COUNTERS = (
     ("num_preemptions", "Number of times a job left the running batch before it ended.", "preemptions"),
@@ -21,6 +21,7 @@ _COUNTERS = (
     ("num_iterations", "Number of finished iterations.", "iterations"),
     ("recomputed_tokens", "Tokens whose KV cache was computed again.", "recomputed_tokens"),
     ("kv_offloaded_bytes", "KV cache bytes copied from the device to the host.", "offloaded_bytes"),
+    ("num_job_moves", "Number of times a job left the group for another one.", "moves"),
     ("kv_uploaded_bytes", "KV cache bytes copied from the host to the device.", "uploaded_bytes"),
 )
 
@@ -40,11 +41,12 @@ class SchedulerCollector(Collector):
         if status is None:
             return
         yield from group_gauges(status.model, status.groups)
-        labels = (status.model, str(SERVER_GROUP))
         for name, text, field in _COUNTERS:
             family = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
-            family.add_metric(labels, getattr(status.counters, field))
+            for group in status.groups:
+                family.add_metric((status.model, str(group.group)), getattr(group.counters, field))
             yield family
+        labels = (status.model, str(SERVER_GROUP))
         rejections = CounterMetricFamily(
             PREFIX + "admission_rejections", "Number of jobs that were not admitted.", labels=(*LABELS, "reason")
         )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from services.domain.errors import ProtocolError
 from services.domain.generation import EndReason
 from services.domain.ids import Epoch, JobId
 from services.domain.iteration import WorkerResult
@@ -69,10 +70,18 @@ class KvClosed(NamedTuple):
 
 
 class KvSaid(NamedTuple):
-    """The messages of one turn of the KV manager."""
+    """The messages of one turn of the KV manager about a group."""
 
+    group: int
     epoch: Epoch
     items: Sequence[KvLinkItem]
+
+
+class KvBroke(NamedTuple):
+    """The KV manager sent something about a group that can't be read."""
+
+    group: int
+    error: ProtocolError
 
 
 Inbound = (
@@ -86,5 +95,6 @@ Inbound = (
     | KvOpened
     | KvClosed
     | KvSaid
+    | KvBroke
     | Wakeup
 )

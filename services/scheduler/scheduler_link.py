@@ -1,7 +1,7 @@
 """The scheduler's stream to the KV manager (SchedulerLink), redialled whenever it ends.
 
-The messages of a turn are one batch, written in order. Messages sent while the stream is down are dropped: the machine
-opens the next stream with all its jobs.
+The messages of a turn of a group are one batch, written in order. Messages sent while the stream is down are dropped:
+the machines open the next stream with all their jobs.
 """
 
 import logging
@@ -11,12 +11,12 @@ import grpc
 
 from fastserve.v1 import kvmanager_pb2 as wire
 from fastserve.v1 import kvmanager_pb2_grpc
-from services.domain.errors import SupersededError
+from services.domain.errors import ProtocolError, SupersededError
 from services.domain.ids import Epoch
 from services.domain.protocol import SchedulerToKv
 from services.runtime.dialling import DialledStream, keep_dialling
 from services.runtime.outbox import Outbox
-from services.scheduler.scheduler_inbox import Inbound, KvClosed, KvOpened, KvSaid
+from services.scheduler.scheduler_inbox import Inbound, KvBroke, KvClosed, KvOpened, KvSaid
 from services.wire.scheduler_kvmanager import kv_batch_from_wire, scheduler_batch_to_wire
 
 _log = logging.getLogger(__name__)
@@ -24,11 +24,19 @@ _log = logging.getLogger(__name__)
 MOST_BATCHES = 10_000
 """A KV manager that lets this many turns wait has stopped reading."""
 
-_Batch = tuple[Epoch, Sequence[SchedulerToKv]]
+_Batch = tuple[int, Epoch, Sequence[SchedulerToKv]]
 
 
 def _to_wire(batches: Sequence[_Batch]) -> Iterable[wire.SchedulerLinkRequest]:
-    return (scheduler_batch_to_wire(epoch, messages) for epoch, messages in batches)
+    return (scheduler_batch_to_wire(*batch) for batch in batches)
+
+
+def _heard(batch: wire.SchedulerLinkResponse) -> Inbound:
+    """A message that can't be read is the fault of its group alone."""
+    try:
+        return KvSaid(*kv_batch_from_wire(batch))
+    except ProtocolError as error:
+        return KvBroke(batch.group, error)
 
 
 class SchedulerLink:
@@ -39,10 +47,10 @@ class SchedulerLink:
         self._peer = f"the KV manager at {address}"
         self._outbox: Outbox[_Batch] | None = None
 
-    def send(self, epoch: Epoch, messages: Sequence[SchedulerToKv]) -> None:
-        """Send the messages of one turn. Does not wait; drops them while the stream is down."""
+    def send(self, group: int, epoch: Epoch, messages: Sequence[SchedulerToKv]) -> None:
+        """Send the messages of one turn of a group. Does not wait; drops them while the stream is down."""
         if self._outbox is not None:
-            self._outbox.put((epoch, messages))
+            self._outbox.put((group, epoch, messages))
 
     async def run(self, post: Callable[[Inbound], None]) -> None:
         """Dials forever. Raises SupersededError if another scheduler took over the KV manager."""
@@ -56,7 +64,7 @@ class SchedulerLink:
             _log.info("linked to %s", self._peer)
             post(KvOpened())
             try:
-                await stream.exchange(outbox, _to_wire, lambda batch: post(KvSaid(*kv_batch_from_wire(batch))))
+                await stream.exchange(outbox, _to_wire, lambda batch: post(_heard(batch)))
             finally:
                 self._outbox = None
                 post(KvClosed())

@@ -3,7 +3,7 @@
 from services.domain.protocol import Release, SampledToken
 from services.runtime.recording.codec import Rules
 from services.runtime.recording.lines import MachineFormat
-from services.scheduler.machine.scheduler_events import Command, DropWorker, Emit, Event, Reject
+from services.scheduler.machine.scheduler_events import Command, DropWorker, Emit, Event, Reject, Withdrawn
 from services.scheduler.scheduler_config import SchedulerConfig
 
 SCHEDULER_FORMAT = MachineFormat(
@@ -20,6 +20,6 @@ SCHEDULER_FORMAT = MachineFormat(
             (DropWorker, "reason"): "",
             (Reject, "message"): "",
         },
-        last_words=frozenset({Release, Reject}),
+        last_words=frozenset({Release, Reject, Withdrawn}),
     ),
 )

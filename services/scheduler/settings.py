@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
+from services.domain.ids import MOST_GROUPS
 from services.runtime.model_files import MOST_NAME_CHARACTERS, served_name
 from services.runtime.recording.recording_settings import RecordingSettings
 from services.runtime.settings import Address
@@ -32,6 +33,9 @@ class SchedulerSettings(RecordingSettings):
         ge=1,
         le=1024,
         description="tokens per KV block; a worker with a different block size is refused",
+    )
+    groups: int = Field(
+        1, ge=1, le=MOST_GROUPS, description="worker groups, each a copy of the model; workers take --group 0, 1, ..."
     )
     policy: PolicyName = Field(PolicyName.GITTINS, description="scheduling policy: which jobs run next")
     max_batch: int = Field(16, ge=1, le=4096, description="maximum number of jobs in an iteration")

@@ -15,12 +15,12 @@ from services.domain.generation import TokenLogprob
 from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.iteration import PlanWork, WorkerCounters, WorkerResult
 from services.domain.protocol import PlanEntry, SchedulerToKv
-from services.domain.server_status import NO_POOLS, GroupStatus, KvLinkItem, PoolStatus, PoolUsage
-from services.domain.submission import ServingLimits
+from services.domain.server_status import NO_POOLS, GroupStatus, KvLinkItem, PoolStatus, PoolUsage, ServerCounters
 from services.domain.worker_facts import WorkerFacts
 from services.runtime.recording.recorder import Recorder
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.machine.scheduler_events import (
+    Command,
     DropWorker,
     Emit,
     End,
@@ -30,6 +30,7 @@ from services.scheduler.machine.scheduler_events import (
     SendPlan,
     ToKv,
     WakeAt,
+    Withdrawn,
     WorkerJoined,
     WorkerLost,
 )
@@ -45,8 +46,8 @@ STRICT = False
 class KvLine(Protocol):
     """The link to the KV manager. Messages sent while it is down are dropped."""
 
-    def send(self, epoch: Epoch, messages: Sequence[SchedulerToKv]) -> None:
-        """Send the messages of one turn. Does not wait."""
+    def send(self, group: int, epoch: Epoch, messages: Sequence[SchedulerToKv]) -> None:
+        """Send the messages of one turn of a group. Does not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class ServedSetup:
     max_model_len: int
     block_size: int
     config: SchedulerConfig
+    group_count: int = 1
 
 
 def check_agrees(field: str, theirs: object, ours: object) -> None:
@@ -88,19 +90,25 @@ class CountersOverEpochs:
         return WorkerCounters(*(before + present for before, present in pairs))
 
 
+HearTurn = Callable[[int, Sequence[Event], Sequence[Command], float], None]
+"""Called after every turn of a group's machine: its group, what it was given, what it answered, and the time."""
+
+
 class WorkerGroup:
-    """`work` adds to a plan entry the data that the worker needs; `recorder` sees every turn."""
+    """`work` adds to a plan entry the data that the worker needs; `hear` and `recorder` see every turn."""
 
     def __init__(
         self,
         number: int,
+        machine: Scheduler,
         served: ServedSetup,
         kv: KvLine,
         work: Callable[[PlanEntry, float | None], PlanWork],
+        hear: HearTurn,
         recorder: Recorder | None = None,
     ) -> None:
         self.number = number
-        self.machine = Scheduler(served.config, strict=STRICT)
+        self.machine = machine
         self.worker_counters = CountersOverEpochs()
         self.kv_policy = ""
         """As last reported by the KV manager; empty before."""
@@ -109,6 +117,7 @@ class WorkerGroup:
         self._served = served
         self._kv = kv
         self._work = work
+        self._hear = hear
         self._handle = self.machine.handle if recorder is None else recorder.watching(self.machine.handle)
         self._stream: WorkerStream | None = None
         self._facts: WorkerFacts | None = None
@@ -116,13 +125,6 @@ class WorkerGroup:
         self._free: PoolStatus | None = None
         self._swapped_out: set[JobId] = set()
         self._logprobs: dict[PlanNumber, Mapping[JobId, TokenLogprob]] = {}
-
-    @property
-    def limits(self) -> ServingLimits:
-        """Limits that a job of this group must meet."""
-        if self._facts is None:
-            return ServingLimits(False, 0, 0)
-        return ServingLimits(True, self._facts.max_model_len, self._facts.device_blocks * self._facts.block_size)
 
     def status(self) -> GroupStatus:
         """Jobs and pools. Pools count as free until the KV manager reports otherwise, and as absent without a worker.
@@ -141,6 +143,27 @@ class WorkerGroup:
             block_size=0 if facts is None else facts.block_size,
             device="" if facts is None else facts.device,
             worker_joins=self.machine.counters.worker_joins,
+            counters=self._counters(),
+        )
+
+    def _counters(self) -> ServerCounters:
+        machine, worker = self.machine.counters, self.worker_counters.total()
+        return ServerCounters(
+            preemptions=machine.preemptions,
+            promotions=machine.promotions,
+            demotions=machine.demotions,
+            iterations=machine.iterations,
+            offloaded_bytes=worker.offloaded_bytes,
+            uploaded_bytes=worker.uploaded_bytes,
+            recomputed_tokens=machine.recomputed_tokens,
+            stall_s=worker.stall_s,
+            busy_s=worker.busy_s,
+            plan_wait_s=worker.plan_wait_s,
+            prompt_tokens=machine.prompt_tokens,
+            generation_tokens=machine.generation_tokens,
+            jobs_admitted=machine.jobs_admitted,
+            jobs_finished=machine.jobs_finished,
+            moves=machine.moves,
         )
 
     # --- the worker --------------------------------------------------------------------------------------------------
@@ -161,7 +184,7 @@ class WorkerGroup:
         if epoch <= self._newest_epoch:
             raise SupersededError(f"worker epoch {epoch} is not newer than epoch {self._newest_epoch}")
 
-    def worker_arrived(self, stream: WorkerStream, facts: WorkerFacts) -> Event | None:
+    def worker_arrived(self, stream: WorkerStream, facts: WorkerFacts) -> WorkerJoined | None:
         """A compatible worker said hello; the newest epoch wins."""
         try:
             self._check_epoch(facts.epoch)
@@ -174,7 +197,7 @@ class WorkerGroup:
         self._stream, self._facts, self._newest_epoch = stream, facts, facts.epoch
         self.worker_counters.begin_epoch()
         self.forget_pools()
-        _log.info("worker of epoch %d joined on %s", facts.epoch, facts.device)
+        _log.info("group %d: worker of epoch %d joined on %s", self.number, facts.epoch, facts.device)
         return WorkerJoined(facts.epoch, facts.device_blocks * facts.block_size, facts.max_model_len, facts.profile)
 
     def worker_left(self, stream: WorkerStream) -> Event | None:
@@ -182,7 +205,7 @@ class WorkerGroup:
             return None
         self._stream = None
         self.forget_pools()
-        _log.warning("worker of epoch %d lost", stream.epoch)
+        _log.warning("group %d: worker of epoch %d lost", self.number, stream.epoch)
         return WorkerLost(stream.epoch)
 
     def worker_said(self, stream: WorkerStream, result: WorkerResult) -> Event | None:
@@ -197,6 +220,7 @@ class WorkerGroup:
         return self._logprobs.get(plan_number, {}).get(job_id)
 
     def close(self, error: FastServeError) -> None:
+        """End the worker's stream; the worker comes back with a new epoch."""
         if self._stream is not None:
             self._stream.close(error)
 
@@ -221,22 +245,24 @@ class WorkerGroup:
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
-    def decide(self, events: Sequence[Event], now_s: float) -> list[Emit | End | Reject]:
+    def decide(self, events: Sequence[Event], now_s: float) -> list[Emit | End | Reject | Withdrawn]:
         """A turn of the machine. Plans, messages to the KV manager and timers are handled here; the remaining commands,
-        which are for clients, are returned. `end_turn` must follow.
+        which are for clients and for other groups, are returned. `end_turn` must follow.
         """
         if self.wake_s is not None and self.wake_s <= now_s:
             self.wake_s = None
-        left: list[Emit | End | Reject] = []
+        left: list[Emit | End | Reject | Withdrawn] = []
         to_kv: list[SchedulerToKv] = []
         kv_epoch = Epoch(0)
-        for command in self._handle(events, now_s):
+        commands = self._handle(events, now_s)
+        self._hear(self.number, events, commands, now_s)
+        for command in commands:
             match command:
-                case Emit() | End() | Reject():
+                case Emit() | End() | Reject() | Withdrawn():
                     left.append(command)
                 case ToKv(epoch, message):
                     if epoch != kv_epoch and to_kv:
-                        self._kv.send(kv_epoch, to_kv)
+                        self._kv.send(self.number, kv_epoch, to_kv)
                         to_kv = []
                     kv_epoch = epoch
                     to_kv.append(message)
@@ -247,7 +273,7 @@ class WorkerGroup:
                 case WakeAt(time_s):
                     self.wake_s = time_s
         if to_kv:
-            self._kv.send(kv_epoch, to_kv)
+            self._kv.send(self.number, kv_epoch, to_kv)
         return left
 
     def end_turn(self) -> None:
@@ -262,7 +288,7 @@ class WorkerGroup:
         self._stream.put((command.plan_number, work))
 
     def _drop_worker(self, command: DropWorker) -> None:
-        _log.warning("dropping the worker of epoch %d: %s", command.epoch, command.reason)
+        _log.warning("group %d: dropping the worker of epoch %d: %s", self.number, command.epoch, command.reason)
         self.forget_pools()
         if self._stream is not None and self._stream.epoch == command.epoch:
             self._stream.close(NotReadyError(command.reason))

@@ -61,8 +61,8 @@ class ServerSetup:
     `slowdown` times as long as `cost` says: the scheduler uses a profile that was measured on an idle machine, while in
     service other threads and processes compete for cores, caches and memory.
 
-    Several groups split the workload; there is no routing policy. There are as many schedulers, KV managers and
-    workers, which are independent of each other, and jobs are dealt to them in turn in the order of arrival.
+    Several groups share the workload: there are as many schedulers, KV managers and workers, and before them the
+    router that serves.
     """
 
     scheduler: SchedulerConfig

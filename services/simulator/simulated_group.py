@@ -6,7 +6,7 @@ fields, (epoch, message). The group is never lost, so there is only one epoch, a
 breaks the protocol ends the simulation with an error that has the job's history.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from services.domain.generation import EndReason
@@ -20,7 +20,7 @@ from services.scheduler.machine import scheduler_events as scheduling
 from services.scheduler.machine.scheduler import Scheduler
 from services.simulator.server_setup import ServerSetup, SimulatedJob
 from services.simulator.simulated_clients import KvGauge, SimulatedClients
-from services.simulator.simulated_worker import SimulatedProgress, SimulatedWorker
+from services.simulator.simulated_worker import SimulatedWorker
 from services.simulator.virtual_clock import VirtualClock, VirtualInbox
 
 EPOCH = Epoch(1)
@@ -28,17 +28,28 @@ TOLD_JOBS = 8
 """The most jobs described when the simulation is stuck."""
 
 
+HearTurn = Callable[[int, Sequence[scheduling.Event], Sequence[scheduling.Command]], None]
+"""Called after each turn of a group's scheduler: the group, what it was given, what it answered."""
+
+
 class SimulatedGroup:
-    """Scheduler, KV manager and worker of group `number`."""
+    """Scheduler, KV manager and worker of group `number`. `hear` is called after each turn of the scheduler."""
 
     def __init__(
-        self, setup: ServerSetup, number: int, clock: VirtualClock, clients: SimulatedClients, gauge: KvGauge
+        self,
+        setup: ServerSetup,
+        number: int,
+        clock: VirtualClock,
+        clients: SimulatedClients,
+        gauge: KvGauge,
+        hear: HearTurn | None = None,
     ) -> None:
         self.scheduler = Scheduler(setup.scheduler, strict=True)
         self.kv = KvManager(setup.kv)
         self.worker = SimulatedWorker(setup, EPOCH, self._post_result, self._post_answers)
         self._setup = setup
-        self._number = number
+        self.number = number
+        self._hear = hear
         self._clock = clock
         self._clients = clients
         self._gauge = gauge
@@ -52,12 +63,16 @@ class SimulatedGroup:
     def submit(self, job: SimulatedJob) -> None:
         """Schedule the job's arrival, and its cancellation if there is one."""
         job_id = JobId(job.job_id)
-        self.worker.jobs[job_id] = SimulatedProgress(job)
+        self.worker.expect(job)
         arrival = scheduling.Submit(job_id, job.prompt_tokens, job.most_output_tokens, client_number=job.client_number)
         self._clock.post(job.arrival_s + self._hop_s, self._scheduler_inbox.put, (arrival,))
         if job.cancel_s is not None:
             cancel = scheduling.Cancel(job_id, EndReason.CANCELLED)
             self._clock.post(job.cancel_s + self._hop_s, self._scheduler_inbox.put, (cancel,))
+
+    def take(self, event: scheduling.Event) -> None:
+        """The scheduler hears this in its next turn."""
+        self._scheduler_inbox.put((event,))
 
     def _open(self) -> None:
         """Connect all parts before anything else happens."""
@@ -70,14 +85,20 @@ class SimulatedGroup:
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
-    def _scheduler_turn(self, events: list[scheduling.Event]) -> None:
+    def _scheduler_turn(self, events: Sequence[scheduling.Event]) -> None:
+        self.turn(events)
+
+    def turn(self, events: Sequence[scheduling.Event]) -> list[scheduling.MovingJob]:
+        """A turn of the scheduler. Returns the jobs that left the group."""
         clock, clients = self._clock, self._clients
         now_s = clock.now_s
         if self._wake_s is not None and self._wake_s <= now_s:
             self._wake_s = None
         to_kv: list[scheduling.ToKv] = []
         emits: list[scheduling.Emit] = []
-        for command in self.scheduler.handle(events, now_s):
+        withdrawn: list[scheduling.MovingJob] = []
+        commands = self.scheduler.handle(events, now_s)
+        for command in commands:
             if isinstance(command, scheduling.Emit):
                 emits.append(command)
             elif isinstance(command, scheduling.ToKv):
@@ -93,6 +114,8 @@ class SimulatedGroup:
             elif isinstance(command, scheduling.WakeAt):
                 self._wake_s = command.time_s
                 clock.post(max(command.time_s, now_s), self._wake, command.time_s)
+            elif isinstance(command, scheduling.Withdrawn):
+                withdrawn.append(command.job)
             else:
                 raise AssertionError(f"the scheduler dropped a worker that is never lost: {command}")
         if emits:
@@ -100,6 +123,9 @@ class SimulatedGroup:
             clock.progressed()
         if to_kv:
             clock.post(now_s + self._hop_s, self._kv_inbox.put, records(kv.FromScheduler, to_kv))
+        if self._hear is not None:
+            self._hear(self.number, events, commands)
+        return withdrawn
 
     def _wake(self, time_s: float) -> None:
         """Send a Tick, unless an earlier time has replaced this one."""
@@ -127,7 +153,7 @@ class SimulatedGroup:
         if figures is not None and figures != self._figures:
             self._figures = figures
             device, device_free, host, host_free = figures
-            self._gauge.set(self._number, device - device_free, host - host_free)
+            self._gauge.set(self.number, device - device_free, host - host_free)
 
     # --- the worker's links ------------------------------------------------------------------------------------------
 
@@ -158,7 +184,7 @@ class SimulatedGroup:
         """What each job is waiting for, for the error of a stuck simulation."""
         iterations, jobs = self.scheduler.iterations, self.scheduler.jobs
         plans = [flight.plan_number for flight in iterations.unfinished]
-        lines = [f"group {self._number}: plans without a result {plans}, {self.kv.pool_usage()}, {self.kv.status()}"]
+        lines = [f"group {self.number}: plans without a result {plans}, {self.kv.pool_usage()}, {self.kv.status()}"]
         for job in islice(sorted(jobs.values(), key=lambda job: job.rank), TOLD_JOBS):
             lines.append(
                 f"  {job.job_id}: {job.state.value} at {tuple(job.rank)}, can be planned: {job.is_ready}; "

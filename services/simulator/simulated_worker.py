@@ -121,6 +121,14 @@ class SimulatedWorker:
         """When the first stage computed."""
         self.busy_s = self.stall_s = self.plan_wait_s = 0.0
 
+    def expect(self, job: SimulatedJob, known_tokens: int | None = None) -> None:
+        """The job may be named from now on. One that moved here has `known_tokens` tokens already; what is known of an
+        earlier stay is kept until its blocks are released.
+        """
+        progress = self.jobs.setdefault(JobId(job.job_id), SimulatedProgress(job))
+        if known_tokens is not None:
+            progress.known_tokens = known_tokens
+
     # --- plans -------------------------------------------------------------------------------------------------------
 
     def run(self, plan: SendPlan, now_s: float) -> None:

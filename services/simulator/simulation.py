@@ -3,7 +3,8 @@
 The machines of the scheduler and the KV manager are the real ones, and they make all decisions; this package makes
 none. It models how long things take (iterations and copies of the worker, the delay of messages) and delivers messages.
 virtual_clock.py orders events in time, simulated_group.py connects the machines as the services' drivers do,
-simulated_worker.py and host_link.py compute how long a plan and a copy take.
+simulated_router.py puts the real router before several groups, simulated_worker.py and host_link.py compute how long a
+plan and a copy take.
 
 There is no randomness and no real time: the same jobs and setup give the same figures, bit for bit.
 """
@@ -18,6 +19,7 @@ from services.simulator.outcome import JobOutcome, Simulation
 from services.simulator.server_setup import ServerSetup, SimulatedJob
 from services.simulator.simulated_clients import KvGauge, SimulatedClients
 from services.simulator.simulated_group import SimulatedGroup
+from services.simulator.simulated_router import SimulatedRouter
 from services.simulator.time_spans import overlap_s, total_s, union
 from services.simulator.virtual_clock import StuckError, VirtualClock
 
@@ -45,11 +47,7 @@ def simulate(
     clock = VirtualClock(IDLE_TURNS + IDLE_TURNS_OF_A_JOB * len(jobs) + IDLE_TURNS_OF_A_CHUNK * chunks)
     clients = SimulatedClients(jobs, setup.hop_s, on_progress)
     gauge = KvGauge(setup.groups)
-    groups = [SimulatedGroup(setup, number, clock, clients, gauge) for number in range(setup.groups)]
-    of_job: dict[str, SimulatedGroup] = {}
-    for number, job in enumerate(sorted(jobs, key=lambda job: job.arrival_s)):
-        of_job[job.job_id] = groups[number % setup.groups]
-        of_job[job.job_id].submit(job)
+    groups = _opened(setup, jobs, clock, clients, gauge)
     try:
         clock.run()
         if clients.left_count:
@@ -59,9 +57,29 @@ def simulate(
         raise StuckError(f"{error} (at {clock.now_s} s)\n{stories}") from None
     for group in groups:
         group.check_end()
-    ran = {job.job_id: of_job[job.job_id].worker.jobs[JobId(job.job_id)] for job in jobs}
-    outcomes = tuple(clients.outcome(JobId(name), job.executing_s, job.uploading_s) for name, job in ran.items())
+    outcomes = tuple(_outcome(clients, groups, JobId(job.job_id)) for job in jobs)
     return _summed(setup, groups, outcomes, gauge)
+
+
+def _opened(
+    setup: ServerSetup, jobs: Sequence[SimulatedJob], clock: VirtualClock, clients: SimulatedClients, gauge: KvGauge
+) -> list[SimulatedGroup]:
+    """The groups, and all arrivals. One group needs no router."""
+    if setup.groups == 1:
+        alone = SimulatedGroup(setup, 0, clock, clients, gauge)
+        submit, groups = alone.submit, [alone]
+    else:
+        router = SimulatedRouter(setup, clock, clients, gauge)
+        submit, groups = router.submit, router.groups
+    for job in sorted(jobs, key=lambda job: job.arrival_s):
+        submit(job)
+    return groups
+
+
+def _outcome(clients: SimulatedClients, groups: Sequence[SimulatedGroup], job_id: JobId) -> JobOutcome:
+    """A job's outcome; its times are summed over the groups that it was in."""
+    parts = [group.worker.jobs[job_id] for group in groups if job_id in group.worker.jobs]
+    return clients.outcome(job_id, sum(part.executing_s for part in parts), sum(part.uploading_s for part in parts))
 
 
 def _summed(

@@ -25,14 +25,22 @@ def interval_from_wire(request: admin_pb2.WatchStatusRequest) -> float:
     return request.interval_s
 
 
+def _counters_to_wire(counters: ServerCounters) -> admin_pb2.Counters:
+    values: dict[str, Any] = {name: getattr(counters, name) for name in ServerCounters.__slots__}
+    return admin_pb2.Counters(**values)
+
+
+def _counters_from_wire(message: admin_pb2.Counters) -> ServerCounters:
+    return ServerCounters(**{name: getattr(message, name) for name in ServerCounters.__slots__})
+
+
 def status_to_wire(status: ServerStatus) -> admin_pb2.Status:
-    counters: dict[str, Any] = {name: getattr(status.counters, name) for name in ServerCounters.__slots__}
     return admin_pb2.Status(
         model=status.model,
         policy=status.policy,
         kv_policy=status.kv_policy,
         groups=[_group_to_wire(group) for group in status.groups],
-        counters=admin_pb2.Counters(**counters),
+        counters=_counters_to_wire(status.counters),
         uptime_s=status.uptime_s,
         max_queued_jobs=status.max_queued_jobs,
         admission_rejections=status.admission_rejections,
@@ -48,7 +56,7 @@ def status_from_wire(message: admin_pb2.Status) -> ServerStatus:
         policy=message.policy,
         kv_policy=message.kv_policy,
         groups=tuple(_group_from_wire(group) for group in message.groups),
-        counters=ServerCounters(**{name: getattr(message.counters, name) for name in ServerCounters.__slots__}),
+        counters=_counters_from_wire(message.counters),
         uptime_s=message.uptime_s,
         max_queued_jobs=message.max_queued_jobs,
         rejections={"full": message.admission_rejections} if message.admission_rejections else {},
@@ -77,6 +85,7 @@ def _group_to_wire(group: GroupStatus) -> admin_pb2.GroupStatus:
         block_size=group.block_size,
         device=group.device,
         worker_joins=group.worker_joins,
+        counters=_counters_to_wire(group.counters),
     )
 
 
@@ -97,4 +106,5 @@ def _group_from_wire(message: admin_pb2.GroupStatus) -> GroupStatus:
         block_size=message.block_size,
         device=message.device,
         worker_joins=message.worker_joins,
+        counters=_counters_from_wire(message.counters),
     )

@@ -1,6 +1,6 @@
 """Values <-> wire for the stream between scheduler and KV manager.
 
-A message is the batch of one turn, in order, for one worker epoch. Functions come in pairs, `x_to_wire` /
+A message is the batch of one turn, in order, for one epoch of one worker group. Functions come in pairs, `x_to_wire` /
 `x_from_wire`. Items are created in place by `add`, which is much cheaper than creating messages and copying them. The
 readers raise ProtocolError for an item of an unknown kind.
 """
@@ -99,9 +99,9 @@ def _write_scheduler_message(item: wire.SchedulerToKv, value: SchedulerToKv) -> 
             _write_jobs(item, value)
 
 
-def scheduler_batch_to_wire(epoch: Epoch, messages: Iterable[SchedulerToKv]) -> wire.SchedulerLinkRequest:
-    """The messages of one turn of the scheduler. A Jobs among them must be for `epoch`."""
-    batch = wire.SchedulerLinkRequest(epoch=epoch)
+def scheduler_batch_to_wire(group: int, epoch: Epoch, messages: Iterable[SchedulerToKv]) -> wire.SchedulerLinkRequest:
+    """The messages of one turn of the scheduler for a group. A Jobs among them must be for `epoch`."""
+    batch = wire.SchedulerLinkRequest(epoch=epoch, group=group)
     add = batch.messages.add
     for value in messages:
         assert not isinstance(value, Jobs) or value.epoch == epoch, "Jobs of another epoch than its batch's"
@@ -126,13 +126,14 @@ _SCHEDULER_READERS: dict[str | None, Callable[[Epoch, wire.SchedulerToKv], Sched
 }
 
 
-def scheduler_batch_from_wire(batch: wire.SchedulerLinkRequest) -> tuple[Epoch, tuple[SchedulerToKv, ...]]:
+def scheduler_batch_from_wire(batch: wire.SchedulerLinkRequest) -> tuple[int, Epoch, tuple[SchedulerToKv, ...]]:
     """The inverse of scheduler_batch_to_wire. Raises ProtocolError."""
     epoch = Epoch(batch.epoch)
     try:
-        return epoch, tuple(_SCHEDULER_READERS[item.WhichOneof("message")](epoch, item) for item in batch.messages)
+        messages = tuple(_SCHEDULER_READERS[item.WhichOneof("message")](epoch, item) for item in batch.messages)
     except KeyError:
         raise ProtocolError("a SchedulerToKv has a message of an unknown kind") from None
+    return batch.group, epoch, messages
 
 
 # --- KV manager -> scheduler -----------------------------------------------------------------------------------------
@@ -160,9 +161,9 @@ def _write_kv_message(item: wire.KvToScheduler, value: KvLinkItem) -> None:
             status.swapped_in_job_ids.extend(value.swapped_in_job_ids)
 
 
-def kv_batch_to_wire(epoch: Epoch, messages: Iterable[KvLinkItem]) -> wire.SchedulerLinkResponse:
-    """The messages of one turn of the KV manager to the scheduler."""
-    batch = wire.SchedulerLinkResponse(epoch=epoch)
+def kv_batch_to_wire(group: int, epoch: Epoch, messages: Iterable[KvLinkItem]) -> wire.SchedulerLinkResponse:
+    """The messages of one turn of the KV manager to the scheduler about a group."""
+    batch = wire.SchedulerLinkResponse(epoch=epoch, group=group)
     add = batch.messages.add
     for value in messages:
         _write_kv_message(add(), value)
@@ -197,10 +198,10 @@ _KV_READERS: dict[str | None, Callable[[wire.KvToScheduler], KvLinkItem]] = {
 }
 
 
-def kv_batch_from_wire(batch: wire.SchedulerLinkResponse) -> tuple[Epoch, tuple[KvLinkItem, ...]]:
+def kv_batch_from_wire(batch: wire.SchedulerLinkResponse) -> tuple[int, Epoch, tuple[KvLinkItem, ...]]:
     """The inverse of kv_batch_to_wire. Raises ProtocolError."""
     try:
         items = tuple(_KV_READERS[item.WhichOneof("message")](item) for item in batch.messages)
     except KeyError:
         raise ProtocolError("a KvToScheduler has a message of an unknown kind") from None
-    return Epoch(batch.epoch), items
+    return batch.group, Epoch(batch.epoch), items

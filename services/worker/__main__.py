@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -58,13 +59,13 @@ async def _work(settings: WorkerSettings, registry: CollectorRegistry, readiness
     built = await compute.call(lambda: _build(settings))
     driver = WorkerDriver(
         built.engine,
-        built.facts,
+        replace(built.facts, group=settings.group),
         PeerAddresses(settings.scheduler, settings.kv_manager),
         compute.post,
         readiness.set,
     )
     registry.register(
-        EngineCollector(settings.model_name, built.facts.group, built.engine.counters, lambda: driver.epochs_begun)
+        EngineCollector(settings.model_name, settings.group, built.engine.counters, lambda: driver.epochs_begun)
     )
     try:
         await driver.run()

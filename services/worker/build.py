@@ -41,7 +41,7 @@ def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built
     Raises ModelFolderError, and InvalidFieldError for settings that do not fit the machine or the model.
     """
     device = _device(settings.device)
-    threads = settings.threads or usable_cores()
+    threads = settings.threads or max(1, usable_cores() // settings.workers_here)
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     config = read_model_config(settings.model)
@@ -60,6 +60,7 @@ def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built
         settings.kv_host_tokens,
         available_device_bytes(device),
         available_host_bytes(),
+        settings.workers_here,
     )
     pools = make_pools(shape, *counts, device)
     limits = MeasuringLimits(model.max_model_len, settings.max_batch)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from services.domain.ids import MOST_GROUPS
 from services.runtime.model_files import MOST_NAME_CHARACTERS, served_name
 from services.runtime.settings import Address, Settings
 
@@ -24,6 +25,9 @@ class EngineSettings(BaseModel):
     threads: int | None = Field(None, ge=1, le=1024, description="compute threads on the CPU; off: one per core")
     kernels: Literal["auto", "native", "torch"] = Field(
         "auto", description="what computes: native, the compiled decoder of CPUs; torch; auto: native where it can"
+    )
+    workers_here: int = Field(
+        1, ge=1, le=1024, description="worker processes on this machine; default threads and pools are divided by this"
     )
     block_size: int = Field(16, ge=1, le=1024, description="tokens in a KV block")
     kv_device_tokens: int | None = Field(
@@ -56,6 +60,9 @@ class KeptEngineSettings(EngineSettings):
 class WorkerSettings(KeptEngineSettings, Settings):
     """The worker: runs the model and copies KV between device and host, as the scheduler and the KV manager command."""
 
+    group: int = Field(
+        0, ge=0, lt=MOST_GROUPS, description="number of the worker group, less than the scheduler's --groups"
+    )
     scheduler: Address = Field(description="HOST:PORT of the scheduler")
     kv_manager: Address = Field(description="HOST:PORT of the KV manager")
     served_model_name: str | None = Field(

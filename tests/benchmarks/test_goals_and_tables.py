@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.decisions import SERVICES
 from benchmarks.goals_and_tables import Goal, Table, at_least, at_most, goals_table, section
 from benchmarks.machine import cpu_field, slug
 from benchmarks.policies import KV_POLICIES, POLICIES
@@ -72,7 +73,7 @@ def test_a_part_that_does_not_exist_is_refused_by_name() -> None:
 
 
 def test_the_summary_tells_the_parts_that_are_there() -> None:
-    decisions = {service: {"10": {"median_us": 40.0, "p99_us": 90.0}} for service in ("scheduler", "kvmanager")}
+    decisions = {service: {"10": {"median_us": 40.0, "p99_us": 90.0}} for service in SERVICES}
     measured = {"max_batch": {"scheduler": 16, "kvmanager": 16}, **decisions}
     text = summary({"decisions": {"quick": False, "machine": MACHINE, "measured": measured}})
     assert "AMD EPYC, 2 cores (avx2), 8.0 GiB, Linux 6.1, Python 3.11.7, torch 2.13.0" in text

@@ -34,15 +34,15 @@ def free_port() -> int:
 
 
 class Process:
-    """One service. Its stderr goes to a file, shown when it does not come up. With `trace` it is observed."""
+    """One service. Its stderr goes to a file, shown when it does not come up. `module`: what to run in its place."""
 
     def __init__(
-        self, service: str, arguments: Sequence[str], folder: Path, instance: int, trace: Path | None = None
+        self, service: str, arguments: Sequence[str], folder: Path, instance: int, module: Sequence[str] = ()
     ) -> None:
         self.name = service
         self.arguments = tuple(arguments)
         self._sent: set[signal.Signals] = set()
-        module = (f"services.{service}",) if trace is None else ("tests.e2e.observed", service, str(trace))
+        module = module or (f"services.{service}",)
         self.ready_file = folder / f"{service}-{instance}.json"
         self.log_path = folder / f"{service}-{instance}.log"
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -101,12 +101,13 @@ class Cluster:
         """Where an observed service writes."""
         return self.folder / f"{service}.trace"
 
-    def _trace_if_observed(self, service: str) -> Path | None:
-        return self.trace_of(service) if service in self._observed else None
+    def _observing(self, service: str) -> tuple[str, ...]:
+        """The module that runs and observes the service; nothing if it is not to be observed."""
+        return ("tests.e2e.observed", service, str(self.trace_of(service))) if service in self._observed else ()
 
     def start(self, service: str, *arguments: str) -> Process:
         self._started += 1
-        process = Process(service, arguments, self.folder, self._started, self._trace_if_observed(service))
+        process = Process(service, arguments, self.folder, self._started, self._observing(service))
         self.processes[service] = process
         self._all.append(process)
         return process
@@ -119,13 +120,13 @@ class Cluster:
         self.processes["worker"] = self.start_other_worker("--model", str(self.model))
         return self.processes["worker"]
 
-    def start_other_worker(self, *flags: str) -> Process:
-        """A worker that is none of the cluster's services."""
+    def start_other_worker(self, *flags: str, module: Sequence[str] = ()) -> Process:
+        """A worker that is none of the cluster's services. `module`: as of Process."""
         self._started += 1
         peers = ("--scheduler", self.scheduler_address, "--kv-manager", self.kvmanager_address, "--metrics-port", "0")
         model = () if "--model" in flags else ("--model", str(self.model))
         arguments = (*model, *peers, *self.worker_flags, *flags)
-        process = Process("worker", arguments, self.folder, self._started, self._trace_if_observed("worker"))
+        process = Process("worker", arguments, self.folder, self._started, module or self._observing("worker"))
         self._all.append(process)
         return process
 

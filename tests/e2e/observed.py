@@ -58,7 +58,7 @@ def observe_kvmanager(trace: Trace) -> None:
     known: Blocks = {}
 
     def note(driver: Any, _: Any) -> None:
-        ledger = driver._machine._ledger
+        ledger = driver._groups[0]._machine._ledger
         jobs = () if ledger is None else (*ledger.jobs.values(), *ledger.zombies.values())
         held: Blocks = {job.job_id: (len(job.device), len(job.host)) for job in jobs}
         changed = {job: held.get(job, NONE) for job in (known | held) if held.get(job, NONE) != known.get(job, NONE)}

@@ -30,9 +30,10 @@ from tests.kvmanager.machine.checked_kv_manager import STAY
 
 
 class FakeSchedulerForKvManager:
-    """The scheduler's stream."""
+    """The scheduler's stream; it speaks of `group`, and hears of all."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.group = 0
         self._call: Any = kvmanager_pb2_grpc.KvManagerServiceStub(channel).SchedulerLink()
         self.pools: list[PoolStatus] = []
         self._arrivals = 0
@@ -40,7 +41,11 @@ class FakeSchedulerForKvManager:
 
     async def say(self, epoch: int, *messages: SchedulerToKv) -> None:
         """One turn."""
-        await self._call.write(scheduler_batch_to_wire(Epoch(epoch), messages))
+        await self.write(scheduler_batch_to_wire(self.group, Epoch(epoch), messages))
+
+    async def write(self, message: wire.SchedulerLinkRequest) -> None:
+        """Anything."""
+        await self._call.write(message)
 
     async def jobs(self, epoch: int, *names: str) -> None:
         """Jobs of two tokens, four at most."""
@@ -84,7 +89,7 @@ class FakeSchedulerForKvManager:
         async with asyncio.timeout(LIMIT_S):
             batch = await self._call.read()
         assert isinstance(batch, wire.SchedulerLinkResponse), await self.end()
-        for item in kv_batch_from_wire(batch)[1]:
+        for item in kv_batch_from_wire(batch)[2]:
             if isinstance(item, PoolStatus):
                 self.pools.append(item)
             else:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from services.domain.ids import JobId
 from services.domain.protocol import Ack, Applied, Done, Grown, Refuse, Release, Resident, SchedulerToKv
 from services.domain.ranked import Ranked
 from services.kvmanager.machine import decisions as decide
@@ -18,6 +19,7 @@ from services.kvmanager.machine.kv_job import KvJob, KvState
 from services.kvmanager.machine.ledger import Ledger
 from services.kvmanager.policies.kv_config import KvConfig
 from services.scheduler.job import JobState
+from services.scheduler.machine import moving
 from services.scheduler.machine.releases import Releases
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.machine.scheduler_events import Event, FromKv
@@ -204,6 +206,16 @@ def believe_an_earlier_stay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_from_kv", from_kv)
 
 
+def leave_at_once(patch: pytest.MonkeyPatch) -> None:
+    """[27 leaves-when-out] a job leaves for another group though a plan names it."""
+
+    def may_leave(scheduler: Scheduler, job_id: JobId) -> bool:
+        job = scheduler.jobs.get(job_id)
+        return job is not None and job.state in (JobState.OUT, JobState.RESIDENT)
+
+    patch.setattr(moving, "may_leave", may_leave)
+
+
 def small(**changes: Any) -> Instance:
     """Two jobs with a pool that holds only one of them."""
     return replace(Instance((JobSize(1, 3), JobSize(1, 3)), 3, 3, kv_policy="reactive"), **changes)
@@ -233,6 +245,8 @@ BROKEN: list[tuple[Patch, Instance]] = [
     (forget_growth_at_refusal, small()),
     (overtake, THREE_JOBS),
     (believe_old_residency, small(kills=1)),
+    (leave_at_once, small(moves=1)),
+    (believe_an_earlier_stay, small(moves=2)),
     (believe_an_earlier_stay, small(cancels=frozenset({0}), again=frozenset({0}))),
 ]
 

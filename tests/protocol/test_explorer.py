@@ -32,6 +32,8 @@ INSTANCES = {
     "a cancelled job's id comes again": replace(
         SHORT, cancels=frozenset({0}), again=frozenset({0}), late_arrivals=True
     ),
+    "jobs leave for another group and come back": replace(SHORT, moves=1),
+    "a job moves, and the worker dies": Instance((JobSize(1, 2),), 2, 1, moves=2, kills=1),
     "scheduler and KV manager lose each other": replace(SHORT, breaks=1, late_arrivals=True),
     "promotions": replace(SHORT, host_blocks=2, waits=2),
     "blocks of two tokens, growth ahead, a batch of two": Instance(

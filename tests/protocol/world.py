@@ -4,7 +4,7 @@ Every link is FIFO and delivers when it likes; one turn's messages to a peer are
 small tuple: numbers of the machines' states (see store), and what is on the links.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from services.domain.protocol import (
 )
 from services.kvmanager.machine import kv_manager_events as kv
 from services.kvmanager.machine.kv_manager import KvManager
+from services.scheduler.machine import moving
 from services.scheduler.machine import scheduler_events as sched
 from services.scheduler.machine.scheduler import Scheduler
 from tests.fakes.fake_worker_tables import FakeWorkerTables, ViolationError
@@ -58,6 +59,9 @@ class State(NamedTuple):
     arrived: int = 0
     cancelled: frozenset[int] = frozenset()
     came_again: frozenset[int] = frozenset()
+    moves: int = 0
+    away: sched.MovingJob | None = None
+    """The job that has left for another group, and will come back."""
     kills: int = 0
     breaks: int = 0
     waits: int = 0
@@ -65,6 +69,7 @@ class State(NamedTuple):
     """The ranks, if there are several: a GroupState."""
 
 
+Question = Callable[[Scheduler, JobId], bool]
 Step = tuple[Any, ...]
 """A step: its name, and which of several it is."""
 
@@ -76,7 +81,7 @@ class World:
         self.instance = instance
         self.batches = Batches()
         self._startable: dict[tuple[int, tuple[PlanEntry, ...]], bool] = {}
-        self._forgotten: dict[tuple[int, int], bool] = {}
+        self._said: dict[tuple[int, Question, int], bool] = {}
         self._shifts: dict[tuple[int, int], int] = {}
         self.schedulers = Store(_scheduler_key, Scheduler.check, merge=merge)
         self.managers = Store(lambda machine: machine.state_key(0.0), KvManager.check, merge=merge)
@@ -98,7 +103,7 @@ class World:
 
     def is_end(self, state: State) -> bool:
         """Whether all jobs have arrived and ended, and all blocks are free."""
-        if state.arrived < len(self.instance.jobs) or self.schedulers.get(state.scheduler).jobs:
+        if state.arrived < len(self.instance.jobs) or state.away or self.schedulers.get(state.scheduler).jobs:
             return False
         manager = self.managers.get(state.manager)
         figures = manager.pool_usage()
@@ -112,7 +117,7 @@ class World:
     @staticmethod
     def is_mishap(step: Step) -> bool:
         """Whether the step is a mishap: progress must not depend on it."""
-        return step[0] in ("cancel", "again", "kill", "break", "wait")
+        return step[0] in ("cancel", "again", "leave", "kill", "break", "wait")
 
     # --- what may happen ---------------------------------------------------------------------------------------------
 
@@ -136,7 +141,12 @@ class World:
             yield ("arrive",)
         yield from (("cancel", job) for job in sorted(instance.cancels - state.cancelled) if job < state.arrived)
         gone = instance.again & state.cancelled - state.came_again
-        yield from (("again", job) for job in sorted(gone) if self._is_forgotten(state.scheduler, job))
+        yield from (("again", job) for job in sorted(gone) if not self._says(state.scheduler, Scheduler.knows, job))
+        if state.away is not None:
+            yield ("return",)
+        elif state.moves < instance.moves:
+            jobs = range(state.arrived)
+            yield from (("leave", job) for job in jobs if self._says(state.scheduler, moving.may_leave, job))
         if state.kills < instance.kills:
             yield ("kill", "keeping messages")
             yield ("kill", "losing messages")
@@ -155,12 +165,12 @@ class World:
             for cut in choices([job_id for job_id in plan.may_be_cut_job_ids if job_id not in ended]):
                 yield ("run", ended, cut)
 
-    def _is_forgotten(self, scheduler: int, job: int) -> bool:
-        """Whether the scheduler has released the job, so that its id may come again."""
-        known = self._forgotten.get((scheduler, job))
+    def _says(self, scheduler: int, question: Question, job: int) -> bool:
+        """What the scheduler answers about a job."""
+        known = self._said.get((scheduler, question, job))
         if known is None:
-            machine: Scheduler = self.schedulers.get(scheduler)
-            known = self._forgotten[scheduler, job] = not machine.knows(self.instance.job_ids[job])
+            answer = question(self.schedulers.get(scheduler), self.instance.job_ids[job])
+            known = self._said[scheduler, question, job] = answer
         return known
 
     def _can_start(self, worker: int, plan: PlanOnLink) -> bool:
@@ -182,6 +192,12 @@ class World:
                 return self._submit(state)
             case ("again", number):
                 return self._submit_job(state._replace(came_again=state.came_again | {number}), number)
+            case ("leave", number):
+                leave = sched.Withdraw(self.instance.job_ids[number])
+                return self._scheduler_turn(state._replace(moves=state.moves + 1), (leave,))
+            case ("return",):
+                assert state.away is not None
+                return self._scheduler_turn(state._replace(away=None), (sched.TakeIn(state.away),))
             case ("cancel", number):
                 job_id = self.instance.job_ids[number]
                 state = state._replace(cancelled=state.cancelled | {number})
@@ -214,19 +230,20 @@ class World:
     def _scheduler_turn(self, state: State, events: tuple[sched.Event, ...]) -> State:
         now_s = self._now_s(state)
         given = (self.batches.put(events), now_s)
-        number, (plans, messages, dropped) = self.schedulers.step(
+        number, (plans, messages, dropped, away) = self.schedulers.step(
             state.scheduler, given, lambda machine: self._scheduler_acts(machine, events, now_s)
         )
         state = state._replace(scheduler=number, plans=state.plans + plans, to_manager=state.to_manager + messages)
+        state = state._replace(away=away or state.away)
         return self._kill(state, loses=False) if dropped == state.epoch else state
 
     def _scheduler_acts(self, machine: Scheduler, events: tuple[sched.Event, ...], now_s: float) -> tuple[Any, ...]:
-        """Plans and a batch for the KV manager, by number, and the epoch of a worker to be dropped."""
+        """Plans and a batch for the KV manager, by number; the epoch of a worker to be dropped; a job that left."""
         commands = machine.handle([with_plan(event, machine) for event in events], now_s)
         flights = {flight.plan_number: flight for flight in machine.iterations.unfinished}
         plans: list[int] = []
         messages: list[kv.Event] = []
-        dropped = None
+        dropped = away = None
         for command in commands:
             if isinstance(command, sched.SendPlan):
                 samples = tuple(part.job.job_id for part in flights[command.plan_number].parts if part.samples)
@@ -236,9 +253,11 @@ class World:
                 messages.append(kv.FromScheduler(command.epoch, without_plan(command.message)))
             elif isinstance(command, sched.DropWorker):
                 dropped = command.epoch
+            elif isinstance(command, sched.Withdrawn):
+                away = command.job
             elif isinstance(command, sched.Reject):
                 raise ViolationError(f"{command}: the instance is none")
-        return tuple(plans), self._as_batch(messages), dropped
+        return tuple(plans), self._as_batch(messages), dropped, away
 
     def _manager_turn(self, state: State, events: tuple[kv.Event, ...]) -> State:
         now_s = self._now_s(state)
@@ -378,4 +397,4 @@ def _scheduler_key(machine: Scheduler) -> tuple[object, ...]:
     """Names of ranks count here, unlike in the machine's own key: the KV manager knows them."""
     ranks = tuple((job.job_id, job.rank, job.place, job.starvation_timer) for job in machine.jobs.values())
     timers = tuple(sorted(entry[:2] for entry in machine.promotion._timers._heap))
-    return (machine.state_key(), ranks, getattr(machine.policy, "_joins", 0), timers)
+    return (machine.state_key(), ranks, getattr(machine.policy, "_joins", 0), timers, machine._arrivals)

@@ -36,13 +36,13 @@ class FakeKvManagerForScheduler(kvmanager_pb2_grpc.KvManagerServiceServicer):
         self.streams += 1
         self.calls.append(context)
         async for request in requests:
-            epoch, messages = scheduler_batch_from_wire(request)
+            group, epoch, messages = scheduler_batch_from_wire(request)
             answers = self.kv.answers(ToKv(epoch, message) for message in messages)
             items: list[KvLinkItem] = [answer.message for answer in answers]
             items += self.extra
             self.extra = []
             if items:
-                await context.write(kv_batch_to_wire(epoch, items))
+                await context.write(kv_batch_to_wire(group, epoch, items))
 
 
 @asynccontextmanager

@@ -51,6 +51,8 @@ class FakeWorkerForScheduler:
         self._prompts: dict[str, int] = {}
         self._wants: dict[str, bool] = {}
         self._busy_s = 0.0
+        self.duration_s = 0.001
+        """What it says of each iteration."""
 
     async def join(self) -> None:
         """Say hello, hear welcome. Raises the stream's status."""
@@ -81,7 +83,7 @@ class FakeWorkerForScheduler:
                     logprobs[work.job_id] = TokenLogprob(token, -0.5, ((token, -0.5),))
                 self._known[work.job_id] += 1
         self._busy_s += 0.25
-        result = IterationResult(plan.epoch, plan.plan_number, tuple(tokens), (), 0.001)
+        result = IterationResult(plan.epoch, plan.plan_number, tuple(tokens), (), self.duration_s)
         counters = WorkerCounters(busy_s=self._busy_s)
         message = result_to_wire(WorkerResult(result, logprobs, counters))
         await self.call.write(wire.WorkerLinkRequest(result=message))

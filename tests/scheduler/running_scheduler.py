@@ -37,9 +37,11 @@ class RunningScheduler:
 
 
 @asynccontextmanager
-async def running_scheduler(config: SchedulerConfig | None = None) -> AsyncIterator[RunningScheduler]:
+async def running_scheduler(
+    config: SchedulerConfig | None = None, group_count: int = 1
+) -> AsyncIterator[RunningScheduler]:
     """A scheduler on loopback with its KV manager, both stopped at the end."""
-    served = served_with(config or SchedulerConfig())
+    served = served_with(config or SchedulerConfig(), group_count)
     ready: list[bool] = []
     async with kv_manager() as (kv, kv_address), open_channel(kv_address) as kv_channel:
         link = SchedulerLink(kv_channel, kv_address)

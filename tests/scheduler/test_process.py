@@ -132,7 +132,7 @@ def test_as_many_jobs_as_may_be_queued_fit_in_one_message_to_the_kv_manager() ->
     jobs = tuple(ArrivedJob(job_id, 1 << 20, 1 << 20, 1 << 40) for job_id in ids)
     order = tuple(OrderChange(job_id, Rank(30, 1e6 / 7, 1 << 40)) for job_id in ids)
     epoch = Epoch(time.time_ns())
-    size_bytes = scheduler_batch_to_wire(epoch, [Jobs(epoch, jobs, order, 4096, (0.1,) * 30, 10.0)]).ByteSize()
+    size_bytes = scheduler_batch_to_wire(0, epoch, [Jobs(epoch, jobs, order, 4096, (0.1,) * 30, 10.0)]).ByteSize()
     assert size_bytes / counted * MOST_QUEUED_JOBS < MOST_MESSAGE_BYTES
 
 

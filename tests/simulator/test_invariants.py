@@ -165,7 +165,7 @@ def test_a_worker_slower_than_its_profile_takes_longer_and_the_scheduler_does_no
     assert simulate(setup, jobs).counters.busy_s == pytest.approx(0.3)
 
 
-def test_groups_share_the_jobs_out_in_turn() -> None:
+def test_groups_share_the_jobs_out() -> None:
     """Two jobs at a time on two groups of batch 1 do not meet; the third has to wait for the first."""
     jobs = [SimulatedJob(name, 0.0, 100, 1) for name in "abc"]
     ends = [ended_s(outcome) for outcome in simulate(server(groups=2, max_batch=1), jobs).outcomes]

@@ -14,6 +14,7 @@ SOURCES = sorted(FOLDER.glob("*.py"))
 MAY_IMPORT = (
     "services.domain.",
     "services.scheduler.machine.",
+    "services.scheduler.routing.",
     "services.scheduler.scheduler_config.",
     "services.kvmanager.machine.",
     "services.kvmanager.policies.",
@@ -34,6 +35,7 @@ DECISIONS = {
         "Rank",
     ),
     *("SendPlan", "PlanEntry", "ToKv", "Emit", "End", "Reject", "WakeAt", "DropWorker"),
+    *("Withdrawn", "Routed", "JobMove"),
     *("Resident", "Grown", "ReclaimRequest", "ToScheduler", "ToWorker", "EndWorker"),
     *("Assign", "Offload", "Upload", "ReleaseBlocks", "BlockMove"),
 }

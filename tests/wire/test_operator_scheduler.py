@@ -22,6 +22,9 @@ seconds = st.floats(0.0, 1e9)
 names = st.text(max_size=12)
 jobs = st.integers(0, 2**20)
 levels = st.builds(LevelStatus, counts, seconds, jobs, jobs, jobs)
+counters = st.builds(
+    ServerCounters, **{name: seconds if name.endswith("_s") else counts for name in ServerCounters.__slots__}
+)
 groups = st.builds(
     GroupStatus,
     counts,
@@ -31,9 +34,7 @@ groups = st.builds(
     counts,
     names,
     counts,
-)
-counters = st.builds(
-    ServerCounters, **{name: seconds if name.endswith("_s") else counts for name in ServerCounters.__slots__}
+    counters,
 )
 histograms = st.builds(
     IterationTokens,

@@ -68,19 +68,16 @@ kv_messages: st.SearchStrategy[KvLinkItem] = st.one_of(
 )
 
 
-@given(st.lists(scheduler_messages, max_size=5).map(tuple))
-def test_a_turn_of_the_scheduler_comes_back_as_it_was_sent(messages: tuple[SchedulerToKv, ...]) -> None:
-    data = scheduler_batch_to_wire(EPOCH, messages).SerializeToString()
-    assert scheduler_batch_from_wire(wire.SchedulerLinkRequest.FromString(data)) == (
-        EPOCH,
-        messages,
-    )
+@given(counts, st.lists(scheduler_messages, max_size=5).map(tuple))
+def test_a_turn_of_the_scheduler_comes_back_as_it_was_sent(group: int, messages: tuple[SchedulerToKv, ...]) -> None:
+    data = scheduler_batch_to_wire(group, EPOCH, messages).SerializeToString()
+    assert scheduler_batch_from_wire(wire.SchedulerLinkRequest.FromString(data)) == (group, EPOCH, messages)
 
 
-@given(st.lists(kv_messages, max_size=5).map(tuple))
-def test_a_turn_of_the_kv_manager_comes_back_as_it_was_sent(messages: tuple[KvLinkItem, ...]) -> None:
-    data = kv_batch_to_wire(EPOCH, messages).SerializeToString()
-    assert kv_batch_from_wire(wire.SchedulerLinkResponse.FromString(data)) == (EPOCH, messages)
+@given(counts, st.lists(kv_messages, max_size=5).map(tuple))
+def test_a_turn_of_the_kv_manager_comes_back_as_it_was_sent(group: int, messages: tuple[KvLinkItem, ...]) -> None:
+    data = kv_batch_to_wire(group, EPOCH, messages).SerializeToString()
+    assert kv_batch_from_wire(wire.SchedulerLinkResponse.FromString(data)) == (group, EPOCH, messages)
 
 
 def test_a_message_of_an_unknown_kind_breaks_the_protocol() -> None:

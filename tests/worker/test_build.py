@@ -56,6 +56,12 @@ class TestPoolSizes:
         assert (device + host) * SHAPE.block_bytes <= 80 * MIB
         assert host >= 100
 
+    def test_workers_of_one_machine_share_defaults_and_memory_but_get_what_is_asked_for(self) -> None:
+        assert block_counts(SHAPE, CPU, None, None, 1 << 40, 1 << 40, 2) == (1024, 4096)
+        device, host = block_counts(SHAPE, CPU, None, None, 100 * MIB, 100 * MIB, 2)
+        assert (device + host) * SHAPE.block_bytes <= 40 * MIB
+        assert block_counts(SHAPE, CPU, 100, 1000, 1 << 40, 1 << 40, 2) == (6, 62)
+
     def test_pools_of_a_gpu_and_of_its_host_do_not_share_memory(self) -> None:
         device, host = block_counts(SHAPE, CUDA, None, None, 10 * MIB, 100 * MIB)
         assert device * SHAPE.block_bytes <= 8 * MIB

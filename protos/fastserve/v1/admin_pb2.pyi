@@ -186,6 +186,7 @@ class GroupStatus(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     WORKER_JOINS_FIELD_NUMBER: _builtins.int
+    COUNTERS_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """The group's number."""
     ready: _builtins.bool
@@ -214,6 +215,10 @@ class GroupStatus(_message.Message):
     def levels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LevelStatus]:
         """One per level of the queue, highest first. Policies without levels have one."""
 
+    @_builtins.property
+    def counters(self) -> Global___Counters:
+        """Counters of this group, since the scheduler started."""
+
     def __init__(
         self,
         *,
@@ -230,10 +235,11 @@ class GroupStatus(_message.Message):
         block_size: _builtins.int = ...,
         device: _builtins.str = ...,
         worker_joins: _builtins.int = ...,
+        counters: Global___Counters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device", b"device", "device_blocks_free", b"device_blocks_free", "device_blocks_total", b"device_blocks_total", "group", b"group", "host_blocks_free", b"host_blocks_free", "host_blocks_total", b"host_blocks_total", "levels", b"levels", "ready", b"ready", "running", b"running", "swapped_out", b"swapped_out", "waiting", b"waiting", "worker_joins", b"worker_joins"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "counters", b"counters", "device", b"device", "device_blocks_free", b"device_blocks_free", "device_blocks_total", b"device_blocks_total", "group", b"group", "host_blocks_free", b"host_blocks_free", "host_blocks_total", b"host_blocks_total", "levels", b"levels", "ready", b"ready", "running", b"running", "swapped_out", b"swapped_out", "waiting", b"waiting", "worker_joins", b"worker_joins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -279,7 +285,9 @@ Global___LevelStatus: _TypeAlias = LevelStatus  # noqa: Y015
 
 @_typing.final
 class Counters(_message.Message):
-    """Counters, all since the scheduler started."""
+    """Counters of a group or of all together, since the scheduler started. A job counts as admitted where it was admitted, and as finished
+    where it ended.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -297,6 +305,7 @@ class Counters(_message.Message):
     GENERATION_TOKENS_FIELD_NUMBER: _builtins.int
     JOBS_ADMITTED_FIELD_NUMBER: _builtins.int
     JOBS_FINISHED_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
     preemptions: _builtins.int
     """Times a job left the running batch before its end while another ran."""
     promotions: _builtins.int
@@ -325,6 +334,8 @@ class Counters(_message.Message):
     """Jobs admitted."""
     jobs_finished: _builtins.int
     """Jobs ended, for whatever reason."""
+    moves: _builtins.int
+    """Times a job left its group for another one."""
     def __init__(
         self,
         *,
@@ -342,10 +353,11 @@ class Counters(_message.Message):
         generation_tokens: _builtins.int = ...,
         jobs_admitted: _builtins.int = ...,
         jobs_finished: _builtins.int = ...,
+        moves: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "demotions", b"demotions", "generation_tokens", b"generation_tokens", "iterations", b"iterations", "jobs_admitted", b"jobs_admitted", "jobs_finished", b"jobs_finished", "offloaded_bytes", b"offloaded_bytes", "plan_wait_s", b"plan_wait_s", "preemptions", b"preemptions", "promotions", b"promotions", "prompt_tokens", b"prompt_tokens", "recomputed_tokens", b"recomputed_tokens", "stall_s", b"stall_s", "uploaded_bytes", b"uploaded_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "demotions", b"demotions", "generation_tokens", b"generation_tokens", "iterations", b"iterations", "jobs_admitted", b"jobs_admitted", "jobs_finished", b"jobs_finished", "moves", b"moves", "offloaded_bytes", b"offloaded_bytes", "plan_wait_s", b"plan_wait_s", "preemptions", b"preemptions", "promotions", b"promotions", "prompt_tokens", b"prompt_tokens", "recomputed_tokens", b"recomputed_tokens", "stall_s", b"stall_s", "uploaded_bytes", b"uploaded_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

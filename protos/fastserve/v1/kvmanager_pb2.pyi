@@ -45,14 +45,17 @@ Global___KvCommandState: _TypeAlias = KvCommandState  # noqa: Y015
 
 @_typing.final
 class SchedulerLinkRequest(_message.Message):
-    """One turn of the scheduler."""
+    """One turn of the scheduler for one worker group."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The worker epoch that all messages are about."""
+    group: _builtins.int
+    """The worker group. Groups share nothing but the stream: what ends the epoch of one leaves the others alone. Below 1024."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___SchedulerToKv]:
         """In order."""
@@ -62,10 +65,11 @@ class SchedulerLinkRequest(_message.Message):
         *,
         epoch: _builtins.int = ...,
         messages: _abc.Iterable[Global___SchedulerToKv] | None = ...,
+        group: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group", b"group", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -461,14 +465,17 @@ Global___OrderChange: _TypeAlias = OrderChange  # noqa: Y015
 
 @_typing.final
 class SchedulerLinkResponse(_message.Message):
-    """One turn of the KV manager."""
+    """One turn of the KV manager for one worker group."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The worker epoch that all messages are about."""
+    group: _builtins.int
+    """The worker group."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvToScheduler]:
         """In order."""
@@ -478,10 +485,11 @@ class SchedulerLinkResponse(_message.Message):
         *,
         epoch: _builtins.int = ...,
         messages: _abc.Iterable[Global___KvToScheduler] | None = ...,
+        group: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group", b"group", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -108,6 +108,8 @@ def frame(status: ServerStatus, before: ServerStatus | None = None, elapsed_s: f
     rates = _rates(status.counters_since(before, elapsed_s) if before else ServerCounters(), elapsed_s)
     jobs = f"jobs {counters.jobs_finished} finished of {counters.jobs_admitted} admitted"
     jobs += f", {status.admission_rejections} rejected"
+    if len(status.groups) > 1:
+        jobs += f", {counters.moves} moves between groups"
     # Names are the server's: as Text, so that nothing in them is read as markup.
     head = Text(f"{status.model}   {status.policy} + {status.kv_policy or '?'}   up {status.uptime_s:.0f} s")
     return Panel(Group(*parts, rates, jobs, _totals(counters)), title=head, title_align="left")

@@ -59,7 +59,8 @@ def cause_of_death(status: int) -> str:
 
 def reason_of(name: str, last_line: str, status: int) -> str:
     """The last line that a service wrote, without log prefix and name; its exit status if it wrote none."""
-    text = _LOG_HEAD.sub("", last_line).removeprefix(f"fastserve {name}: ").strip()
+    service = name.partition("-")[0]  # worker-1 calls itself worker
+    text = _LOG_HEAD.sub("", last_line).removeprefix(f"fastserve {service}: ").strip()
     return text or cause_of_death(status)
 
 

@@ -9,12 +9,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from services.cli.up.rest_front import FRONT, REST, front_command
 from services.cli.up.service_process import ServiceAddresses, ServiceCommand, log
 from services.cli.up.supervisor import supervise
 from services.cli.up.up_settings import SERVICES, UpOnlySettings, UpSettings, names, passed_on, resolved
+from services.cli.up.worker_groups import WORKER, worker_flags
 from services.domain.errors import FastServeError
 from services.gateway.settings import GatewaySettings
 from services.loadgen.gateway_client import GatewayClient
@@ -68,19 +70,23 @@ def service_commands(
         links = ["--kv-manager", known["kvmanager"].grpc, "--metrics-port", "0"]
         return command("scheduler", *_listen(known, "scheduler"), *links)
 
-    def worker(known: Mapping[str, ServiceAddresses]) -> list[str]:
+    def worker(known: Mapping[str, ServiceAddresses], own: Sequence[str]) -> list[str]:
         links = ["--scheduler", known["scheduler"].grpc, "--kv-manager", known["kvmanager"].grpc]
-        return command("worker", *links, "--health-listen", f"{_LINK_HOST}:0", "--metrics-port", "0")
+        return command(WORKER, *links, "--health-listen", f"{_LINK_HOST}:0", "--metrics-port", "0", *own)
 
     def gateway(known: Mapping[str, ServiceAddresses]) -> list[str]:
         own = known.get("gateway")
         ports = ["--grpc-port", _port(own.grpc), "--metrics-port", _port(own.metrics)] if own else []
         return command("gateway", "--scheduler", known["scheduler"].grpc, *ports)
 
+    workers = [
+        ServiceCommand(name, partial(worker, own=own), after=("scheduler",), stop_limit_s=WORKER_STOP_LIMIT_S)
+        for name, own in worker_flags(flags, environ).items()
+    ]
     return [
         ServiceCommand("kvmanager", kvmanager),
         ServiceCommand("scheduler", scheduler, ("kvmanager",), stop_limit_s=scheduler_drain_s + STOP_MARGIN_S),
-        ServiceCommand("worker", worker, after=("scheduler",), stop_limit_s=WORKER_STOP_LIMIT_S),
+        *workers,
         ServiceCommand("gateway", gateway, after=("scheduler",), stop_limit_s=stop_limit_s),
         *([] if rest is None else [rest]),
     ]

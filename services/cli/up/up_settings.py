@@ -29,7 +29,9 @@ SERVICES: dict[str, type[Settings]] = {
     "worker": WorkerSettings,
 }
 
-_LINKS = frozenset({"listen", "scheduler", "kv_manager", "health_listen", "ready_file", "die_with_parent"})
+_LINKS = frozenset(
+    {"listen", "scheduler", "kv_manager", "health_listen", "ready_file", "die_with_parent", "group", "workers_here"}
+)
 """Settings of services that `up` decides itself."""
 _SOME_ADDRESS = "127.0.0.1:0"
 

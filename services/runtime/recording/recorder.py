@@ -175,10 +175,10 @@ def _new_file(folder: Path, name: str) -> IO[bytes] | None:
 
 @contextmanager
 def recording(
-    settings: RecordingSettings, machine: MachineFormat, machine_settings: object, *, strict: bool
+    settings: RecordingSettings, machine: MachineFormat, machine_settings: object, *, strict: bool, group: int = 0
 ) -> Iterator[Recorder | None]:
-    """The recorder that the settings ask for, which is closed at the end; None if recording is off. Raises
-    InvalidFieldError if the folder can't be written to.
+    """The recorder that the settings ask for, for the machine of a worker group; it is closed at the end. None if
+    recording is off. Raises InvalidFieldError if the folder can't be written to.
     """
     if settings.record is None:
         yield None
@@ -186,7 +186,7 @@ def recording(
     now = datetime.now(UTC).isoformat(timespec="seconds")
     head = Head(machine.name, machine_settings, strict, _installed_version(), platform.python_version(), now)
     try:
-        file = _new_file(settings.record, machine.name)
+        file = _new_file(settings.record, f"{machine.name}-group-{group}" if group else machine.name)
         recorder = None if file is None else Recorder(machine, head, file, settings.record_limit_mb * BYTES_PER_MB)
     except OSError as error:
         raise InvalidFieldError("--record", f"can't write to {settings.record}: {error.strerror}") from None

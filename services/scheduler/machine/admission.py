@@ -50,11 +50,15 @@ class Admission:
         self.queued_tokens += prompt_tokens + max_tokens
 
     def leave(self, prompt_tokens: int, max_tokens: int, now_s: float) -> None:
-        self.queued_jobs -= 1
-        self.queued_tokens -= prompt_tokens + max_tokens
+        self.moved_away(prompt_tokens, max_tokens)
         if self._last_end_s is not None:
             self._end_interval_s += END_INTERVAL_WEIGHT * (now_s - self._last_end_s - self._end_interval_s)
         self._last_end_s = now_s
+
+    def moved_away(self, prompt_tokens: int, max_tokens: int) -> None:
+        """The job goes on elsewhere."""
+        self.queued_jobs -= 1
+        self.queued_tokens -= prompt_tokens + max_tokens
 
     def _unfit(self, submit: Submit, max_model_len: int) -> tuple[str, str] | None:
         """The offending field and its limit, if the job can never run."""

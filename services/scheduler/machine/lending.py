@@ -84,6 +84,13 @@ class Lending:
         if self._enabled and self._first_token_limit_s < inf:
             self._first_timers.push(job.arrived_s + self._first_token_limit_s, job)
 
+    def took_in(self, job: Job, now_s: float) -> None:
+        """The job came from another group."""
+        if job.first_token_s is None:
+            self.arrived(job)
+        else:
+            self.sampled_first(job, now_s if job.last_token_s is None else job.last_token_s)
+
     def held(self, job: Job, capacity_tokens: int) -> None:
         """The device holds room for this many tokens of the job from now on."""
         if job.first_planned_s is not None:

@@ -41,6 +41,7 @@ from services.scheduler.machine.admission import Admission
 from services.scheduler.machine.iterations import Iterations
 from services.scheduler.machine.job_counts import level_statuses
 from services.scheduler.machine.lending import Lending
+from services.scheduler.machine.moving import take_in, withdraw
 from services.scheduler.machine.promotion import Promotion
 from services.scheduler.machine.ranking import Ranking
 from services.scheduler.machine.releases import Releases
@@ -57,9 +58,11 @@ from services.scheduler.machine.scheduler_events import (
     KvLost,
     SendPlan,
     Submit,
+    TakeIn,
     Tick,
     ToKv,
     WakeAt,
+    Withdraw,
     WorkerJoined,
     WorkerLost,
 )
@@ -97,7 +100,7 @@ class Scheduler:
         self.linked = False
         """Whether Jobs was sent for this epoch: scheduler, KV manager and worker then share the same epoch."""
         self._strict = strict
-        self._deadlines = Timers()
+        self.deadlines = Timers()
         self._arrivals = 0
         self._wake_s: float | None = None
         self._stepped = False
@@ -171,6 +174,12 @@ class Scheduler:
                     self._from_kv(event.message, now_s)
             case Submit():
                 self._submit(event, now_s)
+            case Withdraw(job_id):
+                if (left := withdraw(self, job_id, now_s)) is not None:
+                    self._to_kv(left[0])
+                    self._out.append(left[1])
+            case TakeIn(moving):
+                self._to_kv(take_in(self, moving, self._next_stay(), now_s))
             case Cancel():
                 job = self.jobs.get(event.job_id)
                 if job is not None and job.state is not CLOSING:
@@ -198,12 +207,12 @@ class Scheduler:
             self.counters.reject(refusal.kind.value)
             self._out.append(refusal)
             return
-        number = self._arrivals
-        self._arrivals += 1
+        stay = self._next_stay()
+        number = stay if event.arrival_number is None else event.arrival_number
         nowhere = Rank(0, 0.0, number)
         tokens = event.prompt_tokens
         job = Job(
-            event.job_id, number, number, tokens, event.max_tokens, now_s, event.deadline_s, nowhere, nowhere, tokens,
+            event.job_id, number, stay, tokens, event.max_tokens, now_s, event.deadline_s, nowhere, nowhere, tokens,
             tokens, event.client_number,
         )  # fmt: skip
         job.waiting_since_s = now_s
@@ -214,10 +223,15 @@ class Scheduler:
         self.lending.arrived(job)
         self.admission.enter(tokens, event.max_tokens)
         if event.deadline_s is not None:
-            self._deadlines.push(event.deadline_s, job)
+            self.deadlines.push(event.deadline_s, job)
         self.counters.jobs_admitted += 1
         self.counters.prompt_tokens += tokens
         self._to_kv(Arrive(ArrivedJob(job.job_id, tokens, job.most_tokens, job.stay_number)))
+
+    def _next_stay(self) -> int:
+        """The number of the next stay of a job here (rule 28)."""
+        self._arrivals += 1
+        return self._arrivals - 1
 
     def _finish(self, result: IterationResult, now_s: float) -> None:
         """An iteration ended; results of an earlier epoch are dropped (rule 19)."""
@@ -313,7 +327,7 @@ class Scheduler:
         self._void(reason, now_s)
 
     def _expire(self, now_s: float) -> None:
-        while (job := self._deadlines.pop_due(now_s)) is not None:
+        while (job := self.deadlines.pop_due(now_s)) is not None:
             if job.state not in (CLOSING, ENDED):
                 self._end(job, EndReason.DEADLINE, now_s)
 
@@ -346,7 +360,7 @@ class Scheduler:
 
     def _wake(self, now_s: float) -> None:
         """Request a Tick for the next deadline, or for the next promotion if no iteration will end before it."""
-        next_s = self._deadlines.next_s()
+        next_s = self.deadlines.next_s()
         if self._may_step_idle():
             promotion_s = self.promotion.next_s()
             if next_s is None or (promotion_s is not None and promotion_s < next_s):

@@ -20,6 +20,7 @@ class SchedulerCounters:
     generation_tokens: int = 0
     jobs_admitted: int = 0
     jobs_finished: int = 0
+    moves: int = 0
     worker_joins: int = 0
     rejections: dict[str, int] = field(default_factory=dict)
     ended: dict[EndReason, int] = field(default_factory=lambda: dict.fromkeys(EndReason, 0))

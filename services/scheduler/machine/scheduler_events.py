@@ -16,7 +16,8 @@ from services.domain.protocol import IterationResult, KvToScheduler, PlanEntry, 
 
 class Submit(NamedTuple):
     """A new job; no living job has its id. `deadline_s` is a time on the same clock as `now_s`. `client_number` stands
-    for the client, 0 if it gave no name.
+    for the client, 0 if it gave no name. `arrival_number` counts the arrivals at all groups, so that an order by
+    arrival outlasts a move; None: there is one group, whose machine counts them.
     """
 
     job_id: JobId
@@ -24,6 +25,43 @@ class Submit(NamedTuple):
     max_tokens: int
     deadline_s: float | None = None
     client_number: int = 0
+    arrival_number: int | None = None
+
+
+class MovingJob(NamedTuple):
+    """A job on its way from one group to another: its tokens, its age, its level, and what its statistics need. Its KV
+    stays behind. `service_s` is the service received at its level.
+    """
+
+    job_id: JobId
+    arrival_number: int
+    prompt_tokens: int
+    known_tokens: int
+    finished_tokens: int
+    max_tokens: int
+    arrived_s: float
+    waiting_since_s: float
+    deadline_s: float | None
+    client_number: int
+    level: int
+    service_s: float
+    promoted: bool
+    preemptions: int
+    first_planned_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+
+
+class Withdraw(NamedTuple):
+    """The job is to leave this group. It does if no KV of it is on the device and no unfinished plan names it."""
+
+    job_id: JobId
+
+
+class TakeIn(NamedTuple):
+    """A job comes from another group."""
+
+    job: MovingJob
 
 
 class Cancel(NamedTuple):
@@ -71,7 +109,19 @@ class Tick(NamedTuple):
     """The time of a WakeAt has come."""
 
 
-Event = Submit | Cancel | WorkerJoined | WorkerLost | KvConnected | KvLost | FromKv | IterationResult | Tick
+Event = (
+    Submit
+    | Withdraw
+    | TakeIn
+    | Cancel
+    | WorkerJoined
+    | WorkerLost
+    | KvConnected
+    | KvLost
+    | FromKv
+    | IterationResult
+    | Tick
+)
 
 # --- commands --------------------------------------------------------------------------------------------------------
 
@@ -122,6 +172,17 @@ class End(NamedTuple):
     decode_s: float
 
 
+class Withdrawn(NamedTuple):
+    """The job has left this group; another one must take it in."""
+
+    job: MovingJob
+
+    @property
+    def job_id(self) -> JobId:
+        """Which job left."""
+        return self.job.job_id
+
+
 class RejectKind(Enum):
     """Why a job was not admitted; each kind becomes one typed error."""
 
@@ -146,4 +207,4 @@ class WakeAt(NamedTuple):
     time_s: float
 
 
-Command = ToKv | SendPlan | DropWorker | Emit | End | Reject | WakeAt
+Command = ToKv | SendPlan | DropWorker | Emit | End | Withdrawn | Reject | WakeAt

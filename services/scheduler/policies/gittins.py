@@ -34,7 +34,13 @@ from services.domain.generation import EndReason
 from services.domain.protocol import Rank
 from services.scheduler.job import RESIDENT, Job
 from services.scheduler.policies.length_classes import LengthClasses
-from services.scheduler.policies.length_distribution import BUCKETS, EDGES, LengthDistribution, bucket_of
+from services.scheduler.policies.length_distribution import (
+    BUCKETS,
+    EDGES,
+    LengthDistribution,
+    bucket_entered,
+    bucket_of,
+)
 from services.scheduler.policies.without_levels import WithoutLevels
 
 STRETCH = 0.45
@@ -105,6 +111,18 @@ class Gittins(WithoutLevels):
         log_index = log(self._index_s(job))
         self._mean_log_index += weight * (log_index - self._mean_log_index)
         return self._place(job, log_index)
+
+    def rejoin(self, job: Job, level: int) -> Rank:
+        """The place of a job that comes from another group: by its tokens, and by its age."""
+        job.length_class = self._classes.class_of(job)
+        job.bucket = bucket_entered(job.output_tokens)
+        job.bucket_end = EDGES[job.bucket + 1]
+        return self._placed_again(job)
+
+    def foresee(self, job: Job, level: int | None) -> Rank:
+        distribution = self._of_class.get(self._classes.class_of(job), self._all_jobs)
+        bucket = bucket_entered(job.output_tokens)
+        return self._place(job, log(distribution.index_s(bucket, self._prefill_s(job), self._token_s)))
 
     def ran(self, job: Job, service_s: float) -> Rank | None:
         """A new place when the job enters the next bucket, and as long as it is prefilled in chunks."""

@@ -20,7 +20,7 @@ The Gittins index of a job with attained work a is the least that one can pay fo
 alone; a job that has not begun pays for its prefill as well, which is known.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
@@ -60,6 +60,11 @@ BUCKETS = len(EDGES) - 1
 def bucket_of(tokens: int) -> int:
     """The bucket in which a job ends whose output is `tokens` long, 1 at least."""
     return min(bisect_left(EDGES, tokens) - 1, BUCKETS - 1)
+
+
+def bucket_entered(tokens: int) -> int:
+    """The bucket that a job with so many tokens has entered."""
+    return min(bisect_right(EDGES, tokens) - 1, BUCKETS - 1)
 
 
 class LengthDistribution:

@@ -15,6 +15,7 @@ cut, otherwise the prefill would never end.
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from math import inf
 
 from services.domain.cost import CostProfile
 from services.domain.generation import EndReason
@@ -57,11 +58,16 @@ class Mlfq:
         """The tail of the first level. With skip-join, the tail of the first level whose quantum covers the first
         iteration, or of the last level if there is none.
         """
-        level = 0
-        if self._skip_join:
-            level = min(bisect_left(self.quanta_s, self._prefill_s(job.known_tokens)), len(self.quanta_s) - 1)
         job.service_s = 0.0
-        return self._tail(level, job)
+        return self._tail(self._first_level(job), job)
+
+    def rejoin(self, job: Job, level: int) -> Rank:
+        """The tail of the level that it had, with the service received there."""
+        return self._tail(min(level, len(self.quanta_s) - 1), job)
+
+    def foresee(self, job: Job, level: int | None) -> Rank:
+        level = self._first_level(job) if level is None else min(level, len(self.quanta_s) - 1)
+        return Rank(level, inf, job.arrival_number)
 
     def ran(self, job: Job, service_s: float) -> Rank | None:
         """Demoted to the tail of a lower level, with its service counter reset, when its service at this level reaches
@@ -109,6 +115,11 @@ class Mlfq:
     def settle(self) -> Sequence[tuple[Job, Rank]]:
         """No job moves because of others."""
         return ()
+
+    def _first_level(self, job: Job) -> int:
+        if not self._skip_join:
+            return 0
+        return min(bisect_left(self.quanta_s, self._prefill_s(job.known_tokens)), len(self.quanta_s) - 1)
 
     def _demoted(self, job: Job) -> Rank | None:
         """The tail of the level below; None in the last level, where the job keeps its place."""

@@ -34,6 +34,14 @@ class SchedulingPolicy(Protocol):
     def join(self, job: Job) -> Rank:
         """The place of a new job."""
 
+    def rejoin(self, job: Job, level: int) -> Rank:
+        """The place of a job that comes from another group, where it was on this level. It is computed anew here, but
+        keeps its age.
+        """
+
+    def foresee(self, job: Job, level: int | None) -> Rank:
+        """The place that `join` (level None) or `rejoin` would give the job. Changes nothing."""
+
     def ran(self, job: Job, service_s: float) -> Rank | None:
         """The new place of a job that was in an iteration and has not ended; None: it keeps its place."""
 

@@ -39,6 +39,9 @@ class Static(WithoutLevels):
         self._waiting.append(job)
         return Rank(1, 0.0, job.arrival_number)
 
+    def foresee(self, job: Job, level: int | None) -> Rank:
+        return Rank(1, 0.0, job.arrival_number)
+
     def leave(self, job: Job, reason: EndReason) -> None:
         """The job's slot stays empty until the batch ends; a job that is still waiting is skipped in its turn."""
         batch = self._batch_of.pop(job.arrival_number, None)

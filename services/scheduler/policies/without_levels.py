@@ -16,6 +16,17 @@ class WithoutLevels:
     displaces = True
     lends = False
 
+    def join(self, job: Job) -> Rank:
+        """The place of a new job. In a subclass that leaves `foresee` as it is, this depends on the job alone."""
+        raise NotImplementedError
+
+    def rejoin(self, job: Job, level: int) -> Rank:
+        """As if it were new: its arrival and its tokens say where it belongs."""
+        return self.join(job)
+
+    def foresee(self, job: Job, level: int | None) -> Rank:
+        return self.join(job)
+
     def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
         """The cost model is not used."""
 

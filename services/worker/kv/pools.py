@@ -155,14 +155,18 @@ def block_counts(
     host_tokens: int | None,
     device_bytes_free: int,
     host_bytes_free: int,
+    workers_here: int = 1,
 ) -> tuple[int, int]:
     """Numbers of blocks of the device pool and of the host pool. Tokens of None: the default, made to fit.
+    `workers_here` workers share the defaults and the memory.
 
     Raises InvalidFieldError naming the flag, the memory it needs and the memory free.
     """
-    device_budget = int(device_bytes_free * MEMORY_SHARE)
-    device_blocks = _blocks("kv-device-tokens", shape, device_tokens, DEFAULT_DEVICE_TOKENS, device_budget)
-    host_budget = int(host_bytes_free * MEMORY_SHARE)
+    share = MEMORY_SHARE / workers_here
+    device_budget = int(device_bytes_free * (MEMORY_SHARE if device_tokens else share))
+    default_tokens = max(DEFAULT_DEVICE_TOKENS // workers_here, shape.block_size)
+    device_blocks = _blocks("kv-device-tokens", shape, device_tokens, default_tokens, device_budget)
+    host_budget = int(host_bytes_free * (MEMORY_SHARE if host_tokens else share))
     if device.type == "cpu":  # both pools come out of the same memory
         host_budget -= device_blocks * shape.block_bytes
     default_host_tokens = DEFAULT_HOST_FACTOR * device_blocks * shape.block_size

@@ -102,8 +102,8 @@ def test_what_depends_on_clients_replays_from_their_numbers(tmp_path: Path, pred
     assert replay_file(path)[1].difference is None
     lines = lines_of(path)
     submits = [event for line in lines[1:-1] for event in line["events"] if event[0] == "Submit"]
-    assert [event[-1] for event in submits[:4]] == [1, 2, 1, 2]
-    submits[-2][-1], submits[-1][-1] = submits[-1][-1], submits[-2][-1]
+    assert [event[5] for event in submits[:4]] == [1, 2, 1, 2]
+    submits[-2][5], submits[-1][5] = submits[-1][5], submits[-2][5]
     assert replay_file(write_lines(tmp_path / "altered.jsonl", lines))[1].difference is not None
 
 
@@ -290,6 +290,6 @@ def test_the_command_names_the_damaged_line(
     files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = lines_of(files["scheduler"])
-    lines[6]["events"] = [["Submit", "j0", "many", 1, None, 0]]
+    lines[6]["events"] = [["Submit", "j0", "many", 1, None, 0, None]]
     assert main(["replay", str(write_lines(tmp_path / "damaged.jsonl", lines))]) == 2
     assert "line 7: 'many' is not of type int" in capsys.readouterr().err

@@ -177,6 +177,7 @@ def test_a_signal_while_starting_ends_with_0_and_leaves_nothing(up_of_fake_servi
 def test_reasons_lose_the_heads_of_logs_and_silence_is_told_as_the_status() -> None:
     assert reason_of("worker", "2026-01-31T12:00:00.123Z ERROR worker: no room", 1) == "no room"
     assert reason_of("worker", "fastserve worker: --dtype: should be float32", 1) == "--dtype: should be float32"
+    assert reason_of("worker-1", "fastserve worker: --dtype: should be float32", 1) == "--dtype: should be float32"
     assert reason_of("worker", "", 3) == "exit status 3"
     assert reason_of("worker", "", -9) == "killed by SIGKILL"
     assert cause_of_death(-99) == "killed by signal 99"

@@ -10,9 +10,11 @@ from services.cli.__main__ import main
 from services.cli.up.service_process import ServiceAddresses
 from services.cli.up.up_command import STOP_MARGIN_S, flags_of_services, service_commands
 from services.cli.up.up_settings import SERVICES, UpOnlySettings, UpSettings
+from services.cli.up.worker_groups import worker_flags
 from services.loadgen.server_process import last_line, running_server
 from services.runtime.model_files import BUNDLED_MODEL, BUNDLED_MODEL_NAME
 from services.runtime.settings import TABLES, load, parse_flags
+from services.worker.settings import WorkerSettings
 from tests.cli.commands import PYTHON_FASTSERVE
 
 CONTRACT = [
@@ -42,6 +44,7 @@ CONTRACT = [
     "kv_idle_slots",
     "kv_burst_levels",
     "plans_in_flight",
+    "groups",
 ]
 
 
@@ -170,6 +173,25 @@ def test_services_of_one_line_take_the_flags_that_up_gives_them() -> None:
         load(SERVICES[command.name], command.name, given, {})
 
 
+def test_each_group_has_a_worker_process_with_its_share_of_the_cores_and_the_default_pools() -> None:
+    known = {name: ServiceAddresses("127.0.0.1:5", "127.0.0.1:6") for name in SERVICES}
+    commands = service_commands(flags("--groups", "2", "--threads", "5"), {})
+    assert [command.name for command in commands] == ["kvmanager", "scheduler", "worker-0", "worker-1", "gateway"]
+    argvs = {command.name: command.build(known) for command in commands}
+    assert argvs["scheduler"][argvs["scheduler"].index("--groups") + 1] == "2"
+    assert "--groups" not in argvs["kvmanager"]
+    for group in (0, 1):
+        given = load(WorkerSettings, "worker", argvs[f"worker-{group}"][3:], {})
+        assert (given.group, given.workers_here, given.threads) == (group, 2, 2)
+
+
+def test_a_group_has_a_core_at_least() -> None:
+    given = flags(environ={"FASTSERVE_SCHEDULER_GROUPS": "9"})
+    shares = worker_flags(given, {"FASTSERVE_SCHEDULER_GROUPS": "9", "FASTSERVE_WORKER_THREADS": "2"})
+    assert len(shares) == 9
+    assert {tuple(share[2:]) for share in shares.values()} == {("--workers-here", "9", "--threads", "1")}
+
+
 def test_a_restarted_service_gets_the_ports_of_its_first_process() -> None:
     known = {name: ServiceAddresses(f"127.0.0.1:{port}", "127.0.0.1:9") for port, name in enumerate(SERVICES, start=50)}
     by_name = {command.name: command for command in service_commands(flags("--grpc-port", "0"), {})}
@@ -201,7 +223,8 @@ def test_without_the_rest_front_one_line_says_so(tmp_path: Path, capsys: pytest.
     [
         (("--tp", "1"), "command line: unrecognized arguments: --tp 1"),
         (("--pp", "1"), "command line: unrecognized arguments: --pp 1"),
-        (("--groups", "1"), "command line: unrecognized arguments: --groups 1"),
+        (("--groups", "0"), "--groups: "),
+        (("--group", "1"), "command line: unrecognized arguments: --group 1"),
         (("--max-batch", "0"), "--max-batch: "),
         (("--policy", "nope"), "--policy: "),
         (("--kv-policy", "nope"), "--kv-policy: "),

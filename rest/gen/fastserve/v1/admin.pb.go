@@ -345,7 +345,9 @@ type GroupStatus struct {
 	// The compute device: "cpu", or the GPU's name.
 	Device string `protobuf:"bytes,12,opt,name=device,proto3" json:"device,omitempty"`
 	// Times a worker joined this group.
-	WorkerJoins   uint32 `protobuf:"varint,13,opt,name=worker_joins,json=workerJoins,proto3" json:"worker_joins,omitempty"`
+	WorkerJoins uint32 `protobuf:"varint,13,opt,name=worker_joins,json=workerJoins,proto3" json:"worker_joins,omitempty"`
+	// Counters of this group, since the scheduler started.
+	Counters      *Counters `protobuf:"bytes,14,opt,name=counters,proto3" json:"counters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -471,6 +473,13 @@ func (x *GroupStatus) GetWorkerJoins() uint32 {
 	return 0
 }
 
+func (x *GroupStatus) GetCounters() *Counters {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
 // Jobs of one level.
 type LevelStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -553,7 +562,8 @@ func (x *LevelStatus) GetSwappedOut() uint32 {
 	return 0
 }
 
-// Counters, all since the scheduler started.
+// Counters of a group or of all together, since the scheduler started. A job counts as admitted where it was admitted, and as finished
+// where it ended.
 type Counters struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Times a job left the running batch before its end while another ran.
@@ -583,7 +593,9 @@ type Counters struct {
 	// Jobs admitted.
 	JobsAdmitted uint64 `protobuf:"varint,13,opt,name=jobs_admitted,json=jobsAdmitted,proto3" json:"jobs_admitted,omitempty"`
 	// Jobs ended, for whatever reason.
-	JobsFinished  uint64 `protobuf:"varint,14,opt,name=jobs_finished,json=jobsFinished,proto3" json:"jobs_finished,omitempty"`
+	JobsFinished uint64 `protobuf:"varint,14,opt,name=jobs_finished,json=jobsFinished,proto3" json:"jobs_finished,omitempty"`
+	// Times a job left its group for another one.
+	Moves         uint64 `protobuf:"varint,15,opt,name=moves,proto3" json:"moves,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -716,6 +728,13 @@ func (x *Counters) GetJobsFinished() uint64 {
 	return 0
 }
 
+func (x *Counters) GetMoves() uint64 {
+	if x != nil {
+		return x.Moves
+	}
+	return 0
+}
+
 // A histogram of the tokens of an iteration.
 type IterationTokens struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -803,7 +822,7 @@ const file_fastserve_v1_admin_proto_rawDesc = "" +
 	"\buptime_s\x18\x06 \x01(\x01R\auptimeS\x12&\n" +
 	"\x0fmax_queued_jobs\x18\a \x01(\rR\rmaxQueuedJobs\x121\n" +
 	"\x14admission_rejections\x18\b \x01(\x04R\x13admissionRejections\x12H\n" +
-	"\x10iteration_tokens\x18\t \x01(\v2\x1d.fastserve.v1.IterationTokensR\x0fiterationTokens\"\xcf\x03\n" +
+	"\x10iteration_tokens\x18\t \x01(\v2\x1d.fastserve.v1.IterationTokensR\x0fiterationTokens\"\x83\x04\n" +
 	"\vGroupStatus\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x121\n" +
@@ -820,14 +839,15 @@ const file_fastserve_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"block_size\x18\v \x01(\rR\tblockSize\x12\x16\n" +
 	"\x06device\x18\f \x01(\tR\x06device\x12!\n" +
-	"\fworker_joins\x18\r \x01(\rR\vworkerJoins\"\x95\x01\n" +
+	"\fworker_joins\x18\r \x01(\rR\vworkerJoins\x122\n" +
+	"\bcounters\x18\x0e \x01(\v2\x16.fastserve.v1.CountersR\bcounters\"\x95\x01\n" +
 	"\vLevelStatus\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\rR\x05level\x12\x1b\n" +
 	"\tquantum_s\x18\x02 \x01(\x01R\bquantumS\x12\x18\n" +
 	"\arunning\x18\x03 \x01(\rR\arunning\x12\x18\n" +
 	"\awaiting\x18\x04 \x01(\rR\awaiting\x12\x1f\n" +
 	"\vswapped_out\x18\x05 \x01(\rR\n" +
-	"swappedOut\"\xf3\x03\n" +
+	"swappedOut\"\x89\x04\n" +
 	"\bCounters\x12 \n" +
 	"\vpreemptions\x18\x01 \x01(\x04R\vpreemptions\x12\x1e\n" +
 	"\n" +
@@ -847,7 +867,8 @@ const file_fastserve_v1_admin_proto_rawDesc = "" +
 	"\rprompt_tokens\x18\v \x01(\x04R\fpromptTokens\x12+\n" +
 	"\x11generation_tokens\x18\f \x01(\x04R\x10generationTokens\x12#\n" +
 	"\rjobs_admitted\x18\r \x01(\x04R\fjobsAdmitted\x12#\n" +
-	"\rjobs_finished\x18\x0e \x01(\x04R\fjobsFinished\"S\n" +
+	"\rjobs_finished\x18\x0e \x01(\x04R\fjobsFinished\x12\x14\n" +
+	"\x05moves\x18\x0f \x01(\x04R\x05moves\"S\n" +
 	"\x0fIterationTokens\x12\x16\n" +
 	"\x06bounds\x18\x01 \x03(\x01R\x06bounds\x12\x16\n" +
 	"\x06counts\x18\x02 \x03(\x04R\x06counts\x12\x10\n" +
@@ -887,15 +908,16 @@ var file_fastserve_v1_admin_proto_depIdxs = []int32{
 	7, // 3: fastserve.v1.Status.counters:type_name -> fastserve.v1.Counters
 	8, // 4: fastserve.v1.Status.iteration_tokens:type_name -> fastserve.v1.IterationTokens
 	6, // 5: fastserve.v1.GroupStatus.levels:type_name -> fastserve.v1.LevelStatus
-	0, // 6: fastserve.v1.AdminService.GetStatus:input_type -> fastserve.v1.GetStatusRequest
-	2, // 7: fastserve.v1.AdminService.WatchStatus:input_type -> fastserve.v1.WatchStatusRequest
-	1, // 8: fastserve.v1.AdminService.GetStatus:output_type -> fastserve.v1.GetStatusResponse
-	3, // 9: fastserve.v1.AdminService.WatchStatus:output_type -> fastserve.v1.WatchStatusResponse
-	8, // [8:10] is the sub-list for method output_type
-	6, // [6:8] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	7, // 6: fastserve.v1.GroupStatus.counters:type_name -> fastserve.v1.Counters
+	0, // 7: fastserve.v1.AdminService.GetStatus:input_type -> fastserve.v1.GetStatusRequest
+	2, // 8: fastserve.v1.AdminService.WatchStatus:input_type -> fastserve.v1.WatchStatusRequest
+	1, // 9: fastserve.v1.AdminService.GetStatus:output_type -> fastserve.v1.GetStatusResponse
+	3, // 10: fastserve.v1.AdminService.WatchStatus:output_type -> fastserve.v1.WatchStatusResponse
+	9, // [9:11] is the sub-list for method output_type
+	7, // [7:9] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_fastserve_v1_admin_proto_init() }

@@ -1,0 +1,42 @@
+"""A real worker whose iterations take longer than it measured: `python -m tests.e2e.slow_worker FACTOR FLAG...`."""
+
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from services.domain.iteration import Plan, WorkerResult
+from services.worker.__main__ import main as worker_main
+from services.worker.driver import WorkerDriver
+
+
+class SlowEngine:
+    """An engine that takes `factor` times as long for an iteration, and says so."""
+
+    def __init__(self, engine: Any, factor: float) -> None:
+        self._engine = engine
+        self._factor = factor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run(self, plan: Plan) -> WorkerResult:
+        began_s = time.monotonic()
+        result: WorkerResult = self._engine.run(plan)
+        time.sleep((self._factor - 1) * (time.monotonic() - began_s))
+        duration_s = result.result.duration_s * self._factor
+        return replace(result, result=replace(result.result, duration_s=duration_s))
+
+
+def main(factor: str, *flags: str) -> int:
+    plain = WorkerDriver.__init__
+
+    def with_slow_engine(self: WorkerDriver, engine: Any, *others: Any) -> None:
+        plain(self, SlowEngine(engine, float(factor)), *others)
+
+    WorkerDriver.__init__ = with_slow_engine  # type: ignore[method-assign, assignment]
+    return worker_main(list(flags))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))
