@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from services.domain.errors import InvalidFieldError
 from services.worker.model.model_config import ModelConfig
+from services.worker.model.parameter_counts import parameter_counts
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 
@@ -205,6 +206,14 @@ class StageCosts:
     layers_s: tuple[float, ...]
     embedding_s: float
     head_s: float
+
+
+def estimated_stage_costs(config: ModelConfig) -> StageCosts:
+    """Costs in proportion to the numbers that a decode reads, for want of measured ones. The config is that of the
+    whole model.
+    """
+    counts = parameter_counts(config)
+    return StageCosts((float(counts.layer),) * config.layer_count, 0.0, float(counts.head))
 
 
 def split_layers(costs: StageCosts, pp: int) -> tuple[range, ...]:

@@ -49,7 +49,7 @@ def rendezvous(
     if layout.tp > 1:
         in_memory = meet_in_memory(met, rank, wait_limit_s) if sums_in_memory and device.type == "cpu" else None
         sums = in_memory or GroupSums(mesh.get_group("tp"), wait_limit_s)
-    return StageLinks(rank, activations, sums, wait_limit_s)
+    return StageLinks(rank, met, activations, sums, wait_limit_s)
 
 
 def leave() -> None:

@@ -24,6 +24,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from services.worker.parallel.layout import GroupRank, even_cut
 
@@ -101,18 +102,20 @@ class Patience:
 class StageLinks:
     """A rank's links to the others in one epoch.
 
-    `activations` is a group of all ranks, `stage` one of the ranks of this stage; `sums` is None with a single rank a
-    stage. `waited_s` counts the time that hidden states were waited for.
+    `store` is the epoch's, at which its ranks met. `activations` is a group of all ranks; `sums` adds up over those of
+    this stage, and is None with a single rank a stage. `waited_s` counts the time that hidden states were waited for.
     """
 
     def __init__(
         self,
         rank: GroupRank,
+        store: Store,
         activations: dist.ProcessGroup,
         sums: Sums | None,
         limit_s: float,
     ) -> None:
         self.rank = rank
+        self.store = store
         self.sums = sums
         self.patience = Patience()
         self.waited_s = 0.0

@@ -138,14 +138,19 @@ def measure(model: ServedDecoder, pools: KvPools, limits: MeasuringLimits, sourc
     again.
     """
     longest = _longest(pools, limits)
-    measurer = Measurer(model, pools, longest)
-    measurer.warm_up()
-    prefill = _measure_prefill(measurer, longest)
-    decode = _measure_decode(measurer, limits.max_batch, longest)
-    cost = CostProfile(tuple(prefill), tuple(decode))
-    mixed = _measure_mixed(measurer, cost, limits.max_batch, longest)
+    profile = profile_by(Measurer(model, pools, longest), longest, limits.max_batch, source)
     used = limits.max_batch * -(-longest // pools.shape.block_size)
     pools.device[: min(used, pools.device_block_count)].zero_()
+    return profile
+
+
+def profile_by(measurer: Measurer, longest: int, max_batch: int, source: Source) -> Profile:
+    """What `measurer` finds for sequences of at most `longest` tokens and batches of at most `max_batch`."""
+    measurer.warm_up()
+    prefill = _measure_prefill(measurer, longest)
+    decode = _measure_decode(measurer, max_batch, longest)
+    cost = CostProfile(tuple(prefill), tuple(decode))
+    mixed = _measure_mixed(measurer, cost, max_batch, longest)
     return Profile(cost, source, mixed=tuple(mixed))
 
 
@@ -234,16 +239,26 @@ def measure_or_read(
     """The profile of an earlier worker of the same kind, or a measured one, which is then kept in `state_dir`. An
     earlier one may have no mixed iterations.
     """
+    longest = _longest(pools, limits)
+    return kept_or(state_dir, source, longest, limits.max_batch, lambda: measure(model, pools, limits, source))
+
+
+def kept_or(
+    state_dir: Path | None, source: Source, longest: int, max_batch: int, measured: Callable[[], Profile]
+) -> Profile:
+    """The profile that `state_dir` keeps for this source and these limits, else the measured one, which it then
+    keeps.
+    """
     if state_dir is None:
-        return measure(model, pools, limits, source)
-    key = json.dumps([sorted(source.items()), _longest(pools, limits), limits.max_batch, CONTEXTS])
+        return measured()
+    key = json.dumps([sorted(source.items()), longest, max_batch, CONTEXTS])
     file = state_dir / "profiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     if file.exists():
         try:
             return read_profile(file)
         except InvalidFieldError:
             file.unlink(missing_ok=True)  # damaged: measure again
-    profile = measure(model, pools, limits, source)
+    profile = measured()
     try:
         write_profile(file, profile)
     except InvalidFieldError as error:

@@ -22,12 +22,16 @@ from services.domain.errors import ProtocolError
 from services.domain.ids import CommandNumber, Epoch
 from services.domain.iteration import Plan, WorkerCounters, WorkerResult
 from services.domain.protocol import Applied, Done, IterationResult, KvToWorker
+from services.runtime.profile_file import Profile, Source
 from services.worker.engine.engine import Engine
 from services.worker.kv.pools import BlockShape, make_pools
 from services.worker.model.config_json import read_model_config
 from services.worker.parallel.layout import GroupRank, Layout, StageCosts, split_layers
 from services.worker.parallel.process_groups import leave, rendezvous
 from services.worker.parallel.share_weights import load_rank
+from services.worker.parallel.stage_links import StageLinks
+from services.worker.profiling.cost_measurement import MeasuringLimits
+from services.worker.profiling.group_measurement import follow_measurements, measure_group
 from services.worker.step import OutputLedger, Step, StepOutcome
 
 LIMIT_S = 60.0
@@ -45,6 +49,14 @@ class BeginEpoch:
     epoch: Epoch
     wait_limit_s: float
     sums_in_memory: bool
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Measure the cost model together in an epoch of its own; the leader keeps it in `state_dir`."""
+
+    begin: BeginEpoch
+    state_dir: Path
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,7 @@ class RankProcess:
         )
         self.engine = Engine(model, make_pools(shape, facts.device_blocks, facts.host_blocks, _CPU), rank=self.rank)
         self.store = TCPStore("127.0.0.1", facts.port, timeout=timedelta(seconds=LIMIT_S))
-        self.steps: queue.SimpleQueue[BeginEpoch | Step | None] = queue.SimpleQueue()
+        self.steps: queue.SimpleQueue[BeginEpoch | Measure | Step | None] = queue.SimpleQueue()
         self.sending = threading.Lock()
 
     def send(self, message: Any) -> None:
@@ -83,7 +95,7 @@ class RankProcess:
 
     def read(self) -> None:
         while (message := self.connection.recv()) is not None:
-            if isinstance(message, (BeginEpoch, Step)):
+            if isinstance(message, (BeginEpoch, Measure, Step)):
                 self.steps.put(message)
             else:
                 self.engine.apply(message)
@@ -101,14 +113,24 @@ class RankProcess:
         self.engine.close()
         leave()
 
-    def handle(self, message: BeginEpoch | Step) -> Epoch | StepOutcome:
+    def handle(self, message: BeginEpoch | Measure | Step) -> Epoch | StepOutcome | Profile | None:
         if isinstance(message, Step):
             return self.engine.step(message)
-        links = rendezvous(
-            self.store, self.rank, message.epoch, _CPU, LIMIT_S, message.wait_limit_s, message.sums_in_memory
-        )
-        self.engine.begin_epoch(message.epoch, self.send, links)
+        if isinstance(message, Measure):
+            return self.measure(self.meet(message.begin), message.state_dir)
+        self.engine.begin_epoch(message.epoch, self.send, self.meet(message))
         return message.epoch
+
+    def meet(self, begin: BeginEpoch) -> StageLinks:
+        return rendezvous(self.store, self.rank, begin.epoch, _CPU, LIMIT_S, begin.wait_limit_s, begin.sums_in_memory)
+
+    def measure(self, links: StageLinks, state_dir: Path) -> Profile | None:
+        stage_pass, pools = self.engine.stage_pass, self.engine.pools
+        if not self.rank.leads:
+            follow_measurements(stage_pass, pools, links)
+            return None
+        source: Source = {"model": "tiny", "tp": self.rank.layout.tp, "pp": self.rank.layout.pp}
+        return measure_group(stage_pass, pools, MeasuringLimits(32, 2), source, links, state_dir)
 
 
 def run_rank(connection: Connection, facts: ProcessFacts) -> None:
@@ -148,6 +170,15 @@ class GroupOfProcesses:
             rank.connection.send(BeginEpoch(epoch, self.wait_limit_s, self.sums_in_memory))
         for rank in self.ranks:
             assert rank.answer() == epoch
+
+    def measure(self, epoch: Epoch, state_dir: Path) -> Profile:
+        """The profile that the leader gets."""
+        for rank in self.ranks:
+            rank.connection.send(Measure(BeginEpoch(epoch, self.wait_limit_s, self.sums_in_memory), state_dir))
+        profile, *others = [rank.answer() for rank in self.ranks]
+        assert isinstance(profile, Profile)
+        assert others == [None] * len(others)
+        return profile
 
     def apply(self, command: KvToWorker) -> Applied:
         for rank in self.ranks:

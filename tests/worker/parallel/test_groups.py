@@ -11,7 +11,7 @@ import torch
 
 from models.make_random import PRESETS, RandomModel, write_random_model
 from services.domain.errors import ProtocolError
-from services.domain.ids import JobId
+from services.domain.ids import Epoch, JobId
 from services.domain.iteration import WorkerResult
 from services.domain.job_sampling import JobSampling
 from services.worker.engine.engine import Engine
@@ -180,3 +180,18 @@ def test_one_rank_of_several_gives_up_no_prefill(two_stages: GroupOfProcesses) -
     job_id = runner.add("0/0", prompt_of(0, 6), varied(0))
     with pytest.raises(ProtocolError, match="one rank of several can't give up a prefill"):
         runner.run(runner.entry(job_id, cut_after_s=1.0))
+
+
+def test_the_cost_model_is_measured_through_all_ranks_and_kept_for_the_next_group_of_its_kind(
+    tmp_path: Path, llama_folder: Path, llama_outputs: list[Output]
+) -> None:
+    with group_of(llama_folder, Layout(tp=2, pp=2)) as group:
+        profile = group.measure(Epoch(1), tmp_path)
+        assert [point.tokens for point in profile.cost.prefill] == [16, 32]
+        assert [(point.batch, point.context_tokens) for point in profile.cost.decode] == [(1, 32), (2, 32)]
+        assert profile.source["tp"] == profile.source["pp"] == 2
+        assert group.measure(Epoch(2), tmp_path) == profile
+        runner = RecordedPlans(group, 3)
+        job_id = runner.add("0/0", prompt_of(0, 6), varied(0))
+        runner.finish(job_id)
+        assert runner.outputs[job_id] == llama_outputs[0][0]

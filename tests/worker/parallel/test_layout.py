@@ -12,6 +12,7 @@ from services.worker.parallel.layout import (
     Layout,
     StageCosts,
     check_layout,
+    estimated_stage_costs,
     even_cut,
     share_at,
     share_config,
@@ -125,3 +126,9 @@ def test_of_equally_fast_splits_the_most_even_one_is_taken() -> None:
 
 def test_costly_layers_count_for_what_they_cost() -> None:
     assert split_layers(StageCosts((4.0, 1.0, 1.0, 1.0, 1.0), 0.0, 0.0), 2) == (range(1), range(1, 5))
+
+
+def test_without_measured_costs_layers_and_head_count_by_their_weights() -> None:
+    costs = estimated_stage_costs(model(heads=12, kv_heads=4, layers=5))
+    layer = 96 * (2 * 96 + 2 * 32) + 3 * 96 * 100 + 2 * 96
+    assert costs == StageCosts((float(layer),) * 5, 0.0, float(96 * 97))
