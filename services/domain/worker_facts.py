@@ -9,7 +9,11 @@ from services.domain.protocol import WorkerPools
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What a worker reports when it joins the scheduler. `device` is "cpu" or the GPU's name."""
+    """What a worker reports when it joins the scheduler. `device` is "cpu" or the GPU's name.
+
+    A worker of several ranks has `stage_count` pipeline stages; its blocks are those that every rank has, and
+    `block_bytes` are those of all ranks together.
+    """
 
     epoch: Epoch
     group: int
@@ -21,6 +25,8 @@ class WorkerFacts:
     block_bytes: int
     profile: CostProfile
     device: str
+    stage_count: int = 1
+    rank_count: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,4 @@
-"""Client channels: the options shared by all links inside FastServe and all its clients, and the back-off of a link
-that redials.
-"""
+"""Client channels: the options shared by all links inside FastServe and all its clients."""
 
 import grpc
 
@@ -56,24 +54,3 @@ CLIENT_OPTIONS = channel_options(attempt_limit_s=CLIENT_ATTEMPT_LIMIT_S)
 def open_channel(address: str, options: Options = CHANNEL_OPTIONS) -> grpc.aio.Channel:
     """A channel to HOST:PORT, which connects at the first call. Use it as an async context manager, or close it."""
     return grpc.aio.insecure_channel(address, options=options)
-
-
-class Backoff:
-    """Pauses between attempts to dial: they double from `first_s` up to `most_s`; `reset` starts over from
-    `first_s`.
-    """
-
-    def __init__(self, first_s: float = 0.05, most_s: float = 1.0) -> None:
-        self._first_s = first_s
-        self._most_s = most_s
-        self._next_s = first_s
-
-    def next_s(self) -> float:
-        """The pause before the next attempt."""
-        pause_s = self._next_s
-        self._next_s = min(self._next_s * 2, self._most_s)
-        return pause_s
-
-    def reset(self) -> None:
-        """Must be called when an attempt has succeeded."""
-        self._next_s = self._first_s

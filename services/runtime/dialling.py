@@ -16,7 +16,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import grpc
 
 from services.domain.errors import FastServeError, UnreachableError
-from services.runtime.channel import Backoff
+from services.runtime.backoff import Backoff
 from services.runtime.error_statuses import from_grpc
 from services.runtime.outbox import Outbox
 

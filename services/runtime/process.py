@@ -121,7 +121,10 @@ def _on_signal(process: ServiceProcess[SettingsT], number: int) -> None:
     process.stopping.set()
 
 
-async def _run(name: str, settings: SettingsT, serve: Callable[[ServiceProcess[SettingsT]], Awaitable[None]]) -> None:
+async def run_service(
+    name: str, settings: SettingsT, serve: Callable[[ServiceProcess[SettingsT]], Awaitable[None]]
+) -> None:
+    """`serve` on this event loop, told of signals (see service_main)."""
     await serve(ServiceProcess(name, settings, has_signals=True))
 
 
@@ -136,13 +139,22 @@ def service_main(
     `serve` sets everything up, calls `announce_ready`, waits `until_stopped`, drains and returns. It starts only after
     the settings have been read, so that a bad flag is reported without loading a model.
     """
+    return process_main(name, settings_class, argv, lambda settings: asyncio.run(run_service(name, settings, serve)))
+
+
+def process_main(
+    name: str, settings_class: type[SettingsT], argv: Sequence[str] | None, run: Callable[[SettingsT], None]
+) -> int:
+    """Runs a process of a service that need not have an event loop: settings, logs, `run`, and what ended it as an exit
+    status. A signal to stop ends it at once with status 0, until somebody handles signals otherwise.
+    """
     end_on_stop_signals()
     try:
         settings = load(settings_class, name, sys.argv[1:] if argv is None else argv, os.environ)
         if settings.die_with_parent is not None:
             die_with_parent(settings.die_with_parent)
         set_up_logs(name, settings.log_level)
-        asyncio.run(_run(name, settings, serve))
+        run(settings)
     except FastServeError as error:
         print(f"fastserve {name}: {error}", file=sys.stderr)
         return 1

@@ -46,7 +46,7 @@ class SchedulerConfig:
     max_batch: int = 16
     max_batch_tokens: int = 2048
     prefill_chunk_tokens: int | None = None
-    plans_in_flight: int = 2
+    plans_in_flight: int | None = None
     quantum_ratio: float = 2.0
     demotion_levels: int = 1
     starvation_limit_s: float | None = 10.0
@@ -61,6 +61,6 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         assert 1 <= self.max_batch <= self.max_batch_tokens, "a full batch of decodes must fit the token budget"
-        assert min(self.plans_in_flight, self.demotion_levels, self.promotions_per_step) >= 1
+        assert min(self.plans_in_flight or 1, self.demotion_levels, self.promotions_per_step) >= 1
         assert self.quantum_ratio > 1.0, "levels must differ"
         assert self.prefill_chunk_tokens is None or self.prefill_chunk_tokens >= 1

@@ -51,12 +51,12 @@ class SchedulerSettings(RecordingSettings):
         le=1_000_000,
         description="maximum number of prompt tokens per job in an iteration; off: whole prompts",
     )
-    plans_in_flight: int = Field(
-        2,
+    plans_in_flight: int | None = Field(
+        None,
         ge=1,
         le=16,
-        description="iterations planned ahead, including the running one; set the KV manager's --kv-lookahead-tokens "
-        "to at least two more than this, or jobs wait for blocks",
+        description="iterations planned ahead, including the running ones; off: one more than the worker has pipeline "
+        "stages; set the KV manager's --kv-lookahead-tokens to at least two more, or jobs wait for blocks",
     )
     quantum_ratio: float = Field(
         2.0,

@@ -35,7 +35,7 @@ from services.scheduler.machine.scheduler_events import (
     WorkerLost,
 )
 from services.scheduler.outgoing_streams import WorkerStream
-from services.scheduler.scheduler_config import SchedulerConfig
+from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 
 _log = logging.getLogger(__name__)
 
@@ -176,6 +176,10 @@ class WorkerGroup:
         check_agrees("group", facts.group, self.number)
         if not 0 < facts.max_model_len <= served.max_model_len:
             check_agrees("max_model_len", facts.max_model_len, served.max_model_len)
+        if facts.rank_count > 1 and served.config.policy is PolicyName.MLFQ_KILL:
+            raise PeerMismatchError(
+                "ranks", f"is {facts.rank_count}, but policy mlfq-kill gives up prefills, which only a worker of 1 can"
+            )
         if facts.device_blocks < 1:
             raise PeerMismatchError("device_blocks", f"is {facts.device_blocks}, but must be at least 1")
         self._check_epoch(facts.epoch)
@@ -198,7 +202,8 @@ class WorkerGroup:
         self.worker_counters.begin_epoch()
         self.forget_pools()
         _log.info("group %d: worker of epoch %d joined on %s", self.number, facts.epoch, facts.device)
-        return WorkerJoined(facts.epoch, facts.device_blocks * facts.block_size, facts.max_model_len, facts.profile)
+        pool_tokens = facts.device_blocks * facts.block_size
+        return WorkerJoined(facts.epoch, pool_tokens, facts.max_model_len, facts.profile, facts.stage_count)
 
     def worker_left(self, stream: WorkerStream) -> Event | None:
         if stream is not self._stream:

@@ -145,6 +145,8 @@ def worker_facts_to_wire(facts: WorkerFacts) -> wire.WorkerHello:
         block_bytes=facts.block_bytes,
         profile=profile_to_wire(facts.profile),
         device=facts.device,
+        stages=facts.stage_count,
+        ranks=facts.rank_count,
     )
 
 
@@ -165,4 +167,6 @@ def worker_facts_from_wire(message: wire.WorkerHello) -> WorkerFacts:
         block_bytes=message.block_bytes,
         profile=profile_from_wire(message.profile),
         device=message.device,
+        stage_count=max(message.stages, 1),
+        rank_count=max(message.ranks, 1),
     )

@@ -18,6 +18,7 @@ from services.worker.engine.compute_environment import set_compute_environment
 from services.worker.engine.compute_thread import ComputeThread
 from services.worker.metrics import EngineCollector
 from services.worker.model.config_json import read_model_config
+from services.worker.one_rank import OneRank
 from services.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -58,10 +59,9 @@ async def _work(settings: WorkerSettings, registry: CollectorRegistry, readiness
     compute = ComputeThread()
     built = await compute.call(lambda: _build(settings))
     driver = WorkerDriver(
-        built.engine,
+        OneRank(built.engine, compute.post),
         replace(built.facts, group=settings.group),
         PeerAddresses(settings.scheduler, settings.kv_manager),
-        compute.post,
         readiness.set,
     )
     registry.register(

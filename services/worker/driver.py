@@ -1,38 +1,34 @@
-"""The worker's epochs: joins scheduler and KV manager, hands plans to the stepping thread and commands to the engine.
+"""The worker's epochs: joins scheduler and KV manager, and hands their plans and commands to the ranks.
 
 Theory of operation
 -------------------
-The event loop owns the streams; a thread of its own, the stepping thread, runs the plans, and nothing else runs
-there, so that no message is read or written between two iterations. Plans come to it through a queue, results go back
-by `call_soon_threadsafe`. The KV manager's commands are applied on the event loop, on arrival, also while an
-iteration runs.
+The event loop owns the streams. What the ranks do goes on elsewhere (one_rank.py, group/led_group.py); they are told
+of plans and commands on arrival, and answer on the event loop.
 
-An epoch begins with a number greater than all before it, empty tables, and a dial to both peers. It ends when
-either stream ends, or when a peer breaks the protocol: then the iteration under way is finished and forgotten, and so
-is everything else, and the next epoch begins after a pause that grows with every epoch that did not last. Only a peer
-that refuses this worker for good ends the worker.
+An epoch begins with a number greater than all before it, empty tables on every rank, and a dial to both peers. It ends
+when either stream ends, when a peer breaks the protocol, or when a rank fails or is lost: then the iterations under way
+are forgotten, and so is everything else, and the next epoch begins after a pause that grows with every epoch that did
+not last. Only a peer that refuses this worker for good ends the worker.
 """
 
 import asyncio
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from services.domain.errors import (
     InvalidFieldError,
     PeerMismatchError,
-    ProtocolError,
     SupersededError,
 )
 from services.domain.ids import Epoch
-from services.domain.iteration import Plan, WorkerResult
+from services.domain.iteration import WorkerResult
 from services.domain.protocol import Applied, Done, KvToWorker, WorkerPools
 from services.domain.worker_facts import KvWorkerFacts, WorkerFacts
 from services.runtime.dialling import keep_dialling
+from services.worker.ranks import Ranks
 from services.worker.worker_links import (
     AcknowledgementOutbox,
     ResultOutbox,
@@ -42,25 +38,12 @@ from services.worker.worker_links import (
 
 _log = logging.getLogger(__name__)
 
-MOST_WAITING_PLANS = 64
 PAUSE_JITTER = 0.5
 STEADY_EPOCH_S = 5.0
 """An epoch that lasted this long was a good one: the next pause is the shortest again."""
 
 _FINAL = (PeerMismatchError, SupersededError, InvalidFieldError)
 """Answers of a peer after which dialling again can't help."""
-
-
-class RunsPlans(Protocol):
-    """What the driver needs of an engine."""
-
-    def prepare_thread(self) -> None: ...
-    def begin_epoch(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None: ...
-    def apply(self, command: KvToWorker) -> Applied: ...
-    def run(self, plan: Plan) -> WorkerResult: ...
-    def has_unfinished_jobs(self) -> bool: ...
-    def add_plan_wait(self, seconds: float) -> None: ...
-    def give_up(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,104 +72,29 @@ class WorkerEpoch:
             self.broken.set_exception(error)
 
 
-class Stepper:
-    """Runs the plans of the current epoch in the order in which they came, on the thread that `post` runs things on."""
-
-    def __init__(
-        self,
-        engine: RunsPlans,
-        post: Callable[[Callable[[], None]], None],
-        on_result: Callable[[WorkerResult], None],
-        on_error: Callable[[Epoch, Exception], None],
-    ) -> None:
-        self._engine = engine
-        self._on_result = on_result
-        self._on_error = on_error
-        self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
-        self._epoch = Epoch(0)
-        self._engine_in_use = threading.Lock()
-        self._ended = threading.Event()
-        post(self._run)
-
-    def put(self, plan: Plan) -> None:
-        """Raises ProtocolError when far more plans wait than a scheduler keeps in flight."""
-        if self._plans.qsize() >= MOST_WAITING_PLANS:
-            raise ProtocolError(f"{MOST_WAITING_PLANS} plans wait to be run")
-        self._plans.put(plan)
-
-    def begin_epoch(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None:
-        """Waits for the iteration under way and for the copies, then empties the engine. Plans of earlier
-        epochs are dropped.
-        """
-        self._epoch = epoch
-        with self._engine_in_use:
-            self._engine.begin_epoch(epoch, on_done)
-
-    def end_epoch(self) -> None:
-        """No further plan of this epoch is begun."""
-        self._epoch = Epoch(0)
-
-    def stop(self) -> None:
-        """Gives up the iteration under way, and returns when that has ended; no plan is run any more."""
-        self.end_epoch()
-        self._engine.give_up()
-        self._plans.put(None)
-        self._ended.wait()
-
-    def _run(self) -> None:
-        self._engine.prepare_thread()
-        while (plan := self._next()) is not None:
-            if plan.epoch != self._epoch:
-                continue
-            with self._engine_in_use:
-                if plan.epoch != self._epoch:
-                    continue
-                try:
-                    result = self._engine.run(plan)
-                except Exception as error:  # passed to the epoch, which ends with it
-                    self._on_error(plan.epoch, error)
-                    continue
-            self._on_result(result)
-        self._ended.set()
-
-    def _next(self) -> Plan | None:
-        try:
-            return self._plans.get_nowait()
-        except queue.Empty:
-            pass
-        somebody_waits = self._engine.has_unfinished_jobs()
-        started_s = time.perf_counter()
-        plan = self._plans.get()
-        if somebody_waits:
-            self._engine.add_plan_wait(time.perf_counter() - started_s)
-        return plan
-
-
 class WorkerDriver:
-    """One worker. `facts` hold everything but the epoch, which is different in each epoch; `post` gives the stepping
-    thread its work.
+    """One worker. `facts` hold everything but the epoch, which is different in each epoch, and the pools that all ranks
+    have.
     """
 
     def __init__(
         self,
-        engine: RunsPlans,
+        ranks: Ranks,
         facts: WorkerFacts,
         addresses: PeerAddresses,
-        post: Callable[[Callable[[], None]], None],
         on_joined: Callable[[bool], None],
         epoch_clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._engine = engine
+        self._ranks = ranks
         self._facts = facts
         self._addresses = addresses
         self._on_joined = on_joined
         self._epoch_clock = epoch_clock
-        self._loop = asyncio.get_running_loop()
         self._epoch: WorkerEpoch | None = None
         self._last_epoch = Epoch(0)
-        self._stepper = Stepper(engine, post, self._result_ready, self._run_failed)
         self.epochs_begun = 0
         """Epochs begun so far."""
+        ranks.attach(self)
 
     async def run(self) -> None:
         """Works until cancelled. Raises PeerMismatchError, SupersededError or InvalidFieldError when a peer
@@ -198,7 +106,7 @@ class WorkerDriver:
             )
         finally:
             self._epoch = None
-            await asyncio.to_thread(self._stepper.stop)
+            await self._ranks.stop()
 
     # --- one epoch ---------------------------------------------------------------------------------------------------
 
@@ -208,21 +116,25 @@ class WorkerDriver:
         self.epochs_begun += 1
         number = self._last_epoch = Epoch(max(self._epoch_clock(), self._last_epoch + 1))
         epoch = WorkerEpoch(number)
-        await asyncio.to_thread(self._stepper.begin_epoch, number, self._done_poster(epoch))
+        try:
+            await self._ranks.begin_epoch(number)
+        except BaseException:
+            self._ranks.end_epoch()
+            raise
         self._epoch = epoch
-        facts = replace(self._facts, epoch=number)
+        facts = replace(self._ranks.narrowed(self._facts), epoch=number)
         streams = (
             run_scheduler_stream(
                 self._addresses.scheduler,
                 facts,
                 epoch.results,
                 lambda: self._up(epoch, scheduler=True),
-                self._take_plan,
+                self._ranks.take_plan,
             ),
             self._join_kv_manager(epoch, kv_facts_of(facts)),
         )
         try:
-            await _first_error(streams, epoch.broken, self._stepper.end_epoch)
+            await _first_error(streams, epoch.broken, self._ranks.end_epoch)
         finally:
             self._epoch = None
             self._on_joined(False)
@@ -248,33 +160,25 @@ class WorkerDriver:
             _log.info("joined scheduler and KV manager as epoch %d", epoch.number)
             self._on_joined(True)
 
-    def _take_plan(self, plan: Plan) -> None:
-        self._stepper.put(plan)
-
     def _take_commands(self, commands: Sequence[KvToWorker]) -> None:
         if self._epoch is not None:
             for command in commands:
-                self._epoch.acknowledgements.put(self._engine.apply(command))
+                self._ranks.take_command(command)
 
-    # --- from other threads ------------------------------------------------------------------------------------------
+    # --- what the ranks say ------------------------------------------------------------------------------------------
 
-    def _done_poster(self, epoch: WorkerEpoch) -> Callable[[Done], None]:
-        def post(done: Done) -> None:
-            self._loop.call_soon_threadsafe(epoch.acknowledgements.put, done)
-
-        return post
-
-    def _result_ready(self, result: WorkerResult) -> None:
-        self._loop.call_soon_threadsafe(self._send_result, result)
-
-    def _send_result(self, result: WorkerResult) -> None:
+    def result_ready(self, result: WorkerResult) -> None:
+        """A plan has been run."""
         if self._epoch is not None and result.result.epoch == self._epoch.number:
             self._epoch.results.put(result)
 
-    def _run_failed(self, epoch: Epoch, error: Exception) -> None:
-        self._loop.call_soon_threadsafe(self._fail, epoch, error)
+    def answered(self, epoch: Epoch, answer: Applied | Done) -> None:
+        """A command is in force, or its copies have ended."""
+        if self._epoch is not None and epoch == self._epoch.number:
+            self._epoch.acknowledgements.put(answer)
 
-    def _fail(self, epoch: Epoch, error: Exception) -> None:
+    def failed(self, epoch: Epoch, error: Exception) -> None:
+        """The ranks can't go on in this epoch."""
         if self._epoch is not None and epoch == self._epoch.number:
             self._epoch.fail(error)
 

@@ -179,7 +179,7 @@ def transcript(story: Story, said: Iterable[Said]) -> str:
         f"KV policy {setup.kv.policy.name}",
         f"{setup.device_blocks} device and {setup.host_blocks} host blocks of {setup.block_size} tokens",
         f"batch of {setup.scheduler.max_batch}",
-        f"{setup.scheduler.plans_in_flight} plans in flight",
+        f"{setup.scheduler.plans_in_flight or 2} plans in flight",
         f"{_ms(setup.hop_s)} a message",
         f"{_ms(setup.copy_s)} to copy a block",
     ]

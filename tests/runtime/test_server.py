@@ -23,7 +23,8 @@ from services.domain.errors import (
     SupersededError,
     UnknownModelError,
 )
-from services.runtime.channel import CHANNEL_OPTIONS, Backoff, Options, channel_options, open_channel
+from services.runtime.backoff import Backoff
+from services.runtime.channel import CHANNEL_OPTIONS, Options, channel_options, open_channel
 from services.runtime.error_statuses import from_grpc
 from services.runtime.server import RpcServer, server_options
 from tests.runtime.ipv6 import has_ipv6

@@ -191,5 +191,5 @@ def test_settings_become_the_policys_configuration() -> None:
     )
     config = settings.config
     assert (config.policy, config.max_batch, config.prefill_chunk_tokens) == (PolicyName.SRPT, 8, 64)
-    assert (config.starvation_limit_s, config.charge, config.plans_in_flight) == (None, Charge.MARGINAL, 2)
+    assert (config.starvation_limit_s, config.charge, config.plans_in_flight) == (None, Charge.MARGINAL, None)
     assert config.length_predictor is LengthPredictor.ONLINE

@@ -16,6 +16,7 @@ from services.domain.protocol import Applied, Assign, Done, IterationResult, KvT
 from services.domain.worker_facts import WorkerFacts
 from services.worker.driver import PeerAddresses, WorkerDriver
 from services.worker.engine.compute_thread import ComputeThread
+from services.worker.one_rank import OneRank
 from tests.builders.cost_profiles import flat_cost
 from tests.worker.fake_kv_manager_for_worker import KvStream
 from tests.worker.fake_scheduler_for_worker import SchedulerStream
@@ -96,10 +97,9 @@ class Rig:
         self.engine = engine
         self.joined: list[bool] = []
         self.driver = WorkerDriver(
-            engine,
+            OneRank(engine, ComputeThread().post),
             FACTS,
             PeerAddresses(peers.scheduler_address, peers.kv_manager_address),
-            ComputeThread().post,
             self.joined.append,
             lambda: 100,
         )
@@ -277,7 +277,7 @@ async def test_a_worker_that_finds_nobody_dials_until_somebody_is_there() -> Non
         scheduler_address, kv_manager_address = peers.scheduler_address, peers.kv_manager_address
     engine = FakeEngine()
     addresses = PeerAddresses(scheduler_address, kv_manager_address)
-    driver = WorkerDriver(engine, FACTS, addresses, ComputeThread().post, lambda joined: None)
+    driver = WorkerDriver(OneRank(engine, ComputeThread().post), FACTS, addresses, lambda joined: None)
     task = asyncio.create_task(driver.run())
     try:
         async with asyncio.timeout(LIMIT_S):

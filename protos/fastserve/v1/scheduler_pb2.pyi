@@ -584,6 +584,8 @@ class WorkerHello(_message.Message):
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Epoch of this life of the worker: later lives have greater ones."""
     group: _builtins.int
@@ -602,6 +604,10 @@ class WorkerHello(_message.Message):
     """Bytes of one block."""
     device: _builtins.str
     """The compute device: "cpu", or the GPU's name."""
+    stages: _builtins.int
+    """Pipeline stages of the model; 0 stands for 1."""
+    ranks: _builtins.int
+    """Ranks (processes) that run it; 0 stands for 1."""
     @_builtins.property
     def profile(self) -> Global___CostProfile:
         """The measured cost model."""
@@ -619,10 +625,12 @@ class WorkerHello(_message.Message):
         block_bytes: _builtins.int = ...,
         profile: Global___CostProfile | None = ...,
         device: _builtins.str = ...,
+        stages: _builtins.int = ...,
+        ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "device", b"device", "device_blocks", b"device_blocks", "epoch", b"epoch", "group", b"group", "host_blocks", b"host_blocks", "max_model_len", b"max_model_len", "model_fingerprint", b"model_fingerprint", "profile", b"profile"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "device", b"device", "device_blocks", b"device_blocks", "epoch", b"epoch", "group", b"group", "host_blocks", b"host_blocks", "max_model_len", b"max_model_len", "model_fingerprint", b"model_fingerprint", "profile", b"profile", "ranks", b"ranks", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

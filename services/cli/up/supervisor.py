@@ -23,7 +23,7 @@ from services.cli.up.service_process import (
     cause_of_death,
     log,
 )
-from services.runtime.channel import Backoff
+from services.runtime.backoff import Backoff
 from services.runtime.command_line import CommandError
 
 START_LIMIT_S = 900.0

@@ -18,12 +18,13 @@ class Begin(NamedTuple):
     """Forget everything, meet the other ranks in a rendezvous of this epoch's name, and say Ready.
 
     `store_port`: where the leader's host serves the rendezvous; `wait_limit_s`: the longest wait for another rank
-    within an iteration.
+    within an iteration. `measures`: the ranks measure the model instead of serving it; Ready means that they have.
     """
 
     epoch: Epoch
     store_port: int
     wait_limit_s: float
+    measures: bool = False
 
 
 class Relayed(NamedTuple):
@@ -43,6 +44,25 @@ class Run(NamedTuple):
 ToRank = Begin | Relayed | Run
 
 # --- rank -> leader --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """What a rank reports when it connects. All but its number and its pools must be the same on every rank.
+    `first_layers` are those of the stages.
+    """
+
+    rank: int
+    tp: int
+    pp: int
+    model_fingerprint: str
+    dtype: str
+    block_size: int
+    max_model_len: int
+    first_layers: tuple[int, ...]
+    device_blocks: int
+    host_blocks: int
+    block_bytes: int
 
 
 class Ready(NamedTuple):

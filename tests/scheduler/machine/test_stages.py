@@ -8,7 +8,9 @@ from tests.scheduler.machine.checked_scheduler import COST, EPOCH, CheckedSchedu
 from tests.scheduler.machine.events_from_kv import resident
 
 
-def started(stages: int, plans_in_flight: int, policy: PolicyName = PolicyName.FCFS, **knobs: int) -> CheckedScheduler:
+def started(
+    stages: int, plans_in_flight: int | None, policy: PolicyName = PolicyName.FCFS, **knobs: int
+) -> CheckedScheduler:
     machine = CheckedScheduler(SchedulerConfig(policy=policy, plans_in_flight=plans_in_flight, **knobs))  # type: ignore[arg-type]
     machine.turn(WorkerJoined(EPOCH, 100_000, 4000, COST, stages), KvConnected())
     return machine
@@ -54,6 +56,10 @@ def test_a_job_that_is_left_out_while_another_stage_has_it_is_not_preempted_but_
 def test_the_kv_manager_is_told_how_many_jobs_run_at_a_time() -> None:
     jobs = [message for message in told(started(3, 3, max_batch=4).commands) if isinstance(message, Jobs)]
     assert [message.max_batch for message in jobs] == [12]
+
+
+def test_without_a_number_one_plan_more_than_stages_is_in_flight() -> None:
+    assert planned(come(started(stages=3, plans_in_flight=None, max_batch=1), "abcde")) == ["a", "b", "c", "a"]
 
 
 def test_static_batches_fill_all_stages() -> None:

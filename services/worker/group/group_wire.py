@@ -1,0 +1,223 @@
+"""Values <-> frames of the connection between a group's leader and another rank (group.proto): a frame is a message
+preceded by its length.
+
+Functions come in pairs: `x_frame` makes a whole frame, `x_of` reads the message of one. The readers raise ProtocolError
+for what is no message, or one of an unexpected kind.
+"""
+
+from google.protobuf.message import DecodeError, Message
+
+from fastserve.v1 import group_pb2 as wire
+from services.domain.errors import PeerMismatchError, ProtocolError
+from services.domain.ids import Epoch, JobId
+from services.domain.iteration import WorkerResult
+from services.domain.protocol import Done, IterationResult
+from services.wire.kvmanager_worker import (
+    acknowledgements_from_wire,
+    acknowledgements_to_wire,
+    commands_from_wire,
+    commands_to_wire,
+)
+from services.wire.scheduler_worker import plan_from_wire, plan_to_wire, result_from_wire, result_to_wire
+from services.worker.group.messages import (
+    Begin,
+    Copied,
+    Failed,
+    FromRank,
+    Ran,
+    RankFacts,
+    Ready,
+    Relayed,
+    Run,
+    ToRank,
+)
+from services.worker.step import Step, StepOutcome
+
+LENGTH_BYTES = 4
+MOST_FRAME_BYTES = 16 * 1024 * 1024
+"""As for messages by gRPC (runtime/channel.py)."""
+MOST_REASON_CHARACTERS = 1000
+
+
+def length_of(head: bytes) -> int:
+    """The length of the message that follows the first LENGTH_BYTES of a frame. Raises ProtocolError if it is too
+    long.
+    """
+    length = int.from_bytes(head, "big")
+    if length > MOST_FRAME_BYTES:
+        raise ProtocolError(f"the peer announces a message of {length} bytes, more than {MOST_FRAME_BYTES}")
+    return length
+
+
+def _frame(message: Message) -> bytes:
+    data = message.SerializeToString()
+    if len(data) > MOST_FRAME_BYTES:
+        raise ProtocolError(f"a message of {len(data)} bytes is longer than {MOST_FRAME_BYTES}")
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def _to_rank(data: bytes) -> wire.LeaderToRank:
+    try:
+        return wire.LeaderToRank.FromString(data)
+    except DecodeError:
+        raise ProtocolError("the leader sent what is no message") from None
+
+
+def _from_rank(data: bytes) -> wire.RankToLeader:
+    try:
+        return wire.RankToLeader.FromString(data)
+    except DecodeError:
+        raise ProtocolError("a rank sent what is no message") from None
+
+
+PING_FRAME = _frame(wire.LeaderToRank(ping=wire.Ping()))
+PONG_FRAME = _frame(wire.RankToLeader(pong=wire.Ping()))
+
+
+def hello_frame(facts: RankFacts) -> bytes:
+    """The first message of a rank."""
+    return _frame(
+        wire.RankToLeader(
+            hello=wire.RankHello(
+                rank=facts.rank,
+                tp=facts.tp,
+                pp=facts.pp,
+                model_fingerprint=facts.model_fingerprint,
+                dtype=facts.dtype,
+                block_size=facts.block_size,
+                max_model_len=facts.max_model_len,
+                first_layers=facts.first_layers,
+                device_blocks=facts.device_blocks,
+                host_blocks=facts.host_blocks,
+                block_bytes=facts.block_bytes,
+            )
+        )
+    )
+
+
+def hello_of(data: bytes) -> RankFacts:
+    """The inverse of hello_frame."""
+    message = _from_rank(data)
+    if not message.HasField("hello"):
+        raise ProtocolError("the first message of a rank must be its hello")
+    hello = message.hello
+    return RankFacts(
+        rank=hello.rank,
+        tp=hello.tp,
+        pp=hello.pp,
+        model_fingerprint=hello.model_fingerprint,
+        dtype=hello.dtype,
+        block_size=hello.block_size,
+        max_model_len=hello.max_model_len,
+        first_layers=tuple(hello.first_layers),
+        device_blocks=hello.device_blocks,
+        host_blocks=hello.host_blocks,
+        block_bytes=hello.block_bytes,
+    )
+
+
+def welcome_frame(silence_limit_s: float) -> bytes:
+    """The rank is taken."""
+    return _frame(wire.LeaderToRank(welcome=wire.RankWelcome(silence_limit_s=silence_limit_s)))
+
+
+def refusal_frame(field: str, reason: str) -> bytes:
+    """The rank does not fit."""
+    return _frame(wire.LeaderToRank(refusal=wire.RankRefusal(field=field, reason=reason)))
+
+
+def welcome_of(data: bytes) -> float:
+    """The silence limit of the leader's first message. Raises PeerMismatchError if it is a refusal."""
+    answer = _to_rank(data)
+    if answer.HasField("refusal"):
+        raise PeerMismatchError(answer.refusal.field, answer.refusal.reason)
+    if not answer.HasField("welcome"):
+        raise ProtocolError("the leader's first message is neither a welcome nor a refusal")
+    return answer.welcome.silence_limit_s
+
+
+def to_rank_frame(message: ToRank) -> bytes:
+    """A message of the leader."""
+    return _frame(_to_rank_message(message))
+
+
+def _to_rank_message(message: ToRank) -> wire.LeaderToRank:
+    match message:
+        case Begin(epoch, store_port, wait_limit_s, measures):
+            begin = wire.BeginEpoch(epoch=epoch, store_port=store_port, wait_limit_s=wait_limit_s, measures=measures)
+            return wire.LeaderToRank(begin=begin)
+        case Relayed(epoch, command):
+            return wire.LeaderToRank(commands=commands_to_wire(epoch, (command,)))
+        case Run(epoch, step):
+            run = wire.RunPlan(passed_over_job_ids=sorted(step.passed_over_job_ids))
+            run.plan.CopyFrom(plan_to_wire(epoch, step.plan.plan_number, step.plan.entries))
+            for job_id, token_id in step.input_token_ids.items():
+                run.input_tokens.add(job_id=job_id, token_id=token_id)
+            return wire.LeaderToRank(run=run)
+
+
+def to_rank_of(data: bytes) -> ToRank | None:
+    """The inverse of to_rank_frame; None for a ping."""
+    message = _to_rank(data)
+    match message.WhichOneof("message"):
+        case "begin":
+            begin = message.begin
+            return Begin(Epoch(begin.epoch), begin.store_port, begin.wait_limit_s, begin.measures)
+        case "commands":
+            epoch, commands = commands_from_wire(message.commands)
+            if len(commands) != 1:
+                raise ProtocolError(f"{len(commands)} commands in one message to a rank")
+            return Relayed(epoch, commands[0])
+        case "run":
+            run = message.run
+            plan = plan_from_wire(run.plan)
+            passed_over = frozenset(JobId(job_id) for job_id in run.passed_over_job_ids)
+            tokens = {JobId(one.job_id): one.token_id for one in run.input_tokens}
+            return Run(plan.epoch, Step(plan, passed_over, tokens))
+        case "ping":
+            return None
+        case kind:
+            raise ProtocolError(f"a message of the leader is of the unexpected kind {kind}")
+
+
+def from_rank_frame(message: FromRank) -> bytes:
+    """A message of a rank."""
+    return _frame(_from_rank_message(message))
+
+
+def _from_rank_message(message: FromRank) -> wire.RankToLeader:
+    match message:
+        case Ready(epoch):
+            return wire.RankToLeader(ready=wire.RankReady(epoch=epoch))
+        case Copied(epoch, command_number):
+            return wire.RankToLeader(copied=acknowledgements_to_wire(epoch, (Done(command_number),)))
+        case Ran():
+            one = message.outcome
+            result = IterationResult(message.epoch, message.plan_number, one.tokens, one.cut_job_ids, one.compute_s)
+            return wire.RankToLeader(ran=result_to_wire(WorkerResult(result, one.logprobs, message.counters)))
+        case Failed(epoch, reason):
+            return wire.RankToLeader(failed=wire.RankFailed(epoch=epoch, reason=reason[:MOST_REASON_CHARACTERS]))
+
+
+def from_rank_of(data: bytes) -> FromRank | None:
+    """The inverse of from_rank_frame, but for the stall of a step, which is among its counters; None for a pong."""
+    message = _from_rank(data)
+    match message.WhichOneof("message"):
+        case "ready":
+            return Ready(Epoch(message.ready.epoch))
+        case "copied":
+            epoch, answers = acknowledgements_from_wire(message.copied)
+            if len(answers) != 1 or not isinstance(answers[0], Done):
+                raise ProtocolError(f"a rank says {answers} where one command is done")
+            return Copied(epoch, answers[0].command_number)
+        case "ran":
+            made = result_from_wire(message.ran)
+            one = made.result
+            outcome = StepOutcome(one.tokens, made.logprobs, one.cut_job_ids, one.duration_s, 0.0)
+            return Ran(one.epoch, one.plan_number, outcome, made.counters)
+        case "failed":
+            return Failed(Epoch(message.failed.epoch), message.failed.reason)
+        case "pong":
+            return None
+        case kind:
+            raise ProtocolError(f"a message of a rank is of the unexpected kind {kind}")

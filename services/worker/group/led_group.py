@@ -1,0 +1,195 @@
+"""The ranks of a group, as their leader has them: its own one in this process, the others connected. A `Ranks`
+(worker/ranks.py): the driver's side of the leader's machine.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from services.domain.errors import PeerMismatchError, ProtocolError, UnreachableError
+from services.domain.ids import Epoch
+from services.domain.iteration import Plan
+from services.domain.protocol import KvToWorker
+from services.domain.worker_facts import WorkerFacts
+from services.worker.group.leader_machine import (
+    Acknowledge,
+    CommandTaken,
+    EndEpoch,
+    EpochOver,
+    EpochWanted,
+    Event,
+    Hello,
+    LeaderMachine,
+    PlanTaken,
+    RankJoined,
+    RankLost,
+    RankSaid,
+    Report,
+    Tell,
+)
+from services.worker.group.messages import Begin, FromRank, RankFacts
+from services.worker.group.rank_server import RankServer
+from services.worker.group.rank_worker import RankWorker
+from services.worker.ranks import HearsRanks
+
+_log = logging.getLogger(__name__)
+
+WAITING_LOG_S = 10.0
+
+NewRankWorker = Callable[[Callable[[FromRank], None], Callable[[Exception], None]], RankWorker]
+"""Makes the leader's own rank, given how it says something and what gets its fatal error."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """How long a rank waits for another one within an iteration, and how long one may be silent, in seconds."""
+
+    wait_s: float
+    silence_s: float
+
+
+class LedGroup:
+    """A group of several ranks. `own` are the facts of the leader's rank, `store_port` is where the ranks meet."""
+
+    def __init__(self, own: RankFacts, limits: GroupLimits, store_port: int, new_worker: NewRankWorker) -> None:
+        self._own = own
+        self._wait_limit_s = limits.wait_s
+        self._store_port = store_port
+        self._loop = asyncio.get_running_loop()
+        self._machine = LeaderMachine(own.pp, own.tp)
+        self._facts = {own.rank: own}
+        self._hears: HearsRanks | None = None
+        self._formed: asyncio.Future[None] | None = None
+        self._epoch = Epoch(0)
+        self._server = RankServer(
+            self._check,
+            self._joined,
+            lambda rank, reason: self._take(RankLost(rank, reason)),
+            lambda rank, message: self._take(RankSaid(rank, message)),
+            limits.silence_s,
+        )
+        self._worker = new_worker(self._own_rank_says, self._own_rank_broke)
+        self._take(RankJoined(own.rank))
+
+    async def listen(self, address: str) -> str:
+        """Lets the other ranks connect. Returns HOST:PORT. Raises AddressInUseError."""
+        return await self._server.start(address)
+
+    # --- a Ranks -----------------------------------------------------------------------------------------------------
+
+    def attach(self, hears: HearsRanks) -> None:
+        self._hears = hears
+
+    def narrowed(self, facts: WorkerFacts) -> WorkerFacts:
+        """A block takes up one block on every rank, so the smallest pools count."""
+        ranks = self._facts.values()
+        return replace(
+            facts,
+            device_blocks=min(rank.device_blocks for rank in ranks),
+            host_blocks=min(rank.host_blocks for rank in ranks),
+            block_bytes=sum(rank.block_bytes for rank in ranks),
+            stage_count=self._own.pp,
+            rank_count=self._own.pp * self._own.tp,
+        )
+
+    async def begin_epoch(self, epoch: Epoch) -> None:
+        await self._form(epoch, measures=False)
+
+    async def measure(self, epoch: Epoch) -> None:
+        """An epoch in which the ranks measure the model. Raises like begin_epoch."""
+        try:
+            await self._form(epoch, measures=True)
+        finally:
+            self.end_epoch()
+
+    def take_plan(self, plan: Plan) -> None:
+        self._take(PlanTaken(plan))
+
+    def take_command(self, command: KvToWorker) -> None:
+        self._take(CommandTaken(command))
+
+    def end_epoch(self) -> None:
+        self._take(EpochOver())
+
+    async def stop(self) -> None:
+        self.end_epoch()
+        await self._server.stop()
+        await asyncio.to_thread(self._worker.stop)
+
+    # --- epochs ------------------------------------------------------------------------------------------------------
+
+    async def _form(self, epoch: Epoch, *, measures: bool) -> None:
+        self._epoch = epoch
+        self._formed = formed = self._loop.create_future()
+        self._take(EpochWanted(Begin(epoch, self._store_port, self._wait_limit_s, measures)))
+        waiting = self._loop.create_task(self._log_missing())
+        try:
+            await formed
+        finally:
+            waiting.cancel()
+            self._formed = None
+
+    async def _log_missing(self) -> None:
+        while True:
+            if missing := self._machine.missing_ranks:
+                _log.info("waiting for rank %s", ", ".join(map(str, missing)))
+            await asyncio.sleep(WAITING_LOG_S)
+
+    def _fail(self, epoch: Epoch, error: Exception) -> None:
+        if epoch != self._epoch:
+            return
+        if self._formed is not None:
+            if not self._formed.done():
+                self._formed.set_exception(error)
+        elif self._hears is not None:
+            self._hears.failed(epoch, error)
+
+    # --- the ranks ---------------------------------------------------------------------------------------------------
+
+    def _check(self, facts: RankFacts) -> None:
+        """Raises PeerMismatchError for a rank that does not fit."""
+        if not 0 < facts.rank < self._own.pp * self._own.tp:
+            raise PeerMismatchError("rank", f"is {facts.rank}, of {self._own.pp * self._own.tp} with rank 0 the leader")
+        for field in ("tp", "pp", "model_fingerprint", "dtype", "block_size", "max_model_len", "first_layers"):
+            theirs, ours = getattr(facts, field), getattr(self._own, field)
+            if theirs != ours:
+                raise PeerMismatchError(field, f"is {theirs!r} on rank {facts.rank}, but the leader has {ours!r}")
+        for field in ("device_blocks", "host_blocks"):
+            if getattr(facts, field) < 1:
+                raise PeerMismatchError(field, f"is 0 on rank {facts.rank}, but must be at least 1")
+
+    def _joined(self, facts: RankFacts) -> None:
+        _log.info("rank %d has joined", facts.rank)
+        self._facts[facts.rank] = facts
+        self._take(RankJoined(facts.rank))
+
+    def _own_rank_says(self, message: FromRank) -> None:
+        self._loop.call_soon_threadsafe(self._take, RankSaid(self._own.rank, message))
+
+    def _own_rank_broke(self, error: Exception) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._fail(self._epoch, error))
+
+    # --- the machine -------------------------------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> None:
+        try:
+            for action in self._machine.handle(event):
+                match action:
+                    case Tell(rank, message) if rank == self._own.rank:
+                        self._worker.hear(message)
+                    case Tell(rank, message):
+                        self._server.tell(rank, message)
+                    case Acknowledge(answer):
+                        if self._hears is not None:
+                            self._hears.answered(self._epoch, answer)
+                    case Report(result):
+                        if self._hears is not None:
+                            self._hears.result_ready(result)
+                    case Hello():
+                        if self._formed is not None and not self._formed.done():
+                            self._formed.set_result(None)
+                    case EndEpoch(epoch, reason):
+                        self._fail(epoch, UnreachableError(reason))
+        except ProtocolError as error:
+            self._fail(self._epoch, error)
