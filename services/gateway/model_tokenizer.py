@@ -108,7 +108,6 @@ class ModelTokenizer:
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self.added_tokens = {token.content: bool(token.special) for token in added.values()}
         """The tokens beside the vocabulary, and whether each is special."""
-        self._without_special: Any = None
         self._bytes: dict[int, bytes] = {}
         steps = _steps(described["decoder"])
         self._bytes_of = (
@@ -125,13 +124,20 @@ class ModelTokenizer:
         ids: list[int] = _called(self._tokenizer.encode, text, add_special_tokens=False).ids
         return ids
 
+    def added_token_id(self, token: str) -> int | None:
+        """The id of an added token."""
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
+
     def encode_as_text(self, text: str) -> list[int]:
-        """The tokens of a text in which what spells a special token is plain text."""
-        if self._without_special is None:
-            self._without_special = Tokenizer.from_str(self._tokenizer.to_str())
-            self._without_special.encode_special_tokens = True
-        ids: list[int] = _called(self._without_special.encode, text, add_special_tokens=False).ids
-        return ids
+        """The tokens of a text in which nothing stands for an added token: the library's steps after finding those."""
+        parts = self._tokenizer
+        if parts.normalizer is not None:
+            text = _called(parts.normalizer.normalize_str, text)
+        words = [text]
+        if parts.pre_tokenizer is not None:
+            words = [word for word, _ in _called(parts.pre_tokenizer.pre_tokenize_str, text)]
+        return [token.id for word in words for token in _called(parts.model.tokenize, word)]
 
     def far_exceeds(self, text: str, tokens: int) -> bool:
         """Whether the text has far more than this many tokens, at the cost of tokenizing about twice that many.

@@ -73,7 +73,11 @@ class ChatPrompts:
         encode = self._tokenizer.encode_as_text if as_text else self._tokenizer.encode_rendered
         lead = self._tokenizer.encode_rendered(_LINE_BREAK)
         with_lead = encode(_LINE_BREAK + piece)
-        return with_lead[len(lead) :] if with_lead[: len(lead)] == lead else encode(piece)
+        token_ids = with_lead[len(lead) :] if with_lead[: len(lead)] == lead else encode(piece)
+        if as_text and self._tokenizer.added_token_id(piece) in token_ids:
+            # The vocabulary has it as a word too.
+            return encode(piece[:1]) + encode(piece[1:])
+        return token_ids
 
 
 def _control_tokens(template: ChatTemplate, tokenizer: ModelTokenizer) -> set[str]:
