@@ -15,6 +15,7 @@ from benchmarks import (
     live_against_simulated,
     memory,
     policies,
+    rest,
     simulator_speed,
     single_stream,
     streams,
@@ -57,6 +58,7 @@ PARTS = (
     Part("simulator_speed", simulator_speed.measure, simulator_speed.tables, simulator_speed.goals),
     Part("memory", memory.measure, memory.tables, memory.goals),
     Part("streams", streams.measure, streams.tables, streams.goals),
+    Part("rest", rest.measure, rest.tables, rest.goals),
 )
 SEPARATE = (
     Part("best_fcfs", best_fcfs.measure, best_fcfs.tables, best_fcfs.goals),
