@@ -22,7 +22,7 @@ from services.domain.job_sampling import JobSampling
 from services.runtime.profile_file import Profile, Source
 from services.worker.kv.pools import KvPools
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
-from services.worker.model.decoder import DecoderModel
+from services.worker.model.served_decoder import ServedDecoder
 from services.worker.parallel.layout import Layout
 from services.worker.parallel.stage_links import StageLinks
 from services.worker.parallel.stage_pass import StagePass
@@ -90,7 +90,7 @@ class StageRun:
         return self._pass.rank.layout
 
     @property
-    def model(self) -> DecoderModel:
+    def model(self) -> ServedDecoder:
         return self._pass.model
 
     def __call__(self, sequences: Sequence[SequenceRows]) -> float:
@@ -133,7 +133,7 @@ class RunsStages(Protocol):
     @property
     def layout(self) -> Layout: ...
     @property
-    def model(self) -> DecoderModel: ...
+    def model(self) -> ServedDecoder: ...
     def __call__(self, sequences: Sequence[SequenceRows]) -> float: ...
     def tell(self, key: str, told: bytes) -> None: ...
     def said_by_all(self, key: str, own: float) -> list[float]: ...
