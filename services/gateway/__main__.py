@@ -9,7 +9,7 @@ import grpc
 
 from services.gateway.admin_client import AdminClient
 from services.gateway.driver import GatewayDriver, GatewayModel
-from services.gateway.front.service import FRONT_SERVICE, register_front
+from services.gateway.front_service import FRONT_SERVICE, register_front
 from services.gateway.gateway_link import GatewayLink
 from services.gateway.generation.validation import ModelLimits
 from services.gateway.metrics import GatewayMetrics, ServerStatusCollector

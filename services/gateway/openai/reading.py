@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from services.gateway.openai.body_fields import Body
 from services.gateway.openai.error_kinds import RefusedBodyError
-from services.gateway.openai.fields import Body
 from services.gateway.openai.requests import ChatBody, CompletionBody, Message
 
 BodyT = TypeVar("BodyT", bound=Body)

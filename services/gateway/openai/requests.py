@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from services.gateway.openai.fields import INT32_MAX, MOST_CHOICES, MOST_LOGPROBS, Body, SamplingFields, TokenIds
+from services.gateway.openai.body_fields import INT32_MAX, MOST_CHOICES, MOST_LOGPROBS, Body, SamplingFields, TokenIds
 
 MOST_PROMPTS = 128
 MOST_MESSAGES = 4096

@@ -11,8 +11,8 @@ from typing import Any
 
 from services.domain.errors import ContextLengthError, FastServeError, InvalidFieldError
 from services.domain.generation import GenerateRequest, SamplingRequest
+from services.gateway.openai.body_fields import SamplingFields
 from services.gateway.openai.error_kinds import RefusedBodyError
-from services.gateway.openai.fields import SamplingFields
 from services.gateway.openai.requests import ChatBody, CompletionBody
 
 _SINGLE_PRECISION = (

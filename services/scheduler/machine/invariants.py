@@ -32,7 +32,7 @@ def check(scheduler: "Scheduler") -> None:
     assert all(job.in_flight for job in draining), "consent that could be given was not"
     assert {job.job_id for job in draining} == {job.job_id for job in jobs if job.state is JobState.DRAINING}
     unfinished = scheduler.iterations.unfinished
-    assert len(unfinished) <= scheduler.plans_in_flight
+    assert len(unfinished) <= scheduler.iterations.most_unfinished
     assert all(0 < len(flight.parts) <= scheduler.config.max_batch for flight in unfinished)
     assert scheduler.admission.queued_jobs == len(living)
     lending = scheduler.lending
@@ -41,7 +41,7 @@ def check(scheduler: "Scheduler") -> None:
     assert lending.held_tokens == sum(job.held_tokens for job in jobs)
     assert scheduler.admission.queued_tokens == sum(job.prompt_tokens + job.max_tokens for job in living)
     if scheduler.linked and any(scheduler.iterations.candidates()) and scheduler.policy.closed_level is None:
-        assert len(unfinished) == scheduler.plans_in_flight, "a job can run but is not planned"
+        assert len(unfinished) == scheduler.iterations.most_unfinished, "a job can run but is not planned"
     if by_rank:
         top = scheduler.ranking.top
         assert top is by_rank[0], "the top job must be the one that is held on top"

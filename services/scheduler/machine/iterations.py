@@ -107,6 +107,13 @@ class Iterations:
     def next_plan(self) -> int:
         return self._next_plan
 
+    @property
+    def most_unfinished(self) -> int:
+        """Plans that may be unfinished: by default one on each stage of the worker, and one that waits for the
+        first.
+        """
+        return self._config.plans_in_flight or self.stage_count + 1
+
     def calibrate(self, profile: CostProfile, stage_count: int) -> None:
         """A worker joined: plan numbers restart at 0."""
         self._charging.calibrate(profile)

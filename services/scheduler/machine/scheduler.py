@@ -344,18 +344,11 @@ class Scheduler:
             self.ranking.place(job, place)
             self.counters.promotions += 1
 
-    @property
-    def plans_in_flight(self) -> int:
-        """Plans that may be unfinished: by default one on each stage of the worker, and one that waits for the
-        first.
-        """
-        return self.config.plans_in_flight or self.iterations.stage_count + 1
-
     def _plan(self, now_s: float) -> None:
         if not self.linked:
             return
         iterations = self.iterations
-        while len(iterations.unfinished) < self.plans_in_flight:
+        while len(iterations.unfinished) < iterations.most_unfinished:
             flight = iterations.make(now_s)
             if flight is None:
                 return

@@ -33,7 +33,7 @@ def norm_destinations(name: str, norm: nn.LayerNorm) -> Iterator[tuple[str, Tens
     yield f"{name}.bias", norm.bias.data
 
 
-class SelfAttention(nn.Module):
+class OptAttention(nn.Module):
     def __init__(self, config: OptConfig) -> None:
         super().__init__()
         self.config = config
@@ -52,7 +52,7 @@ class SelfAttention(nn.Module):
         yield from self.output.destinations(prefix)
 
 
-class FeedForward(nn.Module):
+class OptFeedForward(nn.Module):
     def __init__(self, config: OptConfig) -> None:
         super().__init__()
         self.up = Linear(config.hidden_size, {"fc1": config.intermediate_size}, bias=True)
@@ -66,14 +66,14 @@ class FeedForward(nn.Module):
         yield from self.down.destinations(prefix)
 
 
-class DecoderLayer(nn.Module):
+class OptLayer(nn.Module):
     def __init__(self, config: OptConfig) -> None:
         super().__init__()
         self.norm_first = config.norm_first
         self.attention_norm = norm_of(config)
-        self.attention = SelfAttention(config)
+        self.attention = OptAttention(config)
         self.feed_forward_norm = norm_of(config)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = OptFeedForward(config)
 
     def forward(self, x_TD: Tensor, attention: AttentionPass, layer: int) -> Tensor:
         if self.norm_first:
@@ -105,7 +105,7 @@ class OptModel(DecoderModel):
             self.positions = nn.Parameter(torch.empty(table_rows, hidden), requires_grad=False)
             if width != hidden:
                 self.project_in = Linear(width, {"project_in": hidden}, bias=False)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layer_count))
+        self.layers = nn.ModuleList(OptLayer(config) for _ in range(config.layer_count))
         if config.last_stage:
             if config.final_norm:
                 self.norm = norm_of(config)
@@ -155,7 +155,7 @@ class OptModel(DecoderModel):
         if self.positions is not None:
             found[f"{_PREFIX}embed_positions.weight"] = self.positions.data
         for number, layer in enumerate(self.layers, self.config.first_layer):
-            assert isinstance(layer, DecoderLayer)
+            assert isinstance(layer, OptLayer)
             found.update(layer.destinations(f"{_PREFIX}layers.{number}."))
         return found
 

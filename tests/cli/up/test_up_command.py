@@ -175,7 +175,7 @@ def test_services_of_one_line_take_the_flags_that_up_gives_them() -> None:
 
 def test_each_group_has_a_worker_process_with_its_share_of_the_cores_and_the_default_pools() -> None:
     known = {name: ServiceAddresses("127.0.0.1:5", "127.0.0.1:6") for name in SERVICES}
-    commands = service_commands(flags("--groups", "2", "--threads", "5"), {})
+    commands = service_commands(flags("--groups", "2", "--threads", "5"), {}, front=Path("none"))
     assert [command.name for command in commands] == ["kvmanager", "scheduler", "worker-0", "worker-1", "gateway"]
     argvs = {command.name: command.build(known) for command in commands}
     assert argvs["scheduler"][argvs["scheduler"].index("--groups") + 1] == "2"

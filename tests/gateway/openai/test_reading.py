@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.gateway.openai.body_fields import SamplingFields
 from services.gateway.openai.error_kinds import RefusedBodyError
-from services.gateway.openai.fields import SamplingFields
 from services.gateway.openai.reading import read_chat, read_completion
 from services.gateway.openai.requests import ChatBody, CompletionBody
 

@@ -76,7 +76,7 @@ def worker_of(engine: FakeEngineOfRank, say: Callable[..., None], on_fatal: Call
     return RankWorker(engine, engine.meet, ComputeThread().post, say, on_fatal)
 
 
-class Rig:
+class LedGroupRig:
     """A leader's group, and where it listens."""
 
     def __init__(self, limits: GroupLimits) -> None:
@@ -107,8 +107,8 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig_with(limits: GroupLimits = LIMITS) -> AsyncIterator[Rig]:
-    rig = Rig(limits)
+async def rig_with(limits: GroupLimits = LIMITS) -> AsyncIterator[LedGroupRig]:
+    rig = LedGroupRig(limits)
     rig.address = await rig.group.listen("127.0.0.1:0")
     yield rig
     await rig.group.stop()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.plan.plan_command import parse_size
+from services.cli.plan_command import parse_size
 from tests.builders.repository_paths import BUNDLED, PUBLISHED_CONFIGS, ROOT
 from tests.cli.commands import fastserve
 
