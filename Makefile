@@ -22,7 +22,8 @@ TAG ?=
 TORCH ?=
 SAVE ?=
 
-# QUICK=1 is a look at the figures in two minutes; FULL=1 takes hours: three seeds, thrice the jobs.
+# QUICK=1 is a look at the figures in two minutes; FULL=1 takes hours: three seeds, thrice the jobs,
+# and leaves the conclusions out, which are about the middle scale.
 QUICK ?=
 FULL ?=
 

@@ -75,10 +75,10 @@ PROFILE_LIMIT_S = 180.0
 
 Jobs = dict[str, list[TraceJob]]
 
-PAIRS = (("fcfs", "defer"), ("skip-join-mlfq", "proactive"), ("mlfq", "reactive"), ("srpt", "proactive"))
-"""Each can go wrong in its own way: FCFS neither preempts nor copies; FastServe's quanta depend on the cost model and
-its copies run ahead; naive MLFQ waits for its copies; SRPT preempts as much without looking at a quantum, so a
-difference that it shows too is not due to the cost model."""
+PAIRS = (("fcfs", "recompute"), ("skip-join-mlfq", "proactive"), ("mlfq", "reactive"), ("gittins", "proactive"))
+"""Each can go wrong in its own way: FCFS copies nothing and computes again what did not fit; the quanta of skip-join
+depend on the cost model, and its copies run ahead; naive MLFQ waits for its copies; the default orders by what it
+has learnt on the way, and lends by the clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from evaluation.panel_metrics import JCT, JCT_P95, PER_TOKEN, WORST_GAP_P95
 from evaluation.paper_n26 import LOADS as POISSON_LOADS
 from evaluation.paper_n26 import SHAREGPT, SLO_S
 from evaluation.paper_v1 import BURSTY, LOADS, OPT_13B, OPT_13B_TIGHT, bursty_panel
-from evaluation.systems import FASTSERVE, FASTSERVE_MARGINAL, FCFS, LIMIT_3S, LIMIT_OFF, LIMIT_PAPER, SRPT
+from evaluation.systems import FCFS, LIMIT_3S, LIMIT_OFF, LIMIT_PAPER, SKIP_JOIN, SKIP_JOIN_MARGINAL, SRPT
 from evaluation.values import Axis, Figure, Panel
 
-_LIMITS = (FCFS, LIMIT_PAPER, LIMIT_3S, FASTSERVE, LIMIT_OFF, SRPT)
-_CHARGES = (FCFS, FASTSERVE, FASTSERVE_MARGINAL, SRPT)
+_LIMITS = (FCFS, LIMIT_PAPER, LIMIT_3S, SKIP_JOIN, LIMIT_OFF, SRPT)
+_CHARGES = (FCFS, SKIP_JOIN, SKIP_JOIN_MARGINAL, SRPT)
 
 STARVATION = Figure(
     name="beyond-starvation-limit",
@@ -38,7 +38,7 @@ CHARGE = Figure(
     ),
 )
 
-_LEVELS = (FCFS, FASTSERVE, LIMIT_OFF, SRPT)
+_LEVELS = (FCFS, SKIP_JOIN, LIMIT_OFF, SRPT)
 _LONG_CONTEXT_TOKENS = 131_072
 LEVELS = Figure(
     name="beyond-levels",

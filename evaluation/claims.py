@@ -3,6 +3,7 @@
 A range's `low` is None where the papers say "up to". Where an ablation of theirs has two figures here, it has two rows.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -32,7 +33,18 @@ from evaluation.readings import (
     sustained_gain,
 )
 from evaluation.results import Evaluation
-from evaluation.systems import DEFER, FASTSERVE, FCFS, FCFS_CHUNKED, FIXED_PRIORITY, MLFQ, REACTIVE, RECOMPUTE, STATIC
+from evaluation.systems import (
+    DEFER,
+    FCFS,
+    FCFS_CHUNKED,
+    FIXED_PRIORITY,
+    MLFQ,
+    REACTIVE,
+    RECOMPUTE,
+    RESERVING,
+    SKIP_JOIN,
+    STATIC,
+)
 from evaluation.values import Figure, System
 
 
@@ -50,7 +62,8 @@ class Verdict(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One number of the papers. `engine` names the other engine that it compares with, "" for the same engine;
-    `against` is the system that stands for it here.
+    `against` is the system that stands for it here. `reading` tells how ours is read off for the papers' policy, or for
+    another system in its place.
     """
 
     key: str
@@ -59,7 +72,7 @@ class Claim:
     low: float | None
     high: float
     figure: Figure
-    reading: Reading
+    reading: Callable[[System], Reading]
     engine: str = ""
     percent: bool = False
 
@@ -72,9 +85,9 @@ class Claim:
             return f"up to {self.high:g}x"
         return f"{self.high:g}x" if self.low == self.high else f"{self.low:g}-{self.high:g}x"
 
-    def ours(self, evaluation: Evaluation) -> Finding | None:
+    def ours(self, evaluation: Evaluation, system: System = SKIP_JOIN) -> Finding | None:
         """None where the figure was not run."""
-        return self.reading(evaluation) if evaluation.has(self.figure.name) else None
+        return self.reading(system)(evaluation) if evaluation.has(self.figure.name) else None
 
     def verdict(self, finding: Finding) -> Verdict:
         """Where ours is. A bound that was only reached from one side decides where it is beyond."""
@@ -106,48 +119,100 @@ _ALPACA = tuple(f"{model}, Alpaca" for model in _MODELS)
 _FT, _ORCA, _VLLM_0_1, _VLLM_0_6 = "FasterTransformer", "Orca", "vLLM 0.1.7", "vLLM 0.6.1"
 
 
-def _overall(key: str, panel: str, low: float, high: float) -> Claim:
-    reading = gain_range(Comparison(((OVERALL, f"{panel}, mean"),), FCFS, FASTSERVE))
-    return Claim(f"v1-{key}", f"v1 {panel} sweep, mean JCT", FCFS.label, low, high, OVERALL, reading, _ORCA)
+_RESERVES = "-reserves"
+"""Ends the key of a claim over FCFS that is read against FCFS with reservation."""
+
+
+def _both(claim: Callable[[str, System], Claim], key: str) -> tuple[Claim, Claim]:
+    """A claim over FCFS: against its best form, then against the one that reserves."""
+    return claim(key, FCFS), claim(f"{key}{_RESERVES}", RESERVING)
+
+
+def _overall(key: str, panel: str, low: float, high: float) -> tuple[Claim, Claim]:
+    def claim(key: str, against: System) -> Claim:
+        panels = ((OVERALL, f"{panel}, mean"),)
+        where = f"v1 {panel} sweep, mean JCT"
+        return Claim(
+            key,
+            where,
+            against.label,
+            low,
+            high,
+            OVERALL,
+            lambda ours: gain_range(Comparison(panels, against, ours)),
+            _ORCA,
+        )
+
+    return _both(claim, f"v1-{key}")
 
 
 def _static(key: str, panel: str, low: float, high: float) -> Claim:
-    reading = gain_range(Comparison(((STATIC_LOADS, panel),), STATIC, FASTSERVE), kept_by=STATIC)
+    def reading(ours: System) -> Reading:
+        return gain_range(Comparison(((STATIC_LOADS, panel),), STATIC, ours), kept_by=STATIC)
+
     return Claim(f"v1-{key}", f"v1 {panel} sweep, mean JCT", STATIC.label, low, high, STATIC_LOADS, reading, _FT)
 
 
-def _sustained(
-    key: str,
-    where: str,
-    against: System,
-    engine: str,
-    low: float | None,
-    high: float,
-    titles: tuple[str, ...],
-    figure: Figure = MEAN_LATENCY,
-) -> Claim:
-    limit_s = BATCH_SLO_S if figure is BATCHES else SLO_S
-    compares = Comparison(tuple((figure, title) for title in titles), against, FASTSERVE)
-    return Claim(key, where, against.label, low, high, figure, sustained_gain(compares, limit_s), engine)
+@dataclass(frozen=True, slots=True)
+class _Sustained:
+    """A claim about the rate that keeps a limit. `engine` as in Claim."""
+
+    where: str
+    engine: str
+    low: float | None
+    high: float
+    titles: tuple[str, ...]
+    figure: Figure = MEAN_LATENCY
+
+    def __call__(self, key: str, against: System) -> Claim:
+        """Against this system."""
+        limit_s = BATCH_SLO_S if self.figure is BATCHES else SLO_S
+        panels = tuple((self.figure, title) for title in self.titles)
+
+        def reading(ours: System) -> Reading:
+            return sustained_gain(Comparison(panels, against, ours), limit_s)
+
+        return Claim(key, self.where, against.label, self.low, self.high, self.figure, reading, self.engine)
 
 
-def _headline(key: str, where: str, high: float, statistic: str) -> Claim:
+def _headline(key: str, where: str, high: float, statistic: str) -> tuple[Claim, Claim]:
     panels = tuple((OVERALL, f"{panel}, {statistic}") for panel in ("rate", "burstiness", "skew"))
-    reading = greatest_gain(Comparison(panels, FCFS, FASTSERVE))
-    return Claim(key, where, FCFS.label, None, high, OVERALL, reading, _ORCA)
+
+    def claim(key: str, against: System) -> Claim:
+        return Claim(
+            key,
+            where,
+            against.label,
+            None,
+            high,
+            OVERALL,
+            lambda ours: greatest_gain(Comparison(panels, against, ours)),
+            _ORCA,
+        )
+
+    return _both(claim, key)
 
 
 def _ablation(key: str, against: System, high: float) -> Claim:
-    reading = greatest_gain(Comparison(((RATIO, "mean JCT"), (RATIO, "per output token")), against, FASTSERVE))
+    def reading(ours: System) -> Reading:
+        return greatest_gain(Comparison(((RATIO, "mean JCT"), (RATIO, "per output token")), against, ours))
+
     where = "ablation over input/output ratios: skip-join"
     return Claim(key, where, against.label, None, high, RATIO, reading)
 
 
 def _kv(key: str, against: System, low: float, high: float) -> tuple[Claim, Claim]:
     def claim(suffix: str, figure: Figure, panel: str, what: str) -> Claim:
-        reading = gain_range(Comparison(((figure, panel),), against, FASTSERVE))
         where = f"ablation: proactive, mean JCT, {what}"
-        return Claim(f"{key}{suffix}", where, against.label, low, high, figure, reading)
+        return Claim(
+            f"{key}{suffix}",
+            where,
+            against.label,
+            low,
+            high,
+            figure,
+            lambda ours: gain_range(Comparison(((figure, panel),), against, ours)),
+        )
 
     return (
         claim("", SWAPS, "mean JCT", "ShareGPT lengths"),
@@ -156,49 +221,49 @@ def _kv(key: str, against: System, low: float, high: float) -> tuple[Claim, Clai
 
 
 _PAPERS_RATE_PER_S = 64.0
-_LOW = Comparison(((SWAPS, "mean JCT"),), FCFS, FASTSERVE)
-_PEAKS = Comparison(((PEAK, "peak KV"),), FASTSERVE, FCFS, PEAK_KV.name)
+_ALL = (*_SHAREGPT, *_ALPACA)
+_BATCHED = ("batch 64", "batch 128")
+
+
+def _low_load(ours: System) -> Reading:
+    return single(Comparison(((SWAPS, "mean JCT"),), FCFS, ours), LOADS.main[0])
+
+
+def _peak(ours: System) -> Reading:
+    return single(Comparison(((PEAK, "peak KV"),), ours, FCFS, PEAK_KV.name), _PAPERS_RATE_PER_S)
+
+
+def _swap_share(ours: System) -> Reading:
+    return greatest_share(SWAPS, "mean JCT", ours, "upload_share")
+
 
 CLAIMS: tuple[Claim, ...] = (
     _static("rate-static", "rate", 1.9, 11.4),
-    _overall("rate-fcfs", "rate", 1.0, 4.3),
+    *_overall("rate-fcfs", "rate", 1.0, 4.3),
     _static("cv-static", "burstiness", 7.4, 12.2),
-    _overall("cv-fcfs", "burstiness", 2.3, 5.1),
+    *_overall("cv-fcfs", "burstiness", 2.3, 5.1),
     _static("theta-static", "skew", 3.6, 10.6),
-    _overall("theta-fcfs", "skew", 1.9, 3.9),
-    _headline("v1-headline-mean", "v1 headline, mean JCT", 5.1, "mean"),
-    _headline("v1-headline-tail", "v1 headline, tail (P95) of JCT", 6.4, "P95"),
-    _sustained("v3-sharegpt-static", "v3 ShareGPT, rate at SLO", STATIC, _FT, 31.5, 74.9, _SHAREGPT),
-    _sustained("v3-alpaca-static", "v3 Alpaca, rate at SLO", STATIC, _FT, 9.5, 15.8, _ALPACA),
-    _sustained("v3-sharegpt-vllm", "v3 ShareGPT, rate at SLO", FCFS, _VLLM_0_1, None, 18.3, _SHAREGPT),
-    _sustained("v3-alpaca-vllm", "v3 Alpaca, rate at SLO", FCFS, _VLLM_0_1, None, 31.4, _ALPACA),
-    _sustained(
-        "v3-vllm-tail", "v3, rate at P95 SLO", FCFS, _VLLM_0_1, None, 17.9, (*_SHAREGPT, *_ALPACA), TAIL_LATENCY
+    *_overall("theta-fcfs", "skew", 1.9, 3.9),
+    *_headline("v1-headline-mean", "v1 headline, mean JCT", 5.1, "mean"),
+    *_headline("v1-headline-tail", "v1 headline, tail (P95) of JCT", 6.4, "P95"),
+    _Sustained("v3 ShareGPT, rate at SLO", _FT, 31.5, 74.9, _SHAREGPT)("v3-sharegpt-static", STATIC),
+    _Sustained("v3 Alpaca, rate at SLO", _FT, 9.5, 15.8, _ALPACA)("v3-alpaca-static", STATIC),
+    *_both(_Sustained("v3 ShareGPT, rate at SLO", _VLLM_0_1, None, 18.3, _SHAREGPT), "v3-sharegpt-vllm"),
+    *_both(_Sustained("v3 Alpaca, rate at SLO", _VLLM_0_1, None, 31.4, _ALPACA), "v3-alpaca-vllm"),
+    *_both(_Sustained("v3, rate at P95 SLO", _VLLM_0_1, None, 17.9, _ALL, TAIL_LATENCY), "v3-vllm-tail"),
+    *_both(_Sustained("v3 ShareGPT, rate at SLO", "", 2.0, 4.0, _SHAREGPT), "v3-sharegpt-fcfs"),
+    *_both(_Sustained("v3 Alpaca, rate at SLO", "", 1.6, 2.0, _ALPACA), "v3-alpaca-fcfs"),
+    *_both(_Sustained("N26, rate at SLO", _VLLM_0_6, None, 6.1, _ALL), "n26-vllm"),
+    *_both(_Sustained("N26, rate at P95 SLO", _VLLM_0_6, None, 8.1, _ALL, TAIL_LATENCY), "n26-vllm-tail"),
+    *_both(_Sustained("N26 batch 64, rate at SLO", _VLLM_0_6, 1.43, 1.43, ("batch 64",), BATCHES), "n26-batch-64-vllm"),
+    *_both(
+        _Sustained("N26 batch 128, rate at SLO", _VLLM_0_6, 1.51, 1.51, ("batch 128",), BATCHES), "n26-batch-128-vllm"
     ),
-    _sustained("v3-sharegpt-fcfs", "v3 ShareGPT, rate at SLO", FCFS, "", 2.0, 4.0, _SHAREGPT),
-    _sustained("v3-alpaca-fcfs", "v3 Alpaca, rate at SLO", FCFS, "", 1.6, 2.0, _ALPACA),
-    _sustained("n26-vllm", "N26, rate at SLO", FCFS, _VLLM_0_6, None, 6.1, (*_SHAREGPT, *_ALPACA)),
-    _sustained(
-        "n26-vllm-tail", "N26, rate at P95 SLO", FCFS, _VLLM_0_6, None, 8.1, (*_SHAREGPT, *_ALPACA), TAIL_LATENCY
+    *_both(_Sustained("N26 batch 64 and 128, rate at SLO", "", 1.2, 1.3, _BATCHED, BATCHES), "n26-batches-fcfs"),
+    _Sustained("N26 with chunked prefill, rate at SLO", _VLLM_0_6, 1.5, 1.5, ("per output token",), CHUNKED)(
+        "n26-chunked", FCFS_CHUNKED
     ),
-    _sustained("n26-batch-64-vllm", "N26 batch 64, rate at SLO", FCFS, _VLLM_0_6, 1.43, 1.43, ("batch 64",), BATCHES),
-    _sustained(
-        "n26-batch-128-vllm", "N26 batch 128, rate at SLO", FCFS, _VLLM_0_6, 1.51, 1.51, ("batch 128",), BATCHES
-    ),
-    _sustained(
-        "n26-batches-fcfs", "N26 batch 64 and 128, rate at SLO", FCFS, "", 1.2, 1.3, ("batch 64", "batch 128"), BATCHES
-    ),
-    _sustained(
-        "n26-chunked",
-        "N26 with chunked prefill, rate at SLO",
-        FCFS_CHUNKED,
-        _VLLM_0_6,
-        1.5,
-        1.5,
-        ("per output token",),
-        CHUNKED,
-    ),
-    _ablation("ablation-fcfs", FCFS, 8.9),
+    *_both(lambda key, against: _ablation(key, against, 8.9), "ablation-fcfs"),
     _ablation("ablation-mlfq", MLFQ, 1.87),
     _ablation("ablation-fixed-priority", FIXED_PRIORITY, 13.9),
     *_kv("proactive-defer", DEFER, 2.3, 3.5),
@@ -211,18 +276,10 @@ CLAIMS: tuple[Claim, ...] = (
         None,
         0.05,
         SWAPS,
-        greatest_share(SWAPS, "mean JCT", FASTSERVE, "upload_share"),
+        _swap_share,
         percent=True,
     ),
-    Claim(
-        "low-load",
-        "low load, mean JCT: no gain",
-        FCFS.label,
-        1.0,
-        1.0,
-        SWAPS,
-        single(_LOW, LOADS.main[0]),
-    ),
+    Claim("low-load", "low load, mean JCT: no gain", FCFS.label, 1.0, 1.0, SWAPS, _low_load),
     Claim(
         "peak-kv",
         f"peak KV of skip-join at {_PAPERS_RATE_PER_S:g} jobs/s, over FCFS's",
@@ -230,7 +287,7 @@ CLAIMS: tuple[Claim, ...] = (
         None,
         7.0,
         PEAK,
-        single(_PEAKS, _PAPERS_RATE_PER_S),
+        _peak,
     ),
 )
 

@@ -15,7 +15,7 @@ from evaluation.finished_runs import FinishedRuns, code_digest
 from evaluation.report import COMMANDS, report
 from evaluation.results import Evaluation
 from evaluation.tables import TableError, read_evaluation, table, table_owner
-from evaluation.values import FULL, MAIN, QUICK, Figure, Scale
+from evaluation.values import CONCLUDED, FULL, MAIN, QUICK, Figure, Scale
 from services.domain.errors import InvalidFieldError
 from services.experiments.processes import over_processes
 from services.runtime.command_line import CommandError, ExitCode, parser, positive_int
@@ -29,7 +29,7 @@ DEFAULT_OUT_OF_LESS = Path("out/evaluation")
 DEFAULT_FINISHED = Path("out/figures")
 
 TITLE = "# The evaluation, without conclusions"
-NOT_WHOLE = f"The conclusions are left out: they are about all figures at the scale of `{COMMANDS[FULL.name]}`."
+NOT_WHOLE = f"The conclusions are left out: they are about all figures at the scale of `{COMMANDS[CONCLUDED.name]}`."
 CONTRADICTED = "The conclusions are left out: these results contradict some of them, and the command names which."
 
 DrawTask = tuple[Evaluation, tuple[Figure, ...], Path]
@@ -61,7 +61,7 @@ def _drawings(evaluation: Evaluation, out: Path) -> Iterator[DrawTask]:
 
 def is_whole(figures: Sequence[Figure], scale: Scale) -> bool:
     """Whether this is what the conclusions are about."""
-    return scale == FULL and tuple(figures) == FIGURES
+    return scale == CONCLUDED and tuple(figures) == FIGURES
 
 
 def write_tables(evaluation: Evaluation, out: Path) -> None:
@@ -114,7 +114,8 @@ def _parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="DIR",
-        help=f"where to write; replaces REPORT.md [all figures with --full: {DEFAULT_OUT}, else {DEFAULT_OUT_OF_LESS}]",
+        help=f"where to write; replaces REPORT.md [all figures: {DEFAULT_OUT}; a few, --quick, --full: "
+        f"{DEFAULT_OUT_OF_LESS}]",
     )
     made.add_argument(
         "--from-csv",

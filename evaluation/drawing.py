@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 
 from evaluation.panel_metrics import GAPS
 from evaluation.results import Evaluation, Point
-from evaluation.systems import COLOURS, DASHED, FASTSERVE, LIMIT_DEFAULT_LABEL
+from evaluation.systems import COLOURS, DASHED, LIMIT_DEFAULT_LABEL, SKIP_JOIN
 from evaluation.values import Axis, Figure, Panel, PanelKind, System
 from services.experiments.figure_pages import PLAIN, STYLE, name_log_ticks, write_page
 
@@ -57,9 +57,9 @@ _SPLIT = (
 
 
 def _label_of(system: System, panel: Panel) -> str:
-    """FastServe's own limit is named where it is what the panel varies."""
+    """The default limit is named where it is what the panel varies."""
     limits = {each.starvation_limit_s for each in panel.systems}
-    return LIMIT_DEFAULT_LABEL if system == FASTSERVE and len(limits) > 1 else system.label
+    return LIMIT_DEFAULT_LABEL if system == SKIP_JOIN and len(limits) > 1 else system.label
 
 
 def apart(fractions: Sequence[float]) -> list[float]:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from evaluation.claims import Verdict, claim_of
 from evaluation.results import Evaluation
+from evaluation.systems import SKIP_JOIN
 from evaluation.values import Figure, System
 
 Span = tuple[float, float]
@@ -174,11 +175,11 @@ def papers(key: str) -> DeclaredFact:
     return DeclaredFact(lambda _: claim_of(key).paper)
 
 
-def ours(key: str, form: str) -> DeclaredFact:
-    """What the table of claims has of ours; the form may use {low} and {high}."""
+def ours_of_claim(key: str, form: str, system: System = SKIP_JOIN) -> DeclaredFact:
+    """What the table of claims has of a policy of ours; the form may use {low} and {high}."""
 
     def read(evaluation: Evaluation) -> str:
-        finding = claim_of(key).ours(evaluation)
+        finding = claim_of(key).ours(evaluation, system)
         assert finding is not None, "conclusions are of all figures"
         return form.format(low=finding.low.value, high=finding.high.value)
 

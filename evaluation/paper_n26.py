@@ -10,15 +10,17 @@ from evaluation.paper_v1 import GPT_175B, OPT_13B
 from evaluation.ratio_lengths import SHARED_TOKENS
 from evaluation.systems import (
     DEFER,
-    FASTSERVE,
-    FASTSERVE_CHUNKED,
     FCFS,
     FCFS_CHUNKED,
-    FCFS_ON_DEMAND,
     FIXED_PRIORITY,
+    GITTINS,
+    GITTINS_CHUNKED,
     MLFQ,
     REACTIVE,
     RECOMPUTE,
+    RESERVING,
+    SKIP_JOIN,
+    SKIP_JOIN_CHUNKED,
     SRPT,
     STATIC,
 )
@@ -40,7 +42,7 @@ ALPACA = Traffic(Lengths(WorkloadKind.ALPACA))
 DATASETS = (("ShareGPT", SHAREGPT), ("Alpaca", ALPACA))
 LOADS = Points((0.2, 0.5, 0.8, 1.0, 1.2, 1.5), (1.1, 2.0))
 
-_END_TO_END = (STATIC, FCFS, FASTSERVE, SRPT)
+_END_TO_END = (STATIC, FCFS, RESERVING, SKIP_JOIN, GITTINS, SRPT)
 _POISSON = "Poisson arrivals"
 
 
@@ -75,7 +77,7 @@ PEAK = Figure(
             Points((16, 32, 48, 64, 96), (128,)),
             replace(OPT_2_7B, device_tokens=4_000_000, host_tokens=4_000_000),
             Traffic(Lengths(WorkloadKind.ZIPF, theta=0.0, max_prompt_tokens=512, max_output_tokens=20), cv=4.0),
-            (FCFS, MLFQ, FASTSERVE, SRPT),
+            (FCFS, RESERVING, MLFQ, SKIP_JOIN, GITTINS, SRPT),
             PEAK_KV,
         ),
         Panel(
@@ -84,7 +86,7 @@ PEAK = Figure(
             Points((16, 32, 48, 64, 96), (128,)),
             replace(OPT_2_7B, device_tokens=4_000_000, host_tokens=4_000_000),
             Traffic(Lengths(WorkloadKind.ZIPF, theta=0.0, max_prompt_tokens=512, max_output_tokens=20), cv=4.0),
-            (FCFS, MLFQ, FASTSERVE, SRPT),
+            (FCFS, RESERVING, MLFQ, SKIP_JOIN, GITTINS, SRPT),
             JCT,
         ),
     ),
@@ -129,7 +131,7 @@ BATCHES = Figure(
             LOADS,
             replace(LLAMA_8B, max_batch=batch),
             SHAREGPT,
-            (FCFS, FASTSERVE, SRPT),
+            (FCFS, RESERVING, SKIP_JOIN, GITTINS, SRPT),
             PER_TOKEN,
             BATCH_SLO_S,
             job_factor=max(1, batch // 64),
@@ -152,7 +154,7 @@ LLAMA = Figure(
 
 _RATIOS = Points((0.25, 1, 4, 16, 64, 256), (0.5, 2, 8, 32, 128))
 _RATIO_TRAFFIC = Traffic(Lengths(WorkloadKind.ZIPF, theta=0.8), cv=1.0, load=1.0)
-_RATIO_SYSTEMS = (FCFS, FIXED_PRIORITY, MLFQ, FASTSERVE, SRPT)
+_RATIO_SYSTEMS = (FCFS, RESERVING, FIXED_PRIORITY, MLFQ, SKIP_JOIN, GITTINS, SRPT)
 RATIO = Figure(
     name="n26-16-input-output-ratio",
     shows="N26 Fig. 16",
@@ -166,7 +168,7 @@ RATIO = Figure(
     ),
 )
 
-_SWAPS = (FCFS, DEFER, RECOMPUTE, REACTIVE, FASTSERVE, SRPT)
+_SWAPS = (FCFS, RESERVING, DEFER, RECOMPUTE, REACTIVE, SKIP_JOIN, GITTINS, SRPT)
 SWAPS = Figure(
     name="n26-17-swap-policies",
     shows="N26 Fig. 17",
@@ -180,13 +182,13 @@ SWAPS = Figure(
     ),
 )
 
-_CHUNKED = (FCFS, FCFS_ON_DEMAND, FCFS_CHUNKED, FASTSERVE, FASTSERVE_CHUNKED, SRPT)
+_CHUNKED = (FCFS, RESERVING, FCFS_CHUNKED, SKIP_JOIN, SKIP_JOIN_CHUNKED, GITTINS, GITTINS_CHUNKED, SRPT)
 CHUNKED = Figure(
     name="n26-18-chunked-prefill",
     shows="N26 Fig. 18",
     title="OPT-13B: against FCFS with chunked prefill",
     caption=f"OPT-13B on one A100-40GB, batch 16, ShareGPT lengths, {_POISSON}, chunks of "
-    f"{FCFS_CHUNKED.prefill_chunk_tokens} tokens. FCFS with KV on demand is vLLM's order; its engine is not modelled.",
+    f"{FCFS_CHUNKED.prefill_chunk_tokens} tokens. FCFS that recomputes is vLLM's order; its engine is not modelled.",
     panels=(
         Panel("per output token", Axis.LOAD, LOADS, OPT_13B, SHAREGPT, _CHUNKED, PER_TOKEN, SLO_S),
         Panel("mean JCT", Axis.LOAD, LOADS, OPT_13B, SHAREGPT, _CHUNKED, JCT),

@@ -5,7 +5,19 @@ Zipf lengths, Gamma arrivals).
 from dataclasses import replace
 
 from evaluation.panel_metrics import JCT, JCT_P95, PER_TOKEN
-from evaluation.systems import DEFER, FASTSERVE, FCFS, MLFQ, MLFQ_KILL, REACTIVE, RECOMPUTE, SRPT, STATIC
+from evaluation.systems import (
+    DEFER,
+    FCFS,
+    GITTINS,
+    MLFQ,
+    MLFQ_KILL,
+    REACTIVE,
+    RECOMPUTE,
+    RESERVING,
+    SKIP_JOIN,
+    SRPT,
+    STATIC,
+)
 from evaluation.values import Axis, Figure, Lengths, Metric, Panel, Points, Server, System, Traffic
 from services.workloads.workload import WorkloadKind
 
@@ -38,9 +50,9 @@ def bursty_panel(
     return Panel(title, axis, points, server, traffic, systems, metric, job_factor=3)
 
 
-_END_TO_END = (STATIC, FCFS, FASTSERVE, SRPT)
-_FIRST_ITERATION = (FCFS, MLFQ_KILL, MLFQ, FASTSERVE, SRPT)
-_BY_KV = (FCFS, DEFER, RECOMPUTE, REACTIVE, FASTSERVE, SRPT)
+_END_TO_END = (STATIC, FCFS, RESERVING, SKIP_JOIN, GITTINS, SRPT)
+_FIRST_ITERATION = (FCFS, RESERVING, MLFQ_KILL, MLFQ, SKIP_JOIN, GITTINS, SRPT)
+_BY_KV = (FCFS, RESERVING, DEFER, RECOMPUTE, REACTIVE, SKIP_JOIN, GITTINS, SRPT)
 _UNLESS_SWEPT = (
     f"Batch 16, Gamma arrivals, Zipf lengths of prompts and outputs, 1 to {ZIPF.max_output_tokens} tokens; "
     f"unless swept: load {BURSTY.load} of FCFS's capacity, CV {BURSTY.cv:g}, theta {ZIPF.theta}."
@@ -92,7 +104,7 @@ KV_POLICIES = Figure(
     shows="v1 Fig. 11",
     title="OPT-13B, little memory: what to do when KV does not fit",
     caption=f"OPT-13B on one A100-40GB with room for {OPT_13B_TIGHT.device_tokens:,} tokens of KV. {_UNLESS_SWEPT} "
-    "FCFS defers. Deferring knows each job's true length. Only the proactive policy (FastServe) keeps slots idle.",
+    "Reserving and deferring know each job's true length. Only the proactive policy keeps slots idle.",
     panels=(
         bursty_panel("rate", Axis.LOAD, LOADS, OPT_13B_TIGHT, _BY_KV, JCT),
         bursty_panel("burstiness", Axis.CV, Points((1.0, 4.0, 8.0), (2.0,)), OPT_13B_TIGHT, _BY_KV, JCT),
@@ -119,8 +131,8 @@ QUANTA = Figure(
     title="OPT-13B: the ratio of one level's quantum to the next",
     caption=f"OPT-13B on one A100-40GB. {_UNLESS_SWEPT} Only MLFQ policies have quanta.",
     panels=(
-        bursty_panel("mean", Axis.QUANTUM_RATIO, Points((2, 4, 16), (8,)), OPT_13B, (FCFS, FASTSERVE, SRPT), JCT),
-        bursty_panel("P95", Axis.QUANTUM_RATIO, Points((2, 4, 16), (8,)), OPT_13B, (FCFS, FASTSERVE, SRPT), JCT_P95),
+        bursty_panel("mean", Axis.QUANTUM_RATIO, Points((2, 4, 16), (8,)), OPT_13B, (FCFS, SKIP_JOIN, SRPT), JCT),
+        bursty_panel("P95", Axis.QUANTUM_RATIO, Points((2, 4, 16), (8,)), OPT_13B, (FCFS, SKIP_JOIN, SRPT), JCT_P95),
     ),
 )
 

@@ -8,8 +8,8 @@ from evaluation.paper_n26 import BATCHES, LLAMA, MEAN_LATENCY, TAIL_LATENCY
 from evaluation.paper_v1 import KV_POLICIES, OVERALL
 from evaluation.readings import AXIS_WORDS, times, times_of
 from evaluation.results import Evaluation
-from evaluation.systems import FASTSERVE, FCFS, SRPT
-from evaluation.values import Axis, Figure, Panel, Server, Traffic
+from evaluation.systems import FCFS, GITTINS, RESERVING, SKIP_JOIN, SRPT
+from evaluation.values import Axis, Figure, Panel, Server, System, Traffic
 
 NOT_RUN = "–"
 
@@ -45,29 +45,43 @@ _GAINS = (
 )
 
 
-def _gain(evaluation: Evaluation, panel: Panel, number: str, load: float) -> str:
-    gains = {gain.x: gain.times for gain in evaluation.gains(panel, FCFS, FASTSERVE, number)}
-    return times_of(gains[load]) if load in gains else NOT_RUN
+_FCFS_FORMS = (FCFS, RESERVING)
+_OURS = (SKIP_JOIN, GITTINS)
 
 
-def _seconds(evaluation: Evaluation, panel: Panel, number: str, load: float) -> str:
+def _gain(evaluation: Evaluation, panel: Panel, than: System, number: str, load: float) -> str:
+    """Of the papers' policy, then of the default."""
     if load not in evaluation.scale.of(panel.points):
         return NOT_RUN
-    values = (evaluation.point(panel, system, load, number).mean for system in (FCFS, FASTSERVE))
-    return " → ".join(f"{value:.2g}" for value in values)
+    told = []
+    for ours in _OURS:
+        gains = {gain.x: gain.times for gain in evaluation.gains(panel, than, ours, number)}
+        told.append(times_of(gains[load]))
+    return " / ".join(told)
+
+
+def _seconds(evaluation: Evaluation, panel: Panel, than: System, number: str, load: float) -> str:
+    if load not in evaluation.scale.of(panel.points):
+        return NOT_RUN
+    before, *after = (evaluation.point(panel, system, load, number).mean for system in (than, *_OURS))
+    return f"{before:.2g} → {' / '.join(f'{value:.2g}' for value in after)}"
 
 
 def workloads_table(evaluation: Evaluation) -> MarkdownTable:
-    """How many times as long FCFS takes as FastServe, and what streams pay, workload by workload."""
-    heading = ("FCFS's time over FastServe's", *(name for name, _, _ in _GAINS), "P95 of worst gaps, load 1, s")
+    """How many times as long FCFS takes as the papers' policy and as the default, and what streams pay, workload by
+    workload: FCFS in its best form first, then the one that reserves.
+    """
+    heading = ("workload", "over", *(name for name, _, _ in _GAINS), "P95 of worst gaps, load 1, s")
     rows = [
         (
             name,
-            *(_gain(evaluation, figure.panel(title), number, load) for _, number, load in _GAINS),
-            _seconds(evaluation, figure.panel(title), "worst_gap_s.p95", 1.0),
+            than.label,
+            *(_gain(evaluation, figure.panel(title), than, number, load) for _, number, load in _GAINS),
+            _seconds(evaluation, figure.panel(title), than, "worst_gap_s.p95", 1.0),
         )
         for name, figure, title in _WORKLOADS
         if evaluation.has(figure.name)
+        for than in _FCFS_FORMS
     ]
     return MarkdownTable(heading, tuple(rows))
 
@@ -77,23 +91,34 @@ def claims_table(evaluation: Evaluation) -> MarkdownTable:
     rows: list[tuple[str, ...]] = []
     for claim in CLAIMS:
         finding = claim.ours(evaluation)
-        ours = (NOT_RUN, "not run") if finding is None else (finding.text, claim.verdict(finding).value)
+        default = claim.ours(evaluation, GITTINS)
+        assert (finding is None) == (default is None), "both are of the same figure"
+        if finding is None or default is None:
+            ours = (NOT_RUN, "not run", NOT_RUN)
+        else:
+            ours = (finding.text, claim.verdict(finding).value, default.text)
         rows.append((claim.where, claim.engine or claim.against, claim.paper, claim.against, *ours))
-    heading = ("the papers' claim", "over", "theirs", "here over", "ours", "verdict")
+    heading = ("the papers' claim", "over", "theirs", "here over", SKIP_JOIN.label, "verdict", GITTINS.label)
     return MarkdownTable(heading, tuple(rows))
+
+
+_SUSTAINING = (FCFS, RESERVING, SKIP_JOIN, GITTINS)
 
 
 def _sustained_row(evaluation: Evaluation, figure: Figure, panel: Panel) -> tuple[str, ...]:
     assert panel.limit is not None, "a rate is sustained within a limit"
-    fcfs, fastserve, srpt = (evaluation.sustained(panel, system, panel.limit) for system in (FCFS, FASTSERVE, SRPT))
+    rates = {system: evaluation.sustained(panel, system, panel.limit) for system in (*_SUSTAINING, SRPT)}
     capacity = evaluation.at(panel, FCFS, evaluation.scale.of(panel.points)[0])[0].capacity_per_s
-    loads = (f"{rate.bound}{rate.value / capacity:.2f}" for rate in (fcfs, fastserve))
-    return (figure.name, panel.title, f"{panel.limit:g}", *loads, times(fastserve.over(fcfs)), times(srpt.over(fcfs)))
+    loads = (f"{rates[system].bound}{rates[system].value / capacity:.2f}" for system in _SUSTAINING)
+    over = (times(rates[system].over(rates[FCFS])) for system in (SKIP_JOIN, GITTINS, SRPT))
+    return (figure.name, panel.title, f"{panel.limit:g}", *loads, *over)
 
 
 def sustained_table(evaluation: Evaluation) -> MarkdownTable:
     """Up to which load a latency per output token is kept."""
-    heading = ("figure", "panel", "limit, s", "load: FCFS", "FastServe", "FastServe/FCFS", "SRPT/FCFS")
+    first, *others = (system.label for system in _SUSTAINING)
+    ratios = (f"{system.label}/{FCFS.label}" for system in (SKIP_JOIN, GITTINS, SRPT))
+    heading = ("figure", "panel", "limit, s", f"load: {first}", *others, *ratios)
     rows = [
         _sustained_row(evaluation, figure, panel)
         for figure in (MEAN_LATENCY, TAIL_LATENCY, BATCHES)
@@ -116,7 +141,9 @@ def gaps_table(evaluation: Evaluation) -> MarkdownTable:
                 continue
             seen.add((panel.server, panel.traffic))
             x = min(evaluation.points(panel, FCFS), key=lambda point: abs(point.load - 1)).x
-            for system in (FCFS, FASTSERVE):
+            for system in (FCFS, SKIP_JOIN, GITTINS):
+                if system not in panel.systems:
+                    continue
                 values = (evaluation.point(panel, system, x, number).mean for number in _GAP_NUMBERS)
                 place = f"{figure.name}: {panel.title}, {AXIS_WORDS[panel.axis]} {x:g}"
                 rows.append((place, system.label, *(f"{value:.3g}" for value in values)))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from evaluation.values import DEFAULT_STARVATION_LIMIT_S, System
+from evaluation.values import BEST_FORM, DEFAULT_STARVATION_LIMIT_S, System
 from services.scheduler.scheduler_config import Charge, PolicyName
 
 CHUNK_TOKENS = 256
@@ -10,13 +10,20 @@ CHUNK_TOKENS = 256
 STATIC = System("static batches", PolicyName.STATIC, "defer")
 """FasterTransformer: a batch is filled once and runs until its last job ends."""
 
-FCFS = System("FCFS", PolicyName.FCFS, "defer")
-"""Orca: iteration-level, run to completion, a job's whole KV is reserved at admission."""
+FCFS = System("FCFS", PolicyName.FCFS, BEST_FORM)
+"""Iteration-level, run to completion, in the form that is best for the run: KV that grows and, when it does not fit, is
+recomputed (vLLM) or moved to the host, or that is reserved at admission.
+"""
 
-FCFS_ON_DEMAND = System("FCFS, KV on demand", PolicyName.FCFS, "recompute")
-"""vLLM's order: KV grows as it is needed, the youngest job gives its blocks up and recomputes."""
+RESERVING = System("FCFS, reserves", PolicyName.FCFS, "defer")
+"""Orca: a job's whole KV is reserved at admission. It is told the job's true length."""
 
-FASTSERVE = System("FastServe", PolicyName.SKIP_JOIN_MLFQ, "proactive")
+SKIP_JOIN = System("skip-join MLFQ", PolicyName.SKIP_JOIN_MLFQ, "proactive")
+"""FastServe as the papers have it."""
+
+GITTINS = System("gittins", PolicyName.GITTINS, "proactive")
+"""FastServe's default."""
+
 SRPT = System("SRPT oracle", PolicyName.SRPT, "proactive")
 MLFQ = System("naive MLFQ", PolicyName.MLFQ, "proactive")
 MLFQ_KILL = System("naive MLFQ, cuts prefills", PolicyName.MLFQ_KILL, "proactive")
@@ -27,19 +34,21 @@ RECOMPUTE = System("skip-join + recompute", PolicyName.SKIP_JOIN_MLFQ, "recomput
 REACTIVE = System("skip-join + reactive", PolicyName.SKIP_JOIN_MLFQ, "reactive")
 
 FCFS_CHUNKED = replace(FCFS, label="FCFS, chunked prefill", prefill_chunk_tokens=CHUNK_TOKENS)
-FASTSERVE_CHUNKED = replace(FASTSERVE, label="FastServe, chunked prefill", prefill_chunk_tokens=CHUNK_TOKENS)
-FASTSERVE_MARGINAL = replace(FASTSERVE, label="FastServe, marginal charge", charge=Charge.MARGINAL)
+SKIP_JOIN_CHUNKED = replace(SKIP_JOIN, label="skip-join, chunked prefill", prefill_chunk_tokens=CHUNK_TOKENS)
+GITTINS_CHUNKED = replace(GITTINS, label="gittins, chunked prefill", prefill_chunk_tokens=CHUNK_TOKENS)
+SKIP_JOIN_MARGINAL = replace(SKIP_JOIN, label="skip-join, marginal charge", charge=Charge.MARGINAL)
 
-LIMIT_PAPER = replace(FASTSERVE, label="limit 300 ms", starvation_limit_s=0.3)
-LIMIT_3S = replace(FASTSERVE, label="limit 3 s", starvation_limit_s=3.0)
-LIMIT_OFF = replace(FASTSERVE, label="no promotion", starvation_limit_s=None)
-LIMIT_DEFAULT_LABEL = f"FastServe (limit {DEFAULT_STARVATION_LIMIT_S:g} s)"
+LIMIT_PAPER = replace(SKIP_JOIN, label="limit 300 ms", starvation_limit_s=0.3)
+LIMIT_3S = replace(SKIP_JOIN, label="limit 3 s", starvation_limit_s=3.0)
+LIMIT_OFF = replace(SKIP_JOIN, label="no promotion", starvation_limit_s=None)
+LIMIT_DEFAULT_LABEL = f"skip-join (limit {DEFAULT_STARVATION_LIMIT_S:g} s)"
 
 COLOURS = {
     STATIC.label: "#9a8c98",
     FCFS.label: "#4a4e57",
-    FCFS_ON_DEMAND.label: "#b07d2b",
-    FASTSERVE.label: "#d1495b",
+    RESERVING.label: "#b07d2b",
+    SKIP_JOIN.label: "#1d7a8c",
+    GITTINS.label: "#d1495b",
     SRPT.label: "#3d9970",
     MLFQ.label: "#30638e",
     MLFQ_KILL.label: "#8e5aa8",
@@ -48,8 +57,9 @@ COLOURS = {
     RECOMPUTE.label: "#8e5aa8",
     REACTIVE.label: "#30638e",
     FCFS_CHUNKED.label: "#7ca5b8",
-    FASTSERVE_CHUNKED.label: "#f08a4b",
-    FASTSERVE_MARGINAL.label: "#f08a4b",
+    SKIP_JOIN_CHUNKED.label: "#83b8c2",
+    GITTINS_CHUNKED.label: "#f08a4b",
+    SKIP_JOIN_MARGINAL.label: "#f08a4b",
     LIMIT_PAPER.label: "#8e5aa8",
     LIMIT_3S.label: "#edae49",
     LIMIT_OFF.label: "#30638e",

@@ -56,12 +56,14 @@ def table_owner(figure: Figure, figures: Sequence[Figure]) -> Figure:
 
 
 def _point_rows(evaluation: Evaluation, panel: Panel, system: System, x: float) -> Iterator[list[str]]:
-    place = [panel.title, panel.axis.value, _written(x), system.label, system.policy.value, system.kv_policy]
-    columns = [_cells(measured) for measured in evaluation.at(panel, system, x)]
-    for seed, cells in zip(evaluation.scale.seeds, columns, strict=True):
-        yield [*place, str(seed), *map(_written, cells)]
+    place = [panel.title, panel.axis.value, _written(x), system.label, system.policy.value]
+    runs = evaluation.at(panel, system, x)
+    columns = [_cells(measured) for measured in runs]
+    for seed, measured, cells in zip(evaluation.scale.seeds, runs, columns, strict=True):
+        yield [*place, measured.kv_policy, str(seed), *map(_written, cells)]
     for name, summary in _SUMMARIES.items():
-        yield [*place, name, *(_written(summary(values)) for values in zip(*columns, strict=True))]
+        cells = [summary(values) for values in zip(*columns, strict=True)]
+        yield [*place, system.kv_policy, name, *map(_written, cells)]
 
 
 def table(evaluation: Evaluation, figure: Figure) -> str:
@@ -78,7 +80,7 @@ def table(evaluation: Evaluation, figure: Figure) -> str:
 
 def _measured(row: Mapping[str, str]) -> Measured:
     numbers = {name: float(row[name]) for name in NUMBERS}
-    return Measured(float(row["fcfs_capacity_per_s"]), float(row["rate_per_s"]), numbers)
+    return Measured(float(row["fcfs_capacity_per_s"]), float(row["rate_per_s"]), numbers, row["kv_policy"])
 
 
 def _runs_of(figure: Figure, scale: Scale, rows: Sequence[Mapping[str, str]]) -> Iterator[tuple[Run, Measured]]:

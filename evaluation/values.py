@@ -15,6 +15,9 @@ from services.scheduler.scheduler_config import Charge, PolicyName
 from services.workloads.workload import WorkloadKind
 
 DEFAULT_STARVATION_LIMIT_S = 10.0
+BEST_FORM = "best"
+"""Stands for a KV policy: that of services.simulator.fcfs_capacity.FCFS_FORMS under which the run's mean completion
+time is least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Who runs and where KV is: what the figures compare. `label` is what pictures and tables call it."""
+    """Who runs and where KV is: what the figures compare. `label` is what pictures and tables call it. `kv_policy` is
+    one of the services', or BEST_FORM."""
 
     label: str
     policy: PolicyName
@@ -79,7 +83,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class CapacityOf:
-    """What must be known before runs at a load: the rate of jobs that FCFS can serve."""
+    """What must be known before runs at a load: the rate of jobs that FCFS can serve in its best form."""
 
     server: Server
     lengths: Lengths
@@ -87,11 +91,13 @@ class CapacityOf:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run gave. `numbers` holds every name of measures.NUMBERS."""
+    """What a run gave. `numbers` holds every name of measures.NUMBERS. `kv_policy` is the one that was run: of a system
+    in its best form, that form."""
 
     capacity_per_s: float
     rate_per_s: float
     numbers: dict[str, float]
+    kv_policy: str
 
     @property
     def load(self) -> float:
@@ -188,6 +194,8 @@ class Scale:
 QUICK = Scale("quick", jobs=120, seeds=(0,), most_points=3, full=False)
 MAIN = Scale("main", jobs=1000, seeds=(0,), most_points=None, full=False)
 FULL = Scale("full", jobs=3000, seeds=(0, 1, 2), most_points=None, full=True)
+CONCLUDED = MAIN
+"""What is committed, and what the conclusions are about."""
 
 
 class PanelKind(StrEnum):

@@ -56,7 +56,7 @@ def fcfs_capacity_per_s(
             stuck = stuck or error
             continue
         rates.append(_sustained_per_s(simulation))
-        if _never_short(setup, at_once, simulation):
+        if never_short(setup, at_once, simulation):
             break
     if stuck is not None and not rates:
         raise stuck
@@ -82,9 +82,10 @@ def _sustained_per_s(simulation: Simulation) -> float:
     return made / whole * len(served) / saturated_s
 
 
-def _never_short(setup: ServerSetup, jobs: Sequence[SimulatedJob], simulation: Simulation) -> bool:
-    """Whether the device pool always had room for two more jobs, each as large as the largest. Then no job was kept
-    waiting for blocks, in the batch or ahead of it, so there was nothing to recompute, move or reserve differently.
+def never_short(setup: ServerSetup, jobs: Sequence[SimulatedJob], simulation: Simulation) -> bool:
+    """Whether the forms of FCFS could not differ: the device pool always had room for two more jobs, each as large as
+    the largest. Then no job was kept waiting for blocks, in the batch or ahead of it, so there was nothing to
+    recompute, move or reserve differently.
     """
     fitting = [
         job.prompt_tokens + job.most_output_tokens

@@ -127,7 +127,7 @@ def test_a_figure_is_compared_with_the_mean_of_the_live_runs_and_their_range_is_
     measured: dict[str, Any],
 ) -> None:
     first = compared(measured, "mean_jct_s")[0]
-    assert first.name == "calm: fcfs + defer"
+    assert first.name == "calm: fcfs + recompute"
     assert first.live_mean == pytest.approx(1.0)
     assert first.spread == pytest.approx(0.2)
     assert first.off == pytest.approx(0.09)
@@ -157,7 +157,7 @@ def test_goals_tell_the_worst_and_hold_each_load_to_its_own(measured: dict[str, 
     assert "3 of 4 within; worst full: skip-join-mlfq + proactive" in busy.text
     assert (busy.asked, busy.measured) == ("<= 3%", "4%")
     assert jct.met  # FCFS at load 0.9 is off by 100 %, and not asked
-    assert "2 of 2 within; worst calm: fcfs + defer" in jct.text
+    assert "2 of 2 within; worst calm: fcfs + recompute" in jct.text
     assert not ratio.met
     assert ratio.measured == "11.11%"  # 4/9 against 1/2
     assert "0 of 1 within" in ratio.text
@@ -182,7 +182,7 @@ def test_tables_have_a_row_for_every_run_and_show_the_picture(measured: dict[str
     traces, busy, jct, ratios, *others, on_the_way = tables(measured)
     assert "live_against_simulated.svg" in traces.note
     assert [row[0] for row in traces.rows] == ["calm", "full"]
-    assert jct.rows[0] == ("calm: fcfs + defer", "1", "20.0%", "1.09", "+9.0%")
+    assert jct.rows[0] == ("calm: fcfs + recompute", "1", "20.0%", "1.09", "+9.0%")
     assert busy.rows[3][-1] == "-4.0%"
     assert [row[0] for row in ratios.rows] == [f"{trace}: skip-join-mlfq + proactive" for trace in ("calm", "full")]
     assert on_the_way.rows[3][1:3] == ("1000 / 1000", "10.000 / 9.600")
@@ -198,7 +198,7 @@ def test_the_picture_is_the_same_bytes_for_the_same_result(measured: dict[str, A
         assert [path.name for path in drawn] == ["live_against_simulated.svg"]
     assert (first / drawn[0].name).read_bytes() == (again / drawn[0].name).read_bytes()
     text = (first / "live_against_simulated.svg").read_text()
-    assert all(named in text for named in ("calm", "full", "fcfs + defer", "skip-join-mlfq + proactive"))
+    assert all(named in text for named in ("calm", "full", "fcfs + recompute", "skip-join-mlfq + proactive"))
 
 
 def test_a_worker_reckons_with_the_profile_that_was_put_in_the_place_of_its_own(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from evaluation.catalogue import FIGURES
 from evaluation.command import DEFAULT_OUT
 from evaluation.results import Evaluation
 from evaluation.tables import read_evaluation
-from evaluation.values import FULL
+from evaluation.values import CONCLUDED
 from tests.evaluation.tiny_evaluation import evaluated
 
 
@@ -21,4 +21,4 @@ def evaluation(tmp_path_factory: pytest.TempPathFactory) -> Evaluation:
 @pytest.fixture(scope="session")
 def committed() -> Evaluation:
     """What the committed files say."""
-    return read_evaluation(Path(__file__).parents[2] / DEFAULT_OUT, FIGURES, FULL)
+    return read_evaluation(Path(__file__).parents[2] / DEFAULT_OUT, FIGURES, CONCLUDED)

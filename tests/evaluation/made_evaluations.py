@@ -29,7 +29,9 @@ def _measured(run: Run, value: float, numbers: dict[str, float]) -> Measured:
     load = run.traffic.load
     rate = run.traffic.rate_per_s if load is None else load * CAPACITY_PER_S
     assert rate is not None
-    return Measured(CAPACITY_PER_S, rate, {**dict.fromkeys(NUMBERS, value), "failed": 0.0, **numbers})
+    return Measured(
+        CAPACITY_PER_S, rate, {**dict.fromkeys(NUMBERS, value), "failed": 0.0, **numbers}, run.system.kv_policy
+    )
 
 
 def fastserve_wins(times: float) -> Rule:

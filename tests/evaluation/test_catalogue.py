@@ -4,7 +4,7 @@ from evaluation.catalogue import FIGURES
 from evaluation.paper_n26 import GOODPUT, MEAN_LATENCY, TAIL_LATENCY
 from evaluation.results import Evaluation
 from evaluation.simulating import server_setup
-from evaluation.systems import COLOURS, FASTSERVE, FCFS, SRPT
+from evaluation.systems import COLOURS, FCFS, SKIP_JOIN, SRPT
 from evaluation.values import MAIN
 from tests.evaluation.tiny_evaluation import FIGURE, TINY
 
@@ -24,7 +24,7 @@ def test_every_figure_that_the_papers_evaluation_has_is_declared() -> None:
 def test_every_figure_has_the_oracle_and_the_baseline() -> None:
     for figure in FIGURES:
         for panel in figure.panels:
-            assert {FCFS, FASTSERVE, SRPT} <= set(panel.systems), (figure.name, panel.title)
+            assert {FCFS, SKIP_JOIN, SRPT} <= set(panel.systems), (figure.name, panel.title)
 
 
 def test_panels_of_a_figure_have_titles_of_their_own() -> None:

@@ -8,7 +8,7 @@ from evaluation.interpolation import Bound, Known
 from evaluation.paper_n26 import SWAPS
 from evaluation.paper_v1 import GPT_175B, OVERALL
 from evaluation.readings import Finding
-from evaluation.systems import FASTSERVE, FCFS, STATIC
+from evaluation.systems import FCFS, GITTINS, RESERVING, SKIP_JOIN, STATIC
 from evaluation.values import MAIN, Run
 from services.scheduler.scheduler_config import PolicyName
 from tests.evaluation.made_evaluations import Numbers, Rule, fastserve_wins, made
@@ -58,7 +58,29 @@ def found(key: str, rule: Rule, numbers: Numbers | None = None) -> Finding:
 
 
 def test_every_number_of_the_papers_is_a_claim() -> None:
-    assert {claim.key: claim.paper for claim in CLAIMS} == PAPER_TABLE
+    assert {claim.key: claim.paper for claim in CLAIMS if not claim.key.endswith("-reserves")} == PAPER_TABLE
+
+
+def test_a_claim_over_fcfs_is_read_over_its_best_form_first_and_then_over_reservation() -> None:
+    keys = [claim.key for claim in CLAIMS]
+    for number, claim in enumerate(CLAIMS):
+        if claim.against == RESERVING.label:
+            before = CLAIMS[number - 1]
+            assert (claim.key, before.against) == (f"{before.key}-reserves", FCFS.label)
+            assert (claim.paper, claim.where, claim.figure) == (before.paper, before.where, before.figure)
+    over_fcfs = [claim.key for claim in CLAIMS if claim.against == FCFS.label]
+    assert [key for key in over_fcfs if f"{key}-reserves" not in keys] == ["low-load", "peak-kv"]
+
+
+def test_a_claim_is_read_for_the_papers_policy_and_for_the_default() -> None:
+    seconds = {FCFS: 6.0, RESERVING: 12.0, SKIP_JOIN: 3.0, GITTINS: 2.0}
+    evaluation = made(MAIN, FIGURES, lambda run: seconds.get(run.system, 1.0))
+    found = {
+        (key, system): claim_of(key).ours(evaluation, system)
+        for key in ("v1-rate-fcfs", "v1-rate-fcfs-reserves")
+        for system in (SKIP_JOIN, GITTINS)
+    }
+    assert [finding and finding.high.value for finding in found.values()] == [2.0, 3.0, 4.0, 6.0]
 
 
 def test_a_claim_whose_figure_was_not_run_has_no_number_of_ours() -> None:
@@ -145,8 +167,8 @@ def test_a_ratio_that_may_be_greater_than_the_greatest_decides_nothing() -> None
     def rule(run: Run) -> float:
         load = run.traffic.load or 0.0
         if run.server == GPT_175B:
-            return 0.1 if run.system == FASTSERVE or load <= 1.2 else 1.0
-        return 0.1 if load <= (0.8 if run.system == FASTSERVE else 0.5) else 1.0
+            return 0.1 if run.system == SKIP_JOIN or load <= 1.2 else 1.0
+        return 0.1 if load <= (0.8 if run.system == SKIP_JOIN else 0.5) else 1.0
 
     finding = found("v3-sharegpt-fcfs", rule)
     assert finding.high.bound is Bound.AT_LEAST

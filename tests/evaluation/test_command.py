@@ -45,7 +45,9 @@ def test_the_same_seeds_give_the_same_bytes(evaluation: Evaluation, tmp_path: Pa
     assert b"<dc:date>" not in files["tiny.svg"]
 
 
-def test_a_report_of_less_than_all_at_full_scale_has_no_conclusions(evaluation: Evaluation, tmp_path: Path) -> None:
+def test_a_report_of_less_than_all_at_the_committed_scale_has_no_conclusions(
+    evaluation: Evaluation, tmp_path: Path
+) -> None:
     write(evaluation, tmp_path)
     text = (tmp_path / "REPORT.md").read_text()
     assert text.startswith(f"{TITLE}\n\n{NOT_WHOLE}\n\n## Tables\n")
@@ -63,16 +65,17 @@ def test_the_command_writes_the_figures_that_it_is_asked_for(
     assert "Command: `make figures QUICK=1`" in (out / "REPORT.md").read_text()
 
 
-@pytest.mark.parametrize("asked", [["--quick"], ["--quick", "--only", "tiny"], ["--full", "--only", "tiny"], []])
-def test_nothing_less_than_all_figures_at_full_scale_replaces_the_committed_results(
+@pytest.mark.parametrize("asked", [["--quick"], ["--quick", "--only", "tiny"], ["--only", "tiny"], ["--full"]])
+def test_nothing_but_all_figures_at_the_committed_scale_replaces_the_committed_results(
     asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     other = replace(FIGURE, name="other")
     monkeypatch.setattr(command, "FIGURES", (FIGURE, other))
-    for scale in ("QUICK", "MAIN"):
+    for scale in ("QUICK", "FULL"):
         monkeypatch.setattr(command, scale, TINY)
-    monkeypatch.setattr(command, "FULL", replace(TINY, name="full"))
+    for scale in ("MAIN", "CONCLUDED"):
+        monkeypatch.setattr(command, scale, replace(TINY, name="main"))
     assert main([*asked, "--processes", "1"]) == ExitCode.OK
     assert capsys.readouterr().out == "written to out/evaluation\n"
     assert (tmp_path / "out" / "evaluation" / "REPORT.md").exists()
@@ -124,9 +127,9 @@ def test_the_committed_report_is_what_the_committed_tables_and_conclusions_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "draw", lambda *_: None)
-    assert main(["--full", "--from-csv", "--processes", "1", "--out", str(copied_tables(tmp_path))]) == ExitCode.OK
+    assert main(["--from-csv", "--processes", "1", "--out", str(copied_tables(tmp_path))]) == ExitCode.OK
     assert (tmp_path / "REPORT.md").read_text() == (COMMITTED / "REPORT.md").read_text(), (
-        "write it anew: fastserve figures --full --from-csv"
+        "write it anew: fastserve figures --from-csv"
     )
 
 
@@ -142,7 +145,7 @@ def test_results_that_contradict_a_sentence_fail_the_command_and_leave_the_concl
             row[jct] = str(float(row[jct]) / 2)
     with file.open("w", newline="") as changed:
         csv.writer(changed, lineterminator="\n").writerows([header, *rows])
-    assert main(["--full", "--from-csv", "--processes", "1", "--out", str(tmp_path)]) == ExitCode.FAILED
+    assert main(["--from-csv", "--processes", "1", "--out", str(tmp_path)]) == ExitCode.FAILED
     told = capsys.readouterr().err.splitlines()
     assert any(
         line.startswith(

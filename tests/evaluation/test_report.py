@@ -19,7 +19,7 @@ from evaluation.report_tables import (
     workloads_table,
 )
 from evaluation.results import Evaluation
-from evaluation.systems import FASTSERVE
+from evaluation.systems import GITTINS, RESERVING, SKIP_JOIN
 from evaluation.tables import table_owner
 from evaluation.values import MAIN, QUICK, Run
 from tests.evaluation.made_evaluations import fastserve_wins, made
@@ -48,53 +48,59 @@ def test_every_claim_has_a_row_with_the_papers_number_ours_and_a_verdict() -> No
     rows = claims_table(made(MAIN, FIGURES, fastserve_wins(2.0))).rows
     assert [(row[0], row[2]) for row in rows] == [(claim.where, claim.paper) for claim in CLAIMS]
     by_key = dict(zip((claim.key for claim in CLAIMS), rows, strict=True))
-    assert by_key["v1-cv-fcfs"][1:] == ("Orca", "2.3-5.1x", "FCFS", "2.00x (CV 1) to 2.00x (CV 8)", "missed")
+    of_both = "2.00x (CV 1) to 2.00x (CV 8)"
+    assert by_key["v1-cv-fcfs"][1:] == ("Orca", "2.3-5.1x", "FCFS", of_both, "missed", of_both)
+    assert by_key["v1-cv-fcfs-reserves"][3] == "FCFS, reserves"
     assert by_key["ablation-mlfq"][1:4] == ("naive MLFQ", "up to 1.87x", "naive MLFQ")
 
 
 def test_a_claim_whose_figure_was_not_run_says_so() -> None:
     rows = claims_table(made(MAIN, (OVERALL,), fastserve_wins(2.0))).rows
     assert {row[4:] for claim, row in zip(CLAIMS, rows, strict=True) if claim.figure is not OVERALL} == {
-        (NOT_RUN, "not run")
+        (NOT_RUN, "not run", NOT_RUN)
     }
 
 
 def test_workloads_show_gains_and_losses_at_two_loads_and_what_streams_pay() -> None:
     def rule(run: Run) -> float:
-        return 0.5 if run.system == FASTSERVE and run.traffic.load == 1.0 else 1.0
+        seconds = {SKIP_JOIN: 0.5, GITTINS: 0.25, RESERVING: 3.0}
+        return seconds.get(run.system, 1.0) if run.traffic.load == 1.0 else 1.0
 
     def gaps(run: Run) -> dict[str, float]:
-        return {"worst_gap_s.p95": 9.0 if run.system == FASTSERVE else 0.25}
+        return {"worst_gap_s.p95": {SKIP_JOIN: 9.0, GITTINS: 2.0}.get(run.system, 0.25)}
 
-    (row,) = workloads_table(made(MAIN, (OVERALL,), rule, gaps)).rows
-    assert row == ("GPT-175B, Zipf lengths, CV 4", "1.00x", "2.00x", "2.00x", "1.00x", "2.00x", "0.25 → 9")
+    best, reserving = workloads_table(made(MAIN, (OVERALL,), rule, gaps)).rows
+    workload, same, both = "GPT-175B, Zipf lengths, CV 4", "1.00x / 1.00x", "2.00x / 4.00x"
+    assert best == (workload, "FCFS", same, both, both, same, both, "0.25 → 9 / 2")
+    assert reserving[:4] == (workload, "FCFS, reserves", same, "6.00x / 12.0x")
 
 
 def test_a_load_that_was_not_run_has_no_number() -> None:
     quick = made(QUICK, (OVERALL,), fastserve_wins(2.0))
-    (row,) = workloads_table(quick).rows
+    row, _ = workloads_table(quick).rows
     assert QUICK.of(OVERALL.panel("rate, mean").points) == (0.3, 0.8, 1.3)
-    assert row[1:3] == ("2.00x", NOT_RUN)
+    assert row[1:4] == ("FCFS", "2.00x / 2.00x", NOT_RUN)
 
 
 def test_sustained_loads_are_those_at_which_the_limit_is_crossed() -> None:
     def rule(run: Run) -> float:
-        return 0.03 if (run.traffic.load or 0.0) <= (1.0 if run.system == FASTSERVE else 0.5) else 3.0
+        most = {SKIP_JOIN: 1.0, GITTINS: 0.8}.get(run.system, 0.5)
+        return 0.03 if (run.traffic.load or 0.0) <= most else 3.0
 
     rows = sustained_table(made(MAIN, (MEAN_LATENCY, TAIL_LATENCY), rule)).rows
     assert [row[:2] for row in rows] == [
         (figure.name, panel.title) for figure in (MEAN_LATENCY, TAIL_LATENCY) for panel in figure.panels
     ]
-    assert {row[2:6] for row in rows} == {("0.3", "0.65", "1.10", "1.69x")}
+    assert {row[2:7] for row in rows} == {("0.3", "0.65", "0.65", "1.10", "0.90")}
+    assert {row[7:9] for row in rows} == {("1.69x", "1.38x")}
 
 
 def test_gaps_are_told_once_for_each_server_and_traffic_at_capacity() -> None:
     rows = gaps_table(made(MAIN, (MEAN_LATENCY, TAIL_LATENCY), fastserve_wins(2.0))).rows
-    assert [row[:2] for row in rows[:2]] == [
-        ("n26-11-mean-latency: OPT-13B, ShareGPT, load 1", "FCFS"),
-        ("n26-11-mean-latency: OPT-13B, ShareGPT, load 1", "FastServe"),
+    assert [row[:2] for row in rows[:3]] == [
+        ("n26-11-mean-latency: OPT-13B, ShareGPT, load 1", system) for system in ("FCFS", "skip-join MLFQ", "gittins")
     ]
-    assert len(rows) == 2 * len(MEAN_LATENCY.panels)
+    assert len(rows) == 3 * len(MEAN_LATENCY.panels)
 
 
 def test_every_figure_has_its_picture_its_caption_and_a_link_to_its_numbers() -> None:

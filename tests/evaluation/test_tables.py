@@ -10,7 +10,7 @@ from evaluation.panel_metrics import JCT_P95
 from evaluation.paper_n26 import MEAN_LATENCY, TAIL_LATENCY
 from evaluation.results import Evaluation
 from evaluation.tables import HEADER, TableError, read_evaluation, table, table_owner
-from evaluation.values import FULL
+from evaluation.values import CONCLUDED
 from tests.evaluation.tiny_evaluation import FIGURE, TINY
 
 
@@ -44,6 +44,7 @@ def test_what_is_read_back_is_what_was_written(evaluation: Evaluation, tmp_path:
     assert read.measured.keys() == evaluation.measured.keys()
     for run, measured in read.measured.items():
         assert measured.numbers == pytest.approx(evaluation.measured[run].numbers, rel=1e-5)
+        assert measured.kv_policy == evaluation.measured[run].kv_policy
         assert measured.load == pytest.approx(evaluation.measured[run].load, rel=1e-5)
 
 
@@ -61,11 +62,11 @@ def test_a_table_with_other_columns_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ["rate,load,0.5,FCFS,fcfs,defer,0,2.5", "rate,load,0.5,FCFS,fcfs,defer,0" + ",?" * 60]
+    "broken", ["rate,load,0.5,FCFS,fcfs,recompute,0,2.5", "rate,load,0.5,FCFS,fcfs,recompute,0" + ",?" * 60]
 )
 def test_a_row_without_its_numbers_is_refused(broken: str, evaluation: Evaluation, tmp_path: Path) -> None:
     header, first, *others = table(evaluation, FIGURE).splitlines()
-    assert first.startswith("rate,load,0.5,FCFS,fcfs,defer,0,")
+    assert first.startswith("rate,load,0.5,FCFS,fcfs,recompute,0,")
     (tmp_path / "tiny.csv").write_text("\n".join([header, broken, *others]))
     with pytest.raises(TableError, match="something else than numbers"):
         read_evaluation(tmp_path, (FIGURE,), TINY)
@@ -78,4 +79,4 @@ def test_a_table_of_another_scale_is_refused(evaluation: Evaluation, tmp_path: P
 
 
 def test_the_committed_tables_hold_every_run_of_every_figure(committed: Evaluation) -> None:
-    assert set(committed.measured) == {run for figure in FIGURES for run in figure.runs(FULL)}
+    assert set(committed.measured) == {run for figure in FIGURES for run in figure.runs(CONCLUDED)}

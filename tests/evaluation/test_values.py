@@ -4,7 +4,7 @@ import pytest
 
 from evaluation.panel_metrics import JCT
 from evaluation.paper_v1 import OPT_13B
-from evaluation.systems import FASTSERVE, REACTIVE
+from evaluation.systems import REACTIVE, SKIP_JOIN
 from evaluation.values import FULL, MAIN, QUICK, Axis, Panel, Points, Scale
 from tests.evaluation.tiny_evaluation import SHORT, TINY
 
@@ -24,5 +24,5 @@ def test_a_smaller_set_keeps_both_ends_of_an_axis() -> None:
 
 
 def test_only_systems_with_idle_slots_run_for_each_number_of_them() -> None:
-    panel = Panel("K", Axis.IDLE_SLOTS, Points((0, 8)), OPT_13B, SHORT, (REACTIVE, FASTSERVE), JCT)
+    panel = Panel("K", Axis.IDLE_SLOTS, Points((0, 8)), OPT_13B, SHORT, (REACTIVE, SKIP_JOIN), JCT)
     assert len(set(panel.runs(TINY))) == len(TINY.seeds) * (1 + 2)

@@ -7,7 +7,7 @@ from evaluation.finished_runs import FinishedRuns
 from evaluation.panel_metrics import JCT
 from evaluation.paper_v1 import OPT_13B
 from evaluation.results import Evaluation
-from evaluation.systems import FASTSERVE, FCFS, SRPT
+from evaluation.systems import FCFS, SKIP_JOIN, SRPT
 from evaluation.values import Axis, Figure, Lengths, Panel, Points, Scale, Traffic
 from services.workloads.workload import WorkloadKind
 
@@ -20,8 +20,8 @@ FIGURE = Figure(
     title="A figure for tests",
     caption="OPT-13B.",
     panels=(
-        Panel("rate", Axis.LOAD, Points((0.5, 0.9, 1.2), (2.0,)), OPT_13B, SHORT, (FCFS, FASTSERVE, SRPT), JCT, 1.0),
-        Panel("bursts", Axis.CV, Points((1.0, 4.0)), OPT_13B, SHORT, (FCFS, FASTSERVE, SRPT), JCT),
+        Panel("rate", Axis.LOAD, Points((0.5, 0.9, 1.2), (2.0,)), OPT_13B, SHORT, (FCFS, SKIP_JOIN, SRPT), JCT, 1.0),
+        Panel("bursts", Axis.CV, Points((1.0, 4.0)), OPT_13B, SHORT, (FCFS, SKIP_JOIN, SRPT), JCT),
     ),
 )
 
