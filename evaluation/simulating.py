@@ -82,7 +82,7 @@ def simulate_run(run: Run, capacity: float, on_progress: OnProgress | None = Non
     assert rate is not None, "traffic has a load or a rate"
     jobs = simulated_jobs(_trace(traffic.lengths, traffic.jobs, traffic.cv, rate, run.seed))
     best: Measured | None = None
-    for form in _forms(run.system):
+    for form in forms_of(run.system):
         setup = server_setup(run.server, replace(run.system, kv_policy=form))
         simulation = simulate(setup, jobs, on_progress)
         measured = Measured(capacity, rate, measure(simulation, setup.kv_bytes_per_token), form)
@@ -94,6 +94,6 @@ def simulate_run(run: Run, capacity: float, on_progress: OnProgress | None = Non
     return best
 
 
-def _forms(system: System) -> Sequence[str]:
+def forms_of(system: System) -> Sequence[str]:
     """The KV policies of which the best is looked for."""
     return FCFS_FORMS if system.kv_policy == BEST_FORM else (system.kv_policy,)

@@ -1,9 +1,11 @@
 """The figures, declared as the papers' evaluation has them."""
 
+from dataclasses import replace
+
 from evaluation.catalogue import FIGURES
 from evaluation.paper_n26 import GOODPUT, MEAN_LATENCY, TAIL_LATENCY
 from evaluation.results import Evaluation
-from evaluation.simulating import server_setup
+from evaluation.simulating import forms_of, server_setup
 from evaluation.systems import COLOURS, FCFS, SKIP_JOIN, SRPT
 from evaluation.values import MAIN
 from tests.evaluation.tiny_evaluation import FIGURE, TINY
@@ -42,12 +44,13 @@ def test_every_system_has_a_colour_of_its_own_within_a_panel() -> None:
 
 def test_every_run_of_the_main_set_names_a_server_that_exists() -> None:
     for server, system in {(run.server, run.system) for figure in FIGURES for run in figure.runs(MAIN)}:
-        setup = server_setup(server, system)
-        assert setup.scheduler.policy is system.policy
-        assert setup.kv.policy.name == system.kv_policy
-        assert setup.scheduler.max_batch == server.max_batch
-        assert setup.scheduler.plans_in_flight == setup.stages + 1
-        assert setup.scheduler.starvation_limit_s == system.starvation_limit_s
+        for form in forms_of(system):
+            setup = server_setup(server, replace(system, kv_policy=form))
+            assert setup.scheduler.policy is system.policy
+            assert setup.kv.policy.name == form
+            assert setup.scheduler.max_batch == server.max_batch
+            assert setup.scheduler.plans_in_flight == setup.stages + 1
+            assert setup.scheduler.starvation_limit_s == system.starvation_limit_s
 
 
 def test_runs_that_are_equal_are_one_run(evaluation: Evaluation) -> None:

@@ -13,7 +13,7 @@ from evaluation.fact_kinds import (
     MostOf,
     ResultLine,
     SustainedLoad,
-    ours,
+    ours_of_claim,
     papers,
     value_at,
 )
@@ -132,7 +132,7 @@ def test_the_published_page_has_full_lines_and_keeps_its_paragraphs() -> None:
         (Always(GAIN, "at least 3x", at_least=2.9), "at least 3x"),
         (Always(GAIN, "at most 8x", at_most=8.0), "not so at 1, where the value is 10"),
         (papers("v1-cv-fcfs"), "2.3-5.1x"),
-        (ours("v1-rate-fcfs", "{low:.1f} to {high:.1f}"), "3.0 to 13.0"),
+        (ours_of_claim("v1-rate-fcfs", "{low:.1f} to {high:.1f}"), "3.0 to 13.0"),
         (Judged("v1-rate-fcfs", Verdict.MET, "holds"), "holds"),
         (Judged("v1-rate-fcfs", Verdict.MISSED, "does not hold"), "not so: the verdict is 'met'"),
     ],
