@@ -7,7 +7,7 @@ from typing import Any
 
 from services.domain.iteration import Plan, WorkerResult
 from services.worker.__main__ import main as worker_main
-from services.worker.driver import WorkerDriver
+from services.worker.one_rank import OneRank
 
 
 class SlowEngine:
@@ -29,12 +29,12 @@ class SlowEngine:
 
 
 def main(factor: str, *flags: str) -> int:
-    plain = WorkerDriver.__init__
+    plain = OneRank.__init__
 
-    def with_slow_engine(self: WorkerDriver, engine: Any, *others: Any) -> None:
+    def with_slow_engine(self: OneRank, engine: Any, *others: Any) -> None:
         plain(self, SlowEngine(engine, float(factor)), *others)
 
-    WorkerDriver.__init__ = with_slow_engine  # type: ignore[method-assign, assignment]
+    OneRank.__init__ = with_slow_engine  # type: ignore[method-assign, assignment]
     return worker_main(list(flags))
 
 

@@ -97,9 +97,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def test_a_group_that_is_ten_times_slower_delays_no_job_of_the_other(run: Run) -> None:
-    assert len(run.done) >= 4
     assert set(run.done) == {TOKENS}
-    assert len(run.running) >= 2
+    assert run.running
     assert max(run.running) <= TOKENS // 3
 
 

@@ -32,8 +32,6 @@ INSTANCES = {
     "a cancelled job's id comes again": replace(
         SHORT, cancels=frozenset({0}), again=frozenset({0}), late_arrivals=True
     ),
-    "jobs leave for another group and come back": replace(SHORT, moves=1),
-    "a job moves, and the worker dies": Instance((JobSize(1, 2),), 2, 1, moves=2, kills=1),
     "scheduler and KV manager lose each other": replace(SHORT, breaks=1, late_arrivals=True),
     "promotions": replace(SHORT, host_blocks=2, waits=2),
     "blocks of two tokens, growth ahead, a batch of two": Instance(
@@ -60,6 +58,17 @@ INSTANCES = {
 def test_every_interleaving_is_safe_and_ends_with_all_jobs_ended_and_all_blocks_free(name: str, kv_policy: str) -> None:
     explored = explore(replace(INSTANCES[name], kv_policy=kv_policy), most_states=200_000)
     assert explored.ends > 0
+
+
+MOVES = {
+    "one of two": replace(SHORT, moves=1),
+    "one twice, and the worker dies": Instance((JobSize(1, 2),), 2, 1, moves=2, kills=1),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_jobs_may_leave_for_another_group_at_any_moment_that_allows_it_and_come_back(name: str) -> None:
+    assert explore(replace(MOVES[name], kv_policy="reactive"), most_states=200_000).ends > 0
 
 
 @pytest.mark.parametrize("kv_policy", ["recompute", "reactive", "proactive"])

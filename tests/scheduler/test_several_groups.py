@@ -11,7 +11,9 @@ from fastserve.v1 import kvmanager_pb2 as kv_wire
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import NotReadyError, PeerMismatchError
 from services.domain.generation import EndReason
+from services.domain.server_status import NO_POOLS, GroupStatus, ServerCounters, ServerStatus
 from services.runtime.error_statuses import from_grpc
+from services.scheduler.metrics import SchedulerCollector
 from services.scheduler.scheduler_config import SchedulerConfig
 from tests.builders.stream_ends import error_at_end
 from tests.builders.waits import until
@@ -124,3 +126,16 @@ async def test_a_worker_of_an_unknown_group_or_another_model_is_refused_by_name(
         failure = from_grpc(error.value)
         assert isinstance(failure, PeerMismatchError)
         assert failure.field == field
+
+
+def test_counters_are_exported_for_each_group() -> None:
+    groups = tuple(
+        GroupStatus(number, True, (), NO_POOLS, 16, "cpu", 1, ServerCounters(iterations=10 + number, moves=number))
+        for number in (0, 1)
+    )
+    status = ServerStatus("m", "fcfs", "", groups, ServerCounters.total(one.counters for one in groups), 1.0, 10)
+    samples = [sample for metric in SchedulerCollector(lambda: status).collect() for sample in metric.samples]
+    told = {(sample.name, sample.labels["group"]): sample.value for sample in samples}
+    assert [told["fastserve:num_iterations_total", group] for group in "01"] == [10, 11]
+    assert [told["fastserve:num_job_moves_total", group] for group in "01"] == [0, 1]
+    assert (status.counters.iterations, status.counters.moves) == (21, 1)

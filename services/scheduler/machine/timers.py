@@ -16,7 +16,7 @@ class Timers:
     """A heap of jobs by due time."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Job]] = []
+        self._heap: list[tuple[float, int, int, Job]] = []
         self._sweep_at = LEAST_SWEEP
 
     def __len__(self) -> int:
@@ -24,10 +24,10 @@ class Timers:
 
     def push(self, due_s: float, job: Job) -> None:
         if len(self._heap) >= self._sweep_at:
-            self._heap = [entry for entry in self._heap if entry[2].state not in (CLOSING, ENDED)]
+            self._heap = [entry for entry in self._heap if entry[-1].state not in (CLOSING, ENDED)]
             heapify(self._heap)
             self._sweep_at = max(LEAST_SWEEP, 2 * len(self._heap))
-        heappush(self._heap, (due_s, job.arrival_number, job))
+        heappush(self._heap, (due_s, job.arrival_number, job.stay_number, job))
 
     def next_s(self) -> float | None:
         """The earliest due time; None if the heap is empty."""
@@ -35,4 +35,4 @@ class Timers:
 
     def pop_due(self, now_s: float) -> Job | None:
         """Remove and return the job that is due first; None if its time has not come."""
-        return heappop(self._heap)[2] if self._heap and self._heap[0][0] <= now_s else None
+        return heappop(self._heap)[-1] if self._heap and self._heap[0][0] <= now_s else None

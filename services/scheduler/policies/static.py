@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from services.domain.cost import CostProfile
 from services.domain.generation import EndReason
 from services.domain.protocol import Rank
-from services.scheduler.job import Job
+from services.scheduler.job import CLOSING, ENDED, Job
 from services.scheduler.policies.without_levels import WithoutLevels
 
 
@@ -28,7 +28,7 @@ class Static(WithoutLevels):
         """For each batch, the arrival numbers of its jobs that have not ended."""
         self._batch_of: dict[int, set[int]] = {}
         self._waiting: deque[Job] = deque()
-        self._left: set[int] = set()
+        """Those that wait for a batch, in the order in which they came; some have left."""
 
     def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
         """Form as many batches as there are stages."""
@@ -45,12 +45,10 @@ class Static(WithoutLevels):
     def leave(self, job: Job, reason: EndReason) -> None:
         """The job's slot stays empty until the batch ends; a job that is still waiting is skipped in its turn."""
         batch = self._batch_of.pop(job.arrival_number, None)
-        if batch is None:
-            self._left.add(job.arrival_number)
-            return
-        batch.remove(job.arrival_number)
-        if not batch:
-            self._batches.remove(batch)
+        if batch is not None:
+            batch.remove(job.arrival_number)
+            if not batch:
+                self._batches.remove(batch)
 
     def settle(self) -> Sequence[tuple[Job, Rank]]:
         """Form the next batch when one has ended."""
@@ -69,8 +67,6 @@ class Static(WithoutLevels):
         jobs: list[Job] = []
         while self._waiting and len(jobs) < self._max_batch:
             job = self._waiting.popleft()
-            if job.arrival_number in self._left:
-                self._left.remove(job.arrival_number)
-            else:
+            if job.state not in (CLOSING, ENDED):
                 jobs.append(job)
         return jobs

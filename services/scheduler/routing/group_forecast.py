@@ -7,7 +7,8 @@ last `slots` jobs. The group works through that at the pace of a full batch. Fro
 token in each iteration of a batch that all jobs of the group fill, also those behind it.
 
 Seconds are those of the profile, times the ratio of measured to predicted durations of recent iterations: a group that
-is slower in service than on the idle machine on which it was profiled gets less.
+is slower in service than on the idle machine on which it was profiled gets less. A worker that has just joined is taken
+to be as far off its profile as those of the other groups.
 """
 
 from services.domain.cost import CostProfile
@@ -31,6 +32,8 @@ class GroupForecast:
         self.max_model_len = 0
         self.ratio = 1.0
         """Measured by predicted duration of recent iterations."""
+        self.is_measured = False
+        """Whether some iteration of the present worker has been compared."""
         self._max_batch = max_batch
         self._stage_count = 1
         self._profile: CostProfile | None = None
@@ -47,11 +50,13 @@ class GroupForecast:
         """Jobs in iterations at a time, at most."""
         return self._max_batch * self._stage_count
 
-    def joined(self, profile: CostProfile, pool_tokens: int, max_model_len: int, stage_count: int) -> None:
-        """A worker joined, with empty pools."""
+    def joined(
+        self, profile: CostProfile, pool_tokens: int, max_model_len: int, stage_count: int, ratio: float
+    ) -> None:
+        """A worker joined, with empty pools. Until it is measured, `ratio` holds."""
         self._profile, self._stage_count = profile, stage_count
         self.pool_tokens, self.max_model_len = pool_tokens, max_model_len
-        self.ratio = 1.0
+        self.ratio, self.is_measured = ratio, False
         self._predicted_s.clear()
 
     # --- the pace ----------------------------------------------------------------------------------------------------
@@ -71,6 +76,7 @@ class GroupForecast:
         if predicted_s is not None:
             ratio = min(max(duration_s / predicted_s, LEAST_RATIO), MOST_RATIO)
             self.ratio += RATIO_WEIGHT * (ratio - self.ratio)
+            self.is_measured = True
 
     # --- forecasts ---------------------------------------------------------------------------------------------------
 

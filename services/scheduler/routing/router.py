@@ -181,7 +181,9 @@ class Router:
     def joined(self, group: int, event: WorkerJoined) -> None:
         """A worker is about to join the group; called before its machine's turn, so that jobs are admitted in it."""
         forecast = self.forecasts[group]
-        forecast.joined(event.profile, event.device_pool_tokens, event.max_model_len, event.stage_count)
+        measured = [one.ratio for one in self.forecasts.values() if one is not forecast and one.is_measured]
+        ratio = sum(measured) / len(measured) if measured else 1.0
+        forecast.joined(event.profile, event.device_pool_tokens, event.max_model_len, event.stage_count, ratio)
         forecast.order.restart()
         limits = self.limits
         self.admission.set_limits(limits.max_model_len, limits.device_pool_tokens)

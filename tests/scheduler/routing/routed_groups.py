@@ -119,9 +119,7 @@ class RoutedGroups:
 
     def turn(self, group: int, *events: Event) -> None:
         """Turns of a group until its KV manager has answered all; then jobs move."""
-        more: Sequence[Event] = events
-        while more:
-            more = self._one_turn(group, more)[0]
+        self._turns(group, events)
         self._move_jobs()
         self.check()
 
@@ -135,6 +133,12 @@ class RoutedGroups:
             self.now_s += took_s
             tokens = tuple(SampledToken(entry.job_id, 7, False) for entry in plan.entries)
             self.turn(group, IterationResult(plan.epoch, plan.plan_number, tokens, (), took_s))
+
+    def run_one_of(self, groups: Sequence[int]) -> None:
+        """The first of these groups that has a plan runs it."""
+        group = next((one for one in groups if self._plans[one]), None)
+        if group is not None:
+            self.run(group)
 
     def run_all(self) -> None:
         """All groups run until nothing is left to run."""
@@ -157,6 +161,14 @@ class RoutedGroups:
             machine.check()
         self.router.check()
 
+    def _turns(self, group: int, events: Sequence[Event]) -> list[MovingJob]:
+        """Turns until the KV manager has answered all. Returns the jobs that left."""
+        withdrawn: list[MovingJob] = []
+        while events:
+            events, left = self._one_turn(group, events)
+            withdrawn += left
+        return withdrawn
+
     def _one_turn(self, group: int, events: Sequence[Event]) -> tuple[Sequence[Event], list[MovingJob]]:
         commands = self.machines[group].handle(events, self.now_s)
         self.router.heard(group, events, commands, self.now_s)
@@ -172,7 +184,5 @@ class RoutedGroups:
     def _move_jobs(self) -> None:
         for move in self.router.moves():
             self.moved.append(move)
-            _, [moving] = self._one_turn(move.from_group, [Withdraw(move.job_id)])
-            more: Sequence[Event] = [TakeIn(moving)]
-            while more:
-                more = self._one_turn(move.to_group, more)[0]
+            [moving] = self._turns(move.from_group, [Withdraw(move.job_id)])
+            self._turns(move.to_group, [TakeIn(moving)])

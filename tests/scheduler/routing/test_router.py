@@ -95,6 +95,17 @@ def test_a_group_that_turns_out_to_be_slow_in_service_gets_less() -> None:
     assert chosen.count(1) <= 8
 
 
+def test_a_group_that_joins_is_taken_to_be_as_slow_in_service_as_the_others() -> None:
+    two = groups(1.0, 1.0, max_queued_jobs=1000)
+    two.lose(1)
+    two.slowdowns[0] = 3.0
+    two.submit("warm", max_tokens=200)
+    two.run(0, 100)
+    two.join(1)
+    chosen = [two.submit(f"j{number}") for number in range(20)]
+    assert 8 <= chosen.count(1) <= 12
+
+
 def test_a_group_with_little_kv_runs_fewer_jobs_at_a_time_and_gets_less() -> None:
     two = groups(1.0, 1.0, pool_tokens=(100_000, 250), max_batch=16)
     chosen = [two.submit(f"j{number}", 100, 100) for number in range(40)]
