@@ -15,6 +15,7 @@ from benchmarks import (
     live_against_simulated,
     memory,
     policies,
+    ranks,
     rest,
     simulator_speed,
     single_stream,
@@ -69,6 +70,7 @@ SEPARATE = (
         truth_comparison.goals,
         live_against_simulated.draw,
     ),
+    Part("ranks", ranks.measure, ranks.tables, ranks.goals, ranks.draw),
     Part("foreknowledge", foreknowledge.measure, foreknowledge.tables, foreknowledge.goals),
 )
 ALL_PARTS = (*PARTS, *SEPARATE)

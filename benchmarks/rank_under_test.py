@@ -1,0 +1,226 @@
+"""A rank's part in a run of a whole group without services. Runs in the rank's process (rank_process.py).
+
+Rank 0 leads: it plans (saturated_lanes.py), decides, and tells the others each step through the store at which all
+meet; it computes on a thread of its own meanwhile. A single rank plans and computes in turn.
+"""
+
+import argparse
+import itertools
+import pickle
+import queue
+import threading
+import time
+from collections import deque
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from benchmarks.offline_engine import offline_jobs
+from benchmarks.saturated_lanes import LanePlan, SaturatedLanes
+from services.domain.ids import Epoch
+from services.domain.protocol import KvToWorker
+from services.worker.engine.engine import Engine
+from services.worker.kv.pools import BlockShape, make_pools
+from services.worker.model.config_json import read_model_config
+from services.worker.parallel.layout import GroupRank, Layout, check_layout, split_layers
+from services.worker.parallel.process_groups import leave, rendezvous
+from services.worker.parallel.share_weights import load_rank
+from services.worker.parallel.stage_links import StageLinks, Sums
+from services.worker.profiling.stage_costs import measured_stage_costs
+from services.worker.step import OutputLedger, Step, StepOutcome
+from services.workloads.workload import read_trace
+
+BLOCK_SIZE = 16
+DEVICE_TOKENS = 32_768
+WARM_UP_S = 5.0
+LIMIT_S = 120.0
+EPOCH = Epoch(1)
+
+Figures = dict[str, Any]
+Told = tuple[tuple[KvToWorker, ...], Step]
+
+
+class TimedSums:
+    """Sums, with the time that they take and the number made."""
+
+    def __init__(self, sums: Sums) -> None:
+        self._sums = sums
+        self.seconds, self.count = 0.0, 0
+
+    def add_up(self, part: Tensor) -> None:
+        started_s = time.perf_counter()
+        self._sums.add_up(part)
+        self.seconds += time.perf_counter() - started_s
+        self.count += 1
+
+    def close(self) -> None:
+        self._sums.close()
+
+
+class RankUnderTest:
+    """A rank with its share of the model. `spans` are the plan, start and end of each step's compute."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        torch.set_num_threads(arguments.threads)
+        self.rank = GroupRank(arguments.rank, Layout(arguments.tp, arguments.pp))
+        limit = timedelta(seconds=LIMIT_S)
+        self.store = TCPStore(
+            "127.0.0.1", arguments.port, is_master=self.rank.leads, wait_for_workers=False, timeout=limit
+        )
+        self.stages = self._stages(arguments)
+        whole = read_model_config(arguments.model)
+        model = load_rank(arguments.model, whole, self.rank, self.stages, "cpu", torch.bfloat16)
+        config = model.config
+        shape = BlockShape(config.layer_count, BLOCK_SIZE, config.kv_head_count, config.head_dim, torch.bfloat16)
+        pools = make_pools(shape, DEVICE_TOKENS // BLOCK_SIZE, 1, torch.device("cpu"))
+        self.engine = Engine(model, pools, rank=self.rank)
+        self.sums: TimedSums | None = None
+        self.engine.begin_epoch(EPOCH, lambda done: None, self._links(arguments))
+        self.spans: list[tuple[int, float, float]] = []
+
+    def _stages(self, arguments: argparse.Namespace) -> tuple[range, ...]:
+        """The leader measures what layers cost, and tells."""
+        layout = self.rank.layout
+        if self.rank.leads:
+            config = read_model_config(arguments.model)
+            check_layout(config, layout)
+            costs = measured_stage_costs(config, layout.tp, arguments.max_batch, "cpu", torch.bfloat16)
+            self.tell("stages", split_layers(costs, layout.pp))
+        stages: tuple[range, ...] = pickle.loads(self.store.get("stages"))
+        return stages
+
+    def _links(self, arguments: argparse.Namespace) -> StageLinks | None:
+        if self.rank.layout.rank_count == 1:
+            return None
+        links = rendezvous(
+            self.store, self.rank, EPOCH, torch.device("cpu"), LIMIT_S, LIMIT_S, not arguments.no_shared_memory
+        )
+        if links.sums is not None:
+            links.sums = self.sums = TimedSums(links.sums)
+        return links
+
+    def tell(self, key: str, value: object) -> None:
+        """Writes a value into the store."""
+        self.store.set(key, pickle.dumps(value))  # type: ignore[arg-type]  # the stub knows strings only
+
+    def run(self, told: Told) -> StepOutcome:
+        commands, step = told
+        for command in commands:
+            self.engine.apply(command)
+        outcome = self.engine.step(step)
+        ended_s = time.perf_counter()
+        self.spans.append((step.plan.plan_number, ended_s - outcome.compute_s, ended_s))
+        return outcome
+
+    def follow(self) -> None:
+        """Runs what the leader tells, until it tells the end."""
+        for number in itertools.count():
+            told: Told | None = pickle.loads(self.store.get(f"told/{number}"))
+            if told is None:
+                return
+            outcome = self.run(told)
+            if self.rank.samples:
+                self.tell(f"outcome/{number}", outcome)
+
+    def figures(self) -> Figures:
+        sums = None if self.sums is None else {"seconds": round(self.sums.seconds, 4), "count": self.sums.count}
+        spans = [(plan, round(start_s, 5), round(end_s, 5)) for plan, start_s, end_s in self.spans]
+        layers = self.stages[self.rank.stage]
+        return {"rank": self.rank.number, "layers": len(layers), "sums": sums, "spans": spans}
+
+
+class Leader:
+    """Rank 0: plans, decides, tells, and computes its own part."""
+
+    def __init__(self, rank: RankUnderTest, lanes: SaturatedLanes, lane_count: int) -> None:
+        self._rank = rank
+        self._lanes = lanes
+        self._lane_count = lane_count
+        self._ledger = OutputLedger()
+        self._own_work: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
+        self._own_outcomes: queue.SimpleQueue[StepOutcome] = queue.SimpleQueue()
+        self._told = 0
+        self.alone = rank.rank.layout.rank_count == 1
+
+    def lead(self, seconds: float) -> tuple[float, float, int]:
+        """When the counted time began and ended, and the tokens that came in it."""
+        stepping = threading.Thread(target=self._step)
+        if not self.alone:
+            stepping.start()
+        under_way: deque[tuple[int, LanePlan]] = deque()
+        turns = itertools.cycle(range(self._lane_count))
+        tokens, counted_from_s, from_s = 0, time.perf_counter() + WARM_UP_S, 0.0
+        while True:
+            while len(under_way) < self._lane_count:
+                under_way.append(self._start(next(turns)))
+            number, lane_plan = under_way.popleft()
+            outcome = self._outcome(number)
+            now_s = time.perf_counter()
+            self._ledger.take(lane_plan.plan.plan_number, outcome.tokens)
+            self._lanes.take(lane_plan.lane, outcome.tokens)
+            if from_s:
+                tokens += len(outcome.tokens)
+                if now_s - from_s >= seconds:
+                    break
+            elif now_s >= counted_from_s:
+                from_s = now_s
+        for number, _ in under_way:
+            self._outcome(number)
+        if not self.alone:
+            self._rank.tell(f"told/{self._told}", None)
+            self._own_work.put(None)
+            stepping.join()
+        return from_s, now_s, tokens
+
+    def _start(self, lane: int) -> tuple[int, LanePlan]:
+        number, lane_plan = self._told, self._lanes.next_plan(lane, EPOCH)
+        self._told += 1
+        told = (lane_plan.commands, self._ledger.step_of(lane_plan.plan))
+        if self.alone:
+            self._own_outcomes.put(self._rank.run(told))
+        else:
+            self._rank.tell(f"told/{number}", told)
+            self._own_work.put(told)
+        return number, lane_plan
+
+    def _outcome(self, number: int) -> StepOutcome:
+        if self._rank.rank.samples:
+            return self._own_outcomes.get()
+        outcome: StepOutcome = pickle.loads(self._rank.store.get(f"outcome/{number}"))
+        return outcome
+
+    def _step(self) -> None:
+        self._rank.engine.prepare_thread()
+        while (told := self._own_work.get()) is not None:
+            outcome = self._rank.run(told)
+            if self._rank.rank.samples:
+                self._own_outcomes.put(outcome)
+
+
+def run_rank(arguments: argparse.Namespace) -> Figures:
+    """Runs the rank to the end of the measurement. Returns its figures."""
+    rank = RankUnderTest(arguments)
+    rank.engine.prepare_thread()
+    figures: Figures = {}
+    if rank.rank.leads:
+        with arguments.trace.open(encoding="utf-8") as lines:
+            jobs = offline_jobs(read_trace(lines), rank.engine.model.config.vocabulary_size)
+        lane_count = 1 if rank.rank.layout.rank_count == 1 else arguments.pp + 1
+        lanes = SaturatedLanes(
+            itertools.cycle(jobs),
+            lane_count,
+            arguments.max_batch,
+            arguments.max_batch_tokens,
+            rank.engine.pools.device_block_count,
+            BLOCK_SIZE,
+        )
+        from_s, to_s, tokens = Leader(rank, lanes, lane_count).lead(arguments.seconds)
+        figures = {"from_s": from_s, "to_s": to_s, "output_tokens": tokens, "lanes": lane_count}
+    else:
+        rank.follow()
+    rank.engine.close()
+    leave()
+    return {**figures, **rank.figures()}
