@@ -26,7 +26,7 @@ from benchmarks.settings import BenchError, BenchSettings
 
 PRESET = "M"
 TRACE = ROOT / "benchmarks" / "traces" / "zipf120.jsonl"
-COUNTED_S = 25
+COUNTED_S = 20
 LIMIT_S = 300.0
 MOST_PROMPT_TOKENS = 256
 """New prompts that a plan may take in: plans of equal size are what keeps stages evenly busy."""

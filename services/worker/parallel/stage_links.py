@@ -11,7 +11,7 @@ at the first rank of the last stage.
 
 Every wait is bounded, so that a peer that hangs ends the group's epoch. Sums come after equal work of all ranks and are
 waited for `limit_s` seconds. Hidden states come when the stage before has computed the same plan, which may be a long
-prefill: they are waited for as much longer as this rank's own plans of that size may take (`Patience`).
+prefill: then they are waited for longer, in proportion to this rank's own times (`Patience`).
 
 The groups belong to an epoch, and so does a StageLinks. Errors of a wait are RuntimeErrors: the rank's epoch is over.
 """
@@ -30,11 +30,13 @@ from services.worker.parallel.layout import GroupRank, even_cut
 
 MOST_UNSENT = 4
 LONG_ROWS = 64
-"""A step of as many rows takes time in proportion to them; the steps below all take about as long."""
+"""A plan of fewer rows takes a stage far less than the limit of a wait."""
 PATIENCE = 3.0
-"""The stage before may take so many times as long for a plan as this rank's slowest like it."""
+"""The stage before may take so many times as long for a long plan as this rank lately took."""
+FADING = 0.8
+"""What is left of a slow plan's weight after the next long one."""
 FIRST_PATIENCE_S = 30.0
-"""The same before there was one: libraries load and kernels are made."""
+"""For a process's first plan, and its first long one: libraries load, kernels are made."""
 
 
 class Sums(Protocol):
@@ -77,26 +79,25 @@ class GroupSums:
 
 
 class Patience:
-    """How long a stage may take for a plan, by this rank's own times."""
+    """How much longer than the limit a stage may take for a plan, by this rank's own times. Kept over epochs."""
 
     def __init__(self) -> None:
-        self._slowest_s = FIRST_PATIENCE_S / PATIENCE
-        self._row_s = 0.0
         self._seen = False
+        self._row_s: float | None = None
 
     def took(self, row_count: int, seconds: float) -> None:
         """A step of this rank."""
-        if not self._seen:
-            self._seen, self._slowest_s = True, 0.0
+        self._seen = True
         if row_count >= LONG_ROWS:
-            self._row_s = max(self._row_s, seconds / row_count)
-        else:
-            self._slowest_s = max(self._slowest_s, seconds)
+            self._row_s = max(seconds / row_count, FADING * (self._row_s or 0.0))
 
     def seconds(self, row_count: int) -> float:
         """For a plan of so many rows."""
-        long_s = row_count * (self._row_s or self._slowest_s) if row_count >= LONG_ROWS else 0.0
-        return PATIENCE * (self._slowest_s + long_s)
+        if not self._seen:
+            return FIRST_PATIENCE_S
+        if row_count < LONG_ROWS:
+            return 0.0
+        return FIRST_PATIENCE_S if self._row_s is None else PATIENCE * self._row_s * row_count
 
 
 class StageLinks:

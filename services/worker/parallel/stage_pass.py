@@ -9,7 +9,7 @@ from services.worker.model.batch import BatchLayout, PagedKv
 from services.worker.model.decoder import DecoderModel
 from services.worker.model.served_decoder import ServedDecoder
 from services.worker.parallel.layout import GroupRank, Layout
-from services.worker.parallel.stage_links import StageLinks
+from services.worker.parallel.stage_links import Patience, StageLinks
 from services.worker.parallel.tensor_parallel import LayerSums
 
 ALONE = GroupRank(0, Layout())
@@ -22,6 +22,7 @@ class StagePass:
         self.model = model
         self.rank = rank
         self._links: StageLinks | None = None
+        self._patience = Patience()
         self._layer_sums: LayerSums | None = None
         if rank.layout.tp > 1:
             assert isinstance(model, DecoderModel), "sums are hooks on torch modules"
@@ -33,6 +34,8 @@ class StagePass:
         if self._links is not None:
             self._links.close()
         self._links = links
+        if links is not None:
+            links.patience = self._patience
         if self._layer_sums is not None:
             self._layer_sums.sums = None if links is None else links.sums
 
@@ -43,8 +46,7 @@ class StagePass:
 
     def took(self, row_count: int, seconds: float) -> None:
         """Tells how long this rank computed, by which it judges how long to wait for others."""
-        if self._links is not None:
-            self._links.patience.took(row_count, seconds)
+        self._patience.took(row_count, seconds)
 
     def run(
         self, token_ids: Sequence[int], cache: PagedKv, batch: BatchLayout, keep_going: Callable[[], bool] | None = None

@@ -24,8 +24,9 @@ from tests.worker.random_swaps import swap_at_random
 from tests.worker.tiny_engine import new_engine, prompt_of, sampling
 
 LLAMA = replace(PRESETS["tiny"], layers=3)
-ONE_KV_HEAD = replace(LLAMA, kv_heads=1, tied=True)
+ONE_KV_HEAD = replace(LLAMA, kv_heads=1, tied=True, vocabulary=513)  # whose logits are cut unevenly too
 OPT = replace(LLAMA, family="opt", kv_heads=4, tied=True)
+LIKE_OPT_350M = replace(OPT, embedding=32, norm_after=True)
 JOBS = 6
 
 Output = tuple[list[int], list[float]]
@@ -123,7 +124,9 @@ def test_shares_of_layers_give_the_tokens_of_the_whole_and_the_same_bits_in_ever
         assert all_swapped(group, 2) == alone
 
 
-@pytest.mark.parametrize("model", [LLAMA, ONE_KV_HEAD, OPT], ids=["llama", "one kv head", "opt"])
+@pytest.mark.parametrize(
+    "model", [LLAMA, ONE_KV_HEAD, OPT, LIKE_OPT_350M], ids=["llama", "one kv head", "opt", "opt as the 350m model"]
+)
 def test_shares_of_layers_in_stages_give_the_tokens_of_the_whole(model: RandomModel, tmp_path: Path) -> None:
     folder = folder_of(model, tmp_path)
     with group_of(folder, Layout(tp=2, pp=2)) as group:
@@ -173,6 +176,20 @@ def test_a_rank_that_does_not_come_ends_the_others_wait_and_the_next_epoch_is_as
         again.add("0/0", prompt_of(0, 6), varied(0))
         again.finish(job_id)
         assert again.outputs[job_id] == llama_outputs[0][0]
+
+
+def test_what_was_on_its_way_when_an_epoch_ended_is_not_met_in_the_next(
+    two_stages: GroupOfProcesses, llama_outputs: list[Output]
+) -> None:
+    group = two_stages
+    runner = RecordedPlans(group, int(group.epoch) + 1)
+    job_id = runner.add("1/0", prompt_of(1, 7), varied(1))
+    group.start(runner.plan(runner.entry(job_id)), to=[0])
+    group.ranks[0].answer()
+    again = RecordedPlans(group, int(group.epoch) + 1)
+    again.add("1/0", prompt_of(1, 7), varied(1))
+    again.finish(job_id)
+    assert again.outputs[job_id] == llama_outputs[1][0]
 
 
 def test_one_rank_of_several_gives_up_no_prefill(two_stages: GroupOfProcesses) -> None:
