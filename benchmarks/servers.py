@@ -35,8 +35,8 @@ class Server:
 async def server(settings: BenchSettings, name: str, flags: Sequence[str]) -> AsyncIterator[Server]:
     """A whole server with these flags of `fastserve up`; `name` is that of its log."""
     log = settings.folder("logs") / f"{name}.log"
-    async with running_server([*settings.engine_flags(), *flags], log) as address:
-        yield Server(address)
+    async with running_server([*settings.engine_flags(), *flags], log) as addresses:
+        yield Server(addresses.grpc)
 
 
 def _parents() -> dict[int, int]:

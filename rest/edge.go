@@ -74,7 +74,9 @@ func (r route) allow() string {
 	return r.method
 }
 
-func (e *edge) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (e *edge) ServeHTTP(plain http.ResponseWriter, r *http.Request) {
+	w := &limitedWriter{ResponseWriter: plain, control: http.NewResponseController(plain), limit: e.writeLimit}
+	w.extend() // The deadline of the connection's last request may have passed meanwhile.
 	found := e.find(r.URL.Path)
 	if found == nil {
 		edgeRefusal(http.StatusNotFound, "there is no "+shortened(r.URL.Path)).write(w)
@@ -97,7 +99,7 @@ func (e *edge) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	e.next.ServeHTTP(&limitedWriter{ResponseWriter: w, control: http.NewResponseController(w), limit: e.writeLimit}, r)
+	e.next.ServeHTTP(w, r)
 }
 
 func (e *edge) find(path string) *route {
@@ -161,9 +163,11 @@ type limitedWriter struct {
 }
 
 func (w *limitedWriter) Write(data []byte) (int, error) {
-	_ = w.control.SetWriteDeadline(time.Now().Add(w.limit))
+	w.extend()
 	return w.ResponseWriter.Write(data)
 }
+
+func (w *limitedWriter) extend() { _ = w.control.SetWriteDeadline(time.Now().Add(w.limit)) }
 
 func (w *limitedWriter) Flush() { _ = w.control.Flush() }
 

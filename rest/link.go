@@ -40,7 +40,9 @@ type link struct {
 	current *session // nil while the gateway can't be reached
 }
 
-func newLink(client pb.FrontServiceClient) *link { return &link{client: client, linked: make(chan struct{})} }
+func newLink(client pb.FrontServiceClient) *link {
+	return &link{client: client, linked: make(chan struct{})}
+}
 
 // session is one life of the stream.
 type session struct {

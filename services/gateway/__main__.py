@@ -9,7 +9,7 @@ import grpc
 
 from services.gateway.admin_client import AdminClient
 from services.gateway.driver import GatewayDriver, GatewayModel
-from services.gateway.front_service import FRONT_SERVICE, register_front
+from services.gateway.front_service import FRONT_SERVICE, FrontService, register_front
 from services.gateway.gateway_link import GatewayLink
 from services.gateway.generation.validation import ModelLimits
 from services.gateway.metrics import GatewayMetrics, ServerStatusCollector
@@ -54,11 +54,12 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
         admin = AdminClient(channel)
         driver = GatewayDriver(model, link, metrics, settings.max_open_requests, readiness.set)
         calls = OpenAiCalls(driver, load_template(settings.model), QuietStreams())
+        front = FrontService(calls)
 
         def register_all(grpc_server: grpc.aio.Server) -> None:
             register(grpc_server, driver, admin)
             register_openai(grpc_server, calls)
-            register_front(grpc_server, calls)
+            register_front(grpc_server, front)
 
         server = RpcServer(
             join_address(settings.host, settings.grpc_port),
@@ -79,6 +80,7 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
         try:
             await process.until_stopped(link_task)
             await driver.drain(settings.drain_limit)
+            front.close()
             await link.flush()
         finally:
             await server.stop(CLOSE_LIMIT_S)

@@ -13,7 +13,8 @@ from typing import Any
 import grpc
 
 from fastserve.v1 import front_pb2, front_pb2_grpc
-from services.domain.errors import InvalidFieldError
+from services.domain.errors import AdmissionFullError, InvalidFieldError
+from services.gateway.driver import RETRY_S
 from services.gateway.openai.calls import OpenAiCalls
 from services.gateway.openai.service import begin, final_status
 
@@ -34,6 +35,8 @@ class _Outgoing:
         self._filled = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
+        self._written = asyncio.Event()
+        self._written.set()
 
     @property
     def is_full(self) -> bool:
@@ -43,11 +46,15 @@ class _Outgoing:
         self._pieces.append(piece)
         self._gathered_bytes += size_bytes
         self._filled.set()
+        self._written.clear()
         if self.is_full:
             self._drained.clear()
 
     async def until_drained(self) -> None:
         await self._drained.wait()
+
+    async def until_written(self) -> None:
+        await self._written.wait()
 
     async def write_to(self, context: Any) -> None:
         """Writes what gathers, for ever."""
@@ -57,6 +64,8 @@ class _Outgoing:
             self._filled.clear()
             self._drained.set()
             await context.write(front_pb2.FrontLinkResponse(pieces=pieces))
+            if not self._pieces:
+                self._written.set()
 
 
 class _FrontCallSink:
@@ -100,23 +109,33 @@ class _FrontCallSink:
 class _Link:
     """One front's stream and its calls."""
 
-    def __init__(self, calls: OpenAiCalls) -> None:
+    def __init__(self, calls: OpenAiCalls, closing: asyncio.Event) -> None:
         self._calls = calls
+        self._closing = closing
         self._outgoing = _Outgoing()
         self._last_id = 0
         self._open: dict[int, tuple[asyncio.Task[None], _FrontCallSink]] = {}
 
     async def run(self, requests: AsyncIterator[front_pb2.FrontLinkRequest], context: Any) -> None:
-        """Serves the calls until the front closes the stream or breaks a rule."""
+        """Serves the calls until the front closes the stream or breaks a rule, or this side closes it."""
         writing = asyncio.create_task(self._outgoing.write_to(context))
+        reading = asyncio.create_task(self._read(requests))
+        closing = asyncio.create_task(self._closing.wait())
         try:
-            async for request in requests:
-                self._take(request)
+            await asyncio.wait((reading, closing), return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reading.result()
+            else:
+                await self._outgoing.until_written()
         finally:
-            tasks = [writing, *(task for task, _ in self._open.values())]
+            tasks = [writing, reading, closing, *(task for task, _ in self._open.values())]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, requests: AsyncIterator[front_pb2.FrontLinkRequest]) -> None:
+        async for request in requests:
+            self._take(request)
 
     def _take(self, request: front_pb2.FrontLinkRequest) -> None:
         kind = request.WhichOneof("message")
@@ -134,9 +153,12 @@ class _Link:
     def _begin(self, call: front_pb2.FrontCall) -> None:
         if call.call_id <= self._last_id:
             raise InvalidFieldError("call.call_id", f"must be greater than {self._last_id}, got {call.call_id}")
-        if len(self._open) >= MOST_CALLS:
-            raise InvalidFieldError("call", f"at most {MOST_CALLS} can be open at a time")
         self._last_id = call.call_id
+        if len(self._open) >= MOST_CALLS:
+            full = AdmissionFullError(f"this gateway has reached its limit of {MOST_CALLS} open calls", RETRY_S)
+            end = front_pb2.FrontPiece(call_id=call.call_id, end=final_status(full, call.method))
+            self._outgoing.put(end, 0)
+            return
         sink = _FrontCallSink(call.call_id, min(call.credit_bytes, MOST_CREDIT_BYTES), self._outgoing)
         deadline_in_s = call.deadline_in_s if call.HasField("deadline_in_s") else None
         running = self._run(call.call_id, call.method, call.request, deadline_in_s, sink)
@@ -163,15 +185,20 @@ class FrontService(front_pb2_grpc.FrontServiceServicer):
 
     def __init__(self, calls: OpenAiCalls) -> None:
         self._calls = calls
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        """Ends all links, when what they have is written."""
+        self._closing.set()
 
     async def FrontLink(  # type: ignore[override]
         self, requests: AsyncIterator[front_pb2.FrontLinkRequest], context: Any
     ) -> None:
         # A front knows by the initial metadata that it is linked.
         await context.send_initial_metadata(())
-        await _Link(self._calls).run(requests, context)
+        await _Link(self._calls, self._closing).run(requests, context)
 
 
-def register_front(server: grpc.aio.Server, calls: OpenAiCalls) -> None:
+def register_front(server: grpc.aio.Server, front: FrontService) -> None:
     """Adds FrontService to the server."""
-    front_pb2_grpc.add_FrontServiceServicer_to_server(FrontService(calls), server)
+    front_pb2_grpc.add_FrontServiceServicer_to_server(front, server)

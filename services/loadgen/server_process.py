@@ -6,15 +6,23 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from services.runtime.command_line import CommandError
 
 STOP_LIMIT_S = 60.0
 
 
+class ServerAddresses(NamedTuple):
+    """HOST:PORT of a server's gRPC and REST; `http` is None without a REST front."""
+
+    grpc: str
+    http: str | None
+
+
 @asynccontextmanager
-async def running_server(flags: Sequence[str], log: Path) -> AsyncIterator[str]:
-    """Starts every service on free ports and yields the gateway's HOST:PORT; drains and stops them at the end.
+async def running_server(flags: Sequence[str], log: Path) -> AsyncIterator[ServerAddresses]:
+    """Starts every service on free ports and yields where it serves; drains and stops them at the end.
 
     Raises CommandError with the last line of the log if it can't come up.
     """
@@ -30,7 +38,8 @@ async def running_server(flags: Sequence[str], log: Path) -> AsyncIterator[str]:
         if not ready.startswith("ready "):
             await process.wait()
             raise CommandError(last_line(log))
-        yield dict(word.split("=", 1) for word in ready.split()[1:])["grpc"]
+        told = dict(word.split("=", 1) for word in ready.split()[1:])
+        yield ServerAddresses(told["grpc"], told.get("http"))
     finally:
         await _stop(process)
 

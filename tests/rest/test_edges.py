@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from services.domain.generation import EndReason
 from services.domain.submission import ServingLimits
+from tests.builders.waits import until
 from tests.gateway.fake_scheduler_for_gateway import SOON_S
 from tests.gateway.running_gateway import MODEL_NAME, running_gateway
 from tests.rest.running_front import Served, refusal, served
@@ -119,6 +121,21 @@ async def test_native_refusals_have_openais_shape(body: Any, param: str | None, 
     assert refusal(await rest.http.get("/fastserve/v1/status:watch", params={"interval_s": "0.001"}), 400)
 
 
+async def test_every_answer_is_one_that_the_description_knows(scripted: Served) -> None:
+    described = (await scripted.http.get("/openapi.json")).json()
+    assert described["openapi"].startswith("3.1")
+    assert {"/v1/completions", "/v1/chat/completions", "/fastserve/v1/generate"} <= set(described["paths"])
+    for path, operations in described["paths"].items():
+        for method, operation in operations.items():
+            if method == "parameters" or path.endswith(":watch"):
+                continue
+            bodies: list[Any] = [None] if method == "get" else [{}, {**COMPLETION, "stream": True}, COMPLETION]
+            for body in bodies:
+                response = await scripted.http.request(method, path.replace("{model}", MODEL_NAME), json=body)
+                answer = operation["responses"][str(response.status_code)]
+                assert response.headers["content-type"].split(";")[0] in answer["content"], (path, body)
+
+
 async def test_without_its_gateway_a_front_answers_503_and_links_again_when_it_is_back(
     rest: Served, model: Path
 ) -> None:
@@ -134,6 +151,14 @@ async def test_without_its_gateway_a_front_answers_503_and_links_again_when_it_i
     async with running_gateway(model, rest.scheduler.address, grpc_port=port), asyncio.timeout(SOON_S):
         while (await rest.http.get("/v1/models")).status_code != 200:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0.01)
+
+
+async def test_an_idle_connection_is_not_cut_off_at_its_next_request(model: Path, tmp_path: Path) -> None:
+    async with served(model, tmp_path, "--write-limit", "50ms") as rest:
+        for path, status in [("/healthz", 200), ("/nothing", 404), ("/v1/models", 200), ("/nothing", 404)]:
+            assert (await rest.http.get(path)).status_code == status
+            passed_s = time.monotonic() + 0.1
+            await until(lambda passed_s=passed_s: time.monotonic() > passed_s)  # type: ignore[misc]
 
 
 async def test_sigterm_lets_open_requests_end(rest: Served) -> None:

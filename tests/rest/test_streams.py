@@ -149,3 +149,9 @@ async def test_a_link_lost_midway_ends_streams_with_an_event_too(rest: Served) -
         await rest.gateway.stop()
         assert json.loads((await line_of_event(reader)).removeprefix("data: "))["error"]["code"] == "unavailable"
     await until(lambda: rest.gateway.serving.done())
+
+
+async def test_an_answer_larger_than_the_credit_comes_whole(scripted: Served) -> None:
+    answer = await scripted.complete(stream=True, stream_options={"include_usage": True}, n=16, max_tokens=390)
+    assert len(answer.content) > 4 * 64 * 1024
+    assert events(answer.text)[-1]["usage"]["completion_tokens"] == 16 * 390

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from services.cli.bench.bench_command import measure
 from services.cli.bench.comparison import counter_table, headline, latency_table
+from services.cli.bench.demo_rest import show_over_rest
 from services.cli.bench.demo_systems import (
     ALL_PAIRS,
     DEVICE_TOKENS,
@@ -37,7 +38,7 @@ from services.cli.bench.progress import with_progress
 from services.domain.generation import GenerateRequest, SamplingRequest
 from services.experiments.cases import PolicyPair
 from services.loadgen.gateway_client import GatewayClient, encode
-from services.loadgen.server_process import running_server
+from services.loadgen.server_process import ServerAddresses, running_server
 from services.loadgen.trace_run import TraceRunner, TraceRunOptions
 from services.runtime.command_line import CommandError, ExitCode, parser, positive_float, positive_int, tell
 from services.workloads.calibration import LoadedTrace, Need, loaded_trace, peak_need_tokens, sustained_rate
@@ -45,10 +46,8 @@ from services.workloads.job_records import write_lines
 from services.workloads.repeated_runs import Result, middle_run, soonest
 from services.workloads.workload import TraceJob, Workload, make_trace, trace_line
 
-StartServer = Callable[[Sequence[str], Path], AbstractAsyncContextManager[str]]
-"""Takes flags of `fastserve up` and a file for its log; serves for the length of a block and yields the gateway's
-address.
-"""
+StartServer = Callable[[Sequence[str], Path], AbstractAsyncContextManager[ServerAddresses]]
+"""Takes flags of `fastserve up` and a file for its log; serves for the length of a block and yields where."""
 RunsOfPair = Mapping[PolicyPair, list[Result]]
 """The results of each pair's runs, in the order of the passes that it took part in."""
 
@@ -133,19 +132,23 @@ async def run(stage: Stage, need: Need, passes: int | None, start: StartServer =
     """Runs the whole demo; returns whether FastServe beat FCFS. `passes` None: as many as fit the time."""
     async with AsyncExitStack() as stack:
 
-        async def started(pair: PolicyPair) -> str:
+        async def started(pair: PolicyPair) -> ServerAddresses:
             state_dir = stage.folder("state", pair.name)
             share_cost_model(stage.folder("state", ALL_PAIRS[0].name), state_dir)
             log = stage.folder("runs", pair.name) / "server.log"
             return await stack.enter_async_context(start(server_flags(pair, state_dir), log))
 
-        stage.say("1. Starting gateway, scheduler, KV manager and worker with the bundled model")
-        servers = {ALL_PAIRS[0]: await started(ALL_PAIRS[0])}
+        stage.say("1. Starting gateway, REST front, scheduler, KV manager and worker with the bundled model")
+        first = await started(ALL_PAIRS[0])
+        servers = {ALL_PAIRS[0]: first.grpc}
         stage.say("2. One sampled completion, as it is made")
-        await show_completion(servers[ALL_PAIRS[0]], stage)
+        await show_completion(first.grpc, stage)
+        if first.http is not None:
+            stage.say("   The same over REST, as the clients of OpenAI's API ask for it")
+            await show_over_rest(first.http, PROMPT, SAMPLING, stage.console)
         stage.say("3. What does FCFS sustain on this machine? (four more servers start; only one at a time has work)")
         for pair in ALL_PAIRS[1:]:
-            servers[pair] = await started(pair)
+            servers[pair] = (await started(pair)).grpc
         for pair, server in servers.items():
             await saturate(server, WARM_UP_JOBS, f"warm-up of {pair.name}")
         sustained = {pair.kv_policy: await saturate(servers[pair], SHAPE.jobs, pair.name) for pair in FCFS}

@@ -1,6 +1,5 @@
-"""The description of the REST interface in OpenAPI 3.1, made from the models that validate requests.
-
-FastServe's own routes are those of the protos, and described there; the description names them without their fields.
+"""The description of the REST interface in OpenAPI 3.1: OpenAI's routes from the models that validate requests, our own
+from the protos.
 """
 
 from functools import cache
@@ -20,6 +19,7 @@ from services.gateway.openai.answer_models import (
 )
 from services.gateway.openai.answer_shapes import EVENTS, JSON, document
 from services.gateway.openai.requests import ChatBody, CompletionBody
+from services.wire.json_schemas import message_schemas
 
 _MODELS: tuple[type[BaseModel], ...] = (
     ChatBody,
@@ -43,11 +43,14 @@ _REFUSALS = {
     503: "the server is not ready, or shuts down: wait as long as Retry-After says",
     504: "the deadline in Grpc-Timeout passed",
 }
-_PROTO_JSON = {"type": "object", "description": "the message of the protos as JSON, with their names"}
 
 
 def _reference(model: type[BaseModel]) -> dict[str, str]:
-    return {"$ref": _TEMPLATE.format(model=model.__name__)}
+    return _named(model.__name__)
+
+
+def _named(name: str) -> dict[str, str]:
+    return {"$ref": _TEMPLATE.format(model=name)}
 
 
 def _content(schema: dict[str, Any], kind: str = JSON) -> dict[str, Any]:
@@ -96,9 +99,11 @@ def _paths() -> dict[str, Any]:
         ),
         "/v1/models": _reading("The served models", _reference(ModelListObject), 503),
         "/v1/models/{model}": {"parameters": [model], **_reading("One model", _reference(ModelObject), 400, 404, 503)},
-        "/fastserve/v1/generate": _writing("InferenceService.Generate", _PROTO_JSON, _content(line, lines)),
-        "/fastserve/v1/models": _reading("InferenceService.ListModels", _PROTO_JSON, 503),
-        "/fastserve/v1/status": _reading("AdminService.GetStatus", _PROTO_JSON, 503),
+        "/fastserve/v1/generate": _writing(
+            "InferenceService.Generate", _named("GenerateRequest"), _content(line, lines)
+        ),
+        "/fastserve/v1/models": _reading("InferenceService.ListModels", _named("ListModelsResponse"), 503),
+        "/fastserve/v1/status": _reading("AdminService.GetStatus", _named("GetStatusResponse"), 503),
         "/fastserve/v1/status:watch": _reading("AdminService.WatchStatus", line, 400, 503, kind=lines),
         "/healthz": _reading("Whether this process lives", _reference(HealthObject)),
         "/readyz": _reading("Whether a request would be taken", _reference(HealthObject), 503),
@@ -121,6 +126,6 @@ def openapi_document() -> bytes:
                 "description": "The OpenAI API of a FastServe gateway. Unknown fields are refused; null is absent.",
             },
             "paths": _paths(),
-            "components": {"schemas": definitions["$defs"]},
+            "components": {"schemas": {**message_schemas(_TEMPLATE), **definitions["$defs"]}},
         }
     )

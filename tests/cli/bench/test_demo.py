@@ -13,6 +13,7 @@ from rich.console import Console
 from services.cli.bench.demo import Stage, is_last_pass, main, run
 from services.cli.bench.demo_systems import ALL_PAIRS, FCFS, OURS, PAPER, RESERVING, server_flags, shown_systems
 from services.experiments.cases import PolicyPair
+from services.loadgen.server_process import ServerAddresses
 from services.workloads.calibration import Need
 from tests.fakes.fake_gateway_for_client import FakeGatewayForClient, serving
 
@@ -32,7 +33,7 @@ class Servers:
         self.up = 0
 
     @asynccontextmanager
-    async def start(self, flags: Sequence[str], log: Path) -> AsyncIterator[str]:
+    async def start(self, flags: Sequence[str], log: Path) -> AsyncIterator[ServerAddresses]:
         self.flags.append(flags)
         log.touch()
         kept = Path(flags[-1]) / "profiles" / "cost.json"
@@ -42,7 +43,7 @@ class Servers:
         async with serving(FakeGatewayForClient()) as gateway:
             self.gateways.append(gateway)
             self.up += 1
-            yield gateway.address
+            yield ServerAddresses(gateway.address, None)
         self.up -= 1
 
 
