@@ -33,7 +33,6 @@ WANTED_RATE = 12_000
 MANY_STREAMS, MANY_TOKENS, MANY_RATE = 2_000, 40, 5_000
 HELD_REQUESTS, HELD_PROMPT_TOKENS = 10_000, 512
 SETTLED_S = 2.0
-NEARLY, NEARLY_BUSY = 0.97, 0.9
 READY_LIMIT_S = 60.0
 
 
@@ -42,6 +41,7 @@ class Stack:
 
     def __init__(self, gateway: int, front: int, grpc: str, http: str) -> None:
         self.processes = {"gateway": gateway, "front": front}
+        self.scheduler: int | None = None
         self.grpc = grpc
         self.http = http
 
@@ -57,12 +57,6 @@ class Stack:
 def _cpu_s(process: int) -> float:
     words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _machine_cpu_s() -> float:
-    """CPU time of everything that runs here: all but idle and waiting for disks."""
-    words = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-    return (sum(words[:8]) - words[3] - words[4]) / os.sysconf("SC_CLK_TCK")
 
 
 @asynccontextmanager
@@ -118,7 +112,9 @@ async def _stub_stack(folder: Path, *flags: str) -> AsyncIterator[Stack]:
         stub = await stack.enter_async_context(_process(folder / "stub.log", *argv, pipes=True))
         assert stub.stdout is not None, "stdout is a pipe"
         address = (await stub.stdout.readline()).decode().strip()
-        yield await stack.enter_async_context(_stack(folder, address))
+        ready = await stack.enter_async_context(_stack(folder, address))
+        ready.scheduler = stub.pid
+        yield ready
 
 
 # --- latency --------------------------------------------------------------------------------
@@ -187,7 +183,8 @@ async def _latency(settings: BenchSettings) -> dict[str, Any]:
 
 async def _client(folder: Path, stack: Stack, streams: int, tokens: int) -> dict[str, Any]:
     """Runs the client; what it saw, and the CPU time a token of gateway and front."""
-    before, began_s, machine_s = stack.cpu_s(), time.perf_counter(), _machine_cpu_s()
+    assert stack.scheduler is not None, "only a stub in a process of its own is measured"
+    before, scheduler_s = stack.cpu_s(), _cpu_s(stack.scheduler)
     argv = (
         sys.executable,
         "-m",
@@ -201,8 +198,10 @@ async def _client(folder: Path, stack: Stack, streams: int, tokens: int) -> dict
     async with _process(folder / "client.log", *argv, pipes=True) as process:
         out, _ = await process.communicate()
     after = stack.cpu_s()
-    took_s, busy_s = time.perf_counter() - began_s, _machine_cpu_s() - machine_s
     seen = json.loads(out)
+    spent_s = {name: after[name] - before[name] for name in after}
+    spent_s["stub scheduler"] = _cpu_s(stack.scheduler) - scheduler_s
+    spent_s["client"] = seen["cpu_s"]
     made = streams * tokens
     return {
         "streams": streams,
@@ -210,8 +209,8 @@ async def _client(folder: Path, stack: Stack, streams: int, tokens: int) -> dict
         "tokens_per_s": made / seen["duration_s"],
         "events_per_token": seen["events"] / made,
         "statuses": seen["statuses"],
-        "cpu_us_a_token": {name: (after[name] - before[name]) / made * 1e6 for name in after},
-        "busy_cores": {"machine": busy_s / took_s, **{name: (after[name] - before[name]) / took_s for name in after}},
+        "cpu_us_a_token": {name: spent_s[name] / made * 1e6 for name in after},
+        "busy_cores": {name: spent / seen["duration_s"] for name, spent in spent_s.items()},
     }
 
 
@@ -288,14 +287,10 @@ def goals(measured: dict[str, Any]) -> list[Goal]:
     return made
 
 
-def _limit(run: dict[str, Any]) -> str:
-    """What kept a run from the rate that was asked for, by the cores that were busy from its first connection on."""
-    busy = run["busy_cores"]
-    if run["tokens_per_s"] >= NEARLY * run["asked_per_s"]:
-        return "none"
-    if busy["machine"] >= NEARLY_BUSY * (os.cpu_count() or 1):
-        return "the cores, which client and stub scheduler share"
-    return "the gateway's one thread" if busy["gateway"] >= NEARLY_BUSY else "unknown"
+def _busiest(run: dict[str, Any]) -> str:
+    """The process that used most of a core: at the highest rates, what limits. All but the front have one thread."""
+    name, cores = max(run["busy_cores"].items(), key=lambda one: one[1])
+    return f"{name}, {cores:.2f} of a core"
 
 
 def tables(measured: dict[str, Any]) -> list[Table]:
@@ -313,7 +308,7 @@ def tables(measured: dict[str, Any]) -> list[Table]:
             f"{run['cpu_us_a_token']['gateway']:.0f}",
             f"{run['cpu_us_a_token']['front']:.0f}",
             f"{run['failed']}",
-            _limit(run),
+            _busiest(run),
         )
         for run in (*measured["rates"], measured["many_streams"])
     ]
@@ -325,7 +320,7 @@ def tables(measured: dict[str, Any]) -> list[Table]:
         "gateway, us/token",
         "front, us/token",
         "failed",
-        "limit",
+        "busiest",
     )
     memory = measured["memory"]
     held = [(name, f"{memory['idle_mb'][name]:.0f}", f"{memory['full_mb'][name]:.0f}") for name in memory["full_mb"]]

@@ -96,6 +96,7 @@ async def run(address: str, count: int, tokens: int, prompt_tokens: int, hold: b
                 "whole": sum(whole),
                 "events": sum(stream.events for stream in streams),
                 "duration_s": time.perf_counter() - first_s,
+                "cpu_s": time.process_time(),
                 "statuses": sorted({stream.status.decode() for stream in streams}),
             }
         ),
