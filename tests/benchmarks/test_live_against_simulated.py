@@ -105,7 +105,7 @@ def measured() -> dict[str, Any]:
 
 
 def test_the_long_parts_are_measured_only_when_they_are_named() -> None:
-    assert [part.name for part in SEPARATE] == ["best_fcfs", "live_against_simulated", "foreknowledge"]
+    assert {"best_fcfs", "live_against_simulated", "foreknowledge"} <= {part.name for part in SEPARATE}
     assert chosen(None) == list(PARTS)
     assert not set(SEPARATE) & set(PARTS)
     assert [part.name for part in chosen("live_against_simulated,decisions")] == ["decisions", "live_against_simulated"]
