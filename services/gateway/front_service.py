@@ -69,9 +69,11 @@ class _Outgoing:
 
 
 class _FrontCallSink:
-    """The answer of one call goes to the front."""
+    """The answer of one call goes to the front. The prompts of a call may write at the same time: what one writes stays
+    together.
+    """
 
-    __slots__ = ("_call_id", "_credit_bytes", "_has_type", "_more", "_outgoing")
+    __slots__ = ("_call_id", "_credit_bytes", "_has_type", "_more", "_outgoing", "_turn")
 
     def __init__(self, call_id: int, credit_bytes: int, outgoing: _Outgoing) -> None:
         self._call_id = call_id
@@ -79,6 +81,8 @@ class _FrontCallSink:
         self._outgoing = outgoing
         self._has_type = False
         self._more: asyncio.Event | None = None
+        self._turn: asyncio.Lock | None = None
+        """Taken by who has to wait; made when somebody has."""
 
     def credit(self, count_bytes: int) -> None:
         self._credit_bytes += count_bytes
@@ -86,16 +90,28 @@ class _FrontCallSink:
             self._more.set()
 
     async def write(self, data: bytes, content_type: str) -> None:
-        for start in range(0, len(data), MOST_PIECE_BYTES):
-            part = data if len(data) <= MOST_PIECE_BYTES else data[start : start + MOST_PIECE_BYTES]
-            while self._credit_bytes <= 0 or self._outgoing.is_full:
-                await self._room()
-            piece = front_pb2.FrontPiece(call_id=self._call_id, data=part)
-            if not self._has_type:
-                piece.content_type = content_type
-                self._has_type = True
-            self._credit_bytes -= len(part)
-            self._outgoing.put(piece, len(part))
+        if len(data) <= MOST_PIECE_BYTES and self._has_room and (self._turn is None or not self._turn.locked()):
+            self._put(data, content_type)
+            return
+        if self._turn is None:
+            self._turn = asyncio.Lock()
+        async with self._turn:
+            for start in range(0, len(data), MOST_PIECE_BYTES):
+                while not self._has_room:
+                    await self._room()
+                self._put(data[start : start + MOST_PIECE_BYTES], content_type)
+
+    @property
+    def _has_room(self) -> bool:
+        return self._credit_bytes > 0 and not self._outgoing.is_full
+
+    def _put(self, data: bytes, content_type: str) -> None:
+        piece = front_pb2.FrontPiece(call_id=self._call_id, data=data)
+        if not self._has_type:
+            piece.content_type = content_type
+            self._has_type = True
+        self._credit_bytes -= len(data)
+        self._outgoing.put(piece, len(data))
 
     async def _room(self) -> None:
         if self._credit_bytes <= 0:

@@ -93,8 +93,7 @@ async def running_gateway(
         GatewaySettings(
             scheduler=scheduler,
             model=model,
-            served_model_name=MODEL_NAME,
-            **{"grpc_port": 0, "drain_limit": 0.0, **settings},
+            **{"grpc_port": 0, "served_model_name": MODEL_NAME, "drain_limit": 0.0, **settings},
         )
     )
     serving = asyncio.create_task(serve(process))

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +154,15 @@ async def test_without_its_gateway_a_front_answers_503_and_links_again_when_it_i
             await asyncio.sleep(0.01)
 
 
+def is_past(moment_s: float) -> bool:
+    return time.monotonic() > moment_s
+
+
 async def test_an_idle_connection_is_not_cut_off_at_its_next_request(model: Path, tmp_path: Path) -> None:
     async with served(model, tmp_path, "--write-limit", "50ms") as rest:
         for path, status in [("/healthz", 200), ("/nothing", 404), ("/v1/models", 200), ("/nothing", 404)]:
             assert (await rest.http.get(path)).status_code == status
-            passed_s = time.monotonic() + 0.1
-            await until(lambda passed_s=passed_s: time.monotonic() > passed_s)  # type: ignore[misc]
+            await until(partial(is_past, time.monotonic() + 0.1))
 
 
 async def test_sigterm_lets_open_requests_end(rest: Served) -> None:

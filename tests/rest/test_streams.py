@@ -151,7 +151,14 @@ async def test_a_link_lost_midway_ends_streams_with_an_event_too(rest: Served) -
     await until(lambda: rest.gateway.serving.done())
 
 
-async def test_an_answer_larger_than_the_credit_comes_whole(scripted: Served) -> None:
-    answer = await scripted.complete(stream=True, stream_options={"include_usage": True}, n=16, max_tokens=390)
+async def test_an_answer_larger_than_the_credit_comes_whole_however_many_prompts_write_it(scripted: Served) -> None:
+    options = {"include_usage": True}
+    prompts = [[60 + number] for number in range(8)]
+    answer = await scripted.complete(prompt=prompts, stream=True, stream_options=options, n=2, max_tokens=390, seed=1)
     assert len(answer.content) > 4 * 64 * 1024
-    assert events(answer.text)[-1]["usage"]["completion_tokens"] == 16 * 390
+    chunks = events(answer.text)
+    assert chunks[-1]["usage"]["completion_tokens"] == 16 * 390
+    whole = await scripted.complete(prompt=prompts, n=2, max_tokens=390, seed=1)
+    for choice in whole.json()["choices"]:
+        own = [chunk["choices"][0]["text"] for chunk in chunks[:-1] if chunk["choices"][0]["index"] == choice["index"]]
+        assert "".join(own) == choice["text"]

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from services.domain.errors import AdmissionFullError, FastServeError, UnknownModelError
 from services.domain.generation import EndReason, GenerateRequest
@@ -88,7 +89,7 @@ class OpenAiCalls:
         body = read_completion(data)
         requests = completion_requests(body)
         for request, paths in requests:
-            _told(paths, lambda request=request: self._driver.check(request))  # type: ignore[misc]
+            _told(paths, partial(self._driver.check, request))
         shape = self._shape(COMPLETION, body, body.best_of or body.choice_count, body.logprobs is not None)
         echoes = [self._text_of(prompt) if body.echo else "" for prompt in body.prompts]
         return await self._open(requests, echoes, hashlib.sha256(data).digest(), deadline_in_s, shape)

@@ -1,5 +1,6 @@
 """OpenAiService over gRPC, and its calls over the link of a REST front."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -89,11 +90,14 @@ class _CallSink:
     def __init__(self, context: Any) -> None:
         self._context = context
         self._is_first = True
+        # gRPC takes one message at a time; the prompts of a call may write at the same time.
+        self._turn = asyncio.Lock()
 
     async def write(self, data: bytes, content_type: str) -> None:
-        kind = content_type if self._is_first else ""
-        self._is_first = False
-        await self._context.write(httpbody_pb2.HttpBody(content_type=kind, data=data))
+        async with self._turn:
+            kind = content_type if self._is_first else ""
+            self._is_first = False
+            await self._context.write(httpbody_pb2.HttpBody(content_type=kind, data=data))
 
 
 class _RequestBytes:
