@@ -52,10 +52,11 @@ class KvManagerServiceServicer:
     """
 
     def SchedulerLink(self, request_iterator, context):
-        """SchedulerLink tells what moves and answers with residency. The scheduler opens with Jobs, and sends Jobs again at every new worker epoch.
+        """SchedulerLink tells what moves and answers with residency. For each worker group the scheduler opens with Jobs, and sends Jobs again at every
+        new epoch of its worker. What breaks the protocol of one group ends the stream of its worker, not this one.
 
-        Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), UNAVAILABLE (shutting down: dial again with
-        back-off).
+        Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), INTERNAL (a message names a group that can't be:
+        a bug), UNAVAILABLE (shutting down: dial again with back-off).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -66,7 +67,8 @@ class KvManagerServiceServicer:
 
         Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is not a hello),
         FAILED_PRECONDITION (the group, the block size or the pools are out of their limits, for example a device pool without blocks: names
-        the field; do not retry), UNAVAILABLE (shutting down, or the scheduler was lost: dial again with back-off and a newer epoch).
+        the field; do not retry), INTERNAL (this worker, or the scheduler for its group, broke the protocol: dial again with back-off and a newer
+        epoch), UNAVAILABLE (shutting down, or the scheduler was lost: dial again with back-off and a newer epoch).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,17 +34,19 @@ class KvManagerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KvManagerServiceAsyncStub: ...
     SchedulerLink: _grpc.StreamStreamMultiCallable[_kvmanager_pb2.SchedulerLinkRequest, _kvmanager_pb2.SchedulerLinkResponse]
-    """SchedulerLink tells what moves and answers with residency. The scheduler opens with Jobs, and sends Jobs again at every new worker epoch.
+    """SchedulerLink tells what moves and answers with residency. For each worker group the scheduler opens with Jobs, and sends Jobs again at every
+    new epoch of its worker. What breaks the protocol of one group ends the stream of its worker, not this one.
 
-    Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), UNAVAILABLE (shutting down: dial again with
-    back-off).
+    Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), INTERNAL (a message names a group that can't be:
+    a bug), UNAVAILABLE (shutting down: dial again with back-off).
     """
     WorkerLink: _grpc.StreamStreamMultiCallable[_kvmanager_pb2.KvManagerServiceWorkerLinkRequest, _kvmanager_pb2.KvManagerServiceWorkerLinkResponse]
     """WorkerLink carries block commands out and their acknowledgements in. The worker opens with KvWorkerHello; its tables are empty.
 
     Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is not a hello),
     FAILED_PRECONDITION (the group, the block size or the pools are out of their limits, for example a device pool without blocks: names
-    the field; do not retry), UNAVAILABLE (shutting down, or the scheduler was lost: dial again with back-off and a newer epoch).
+    the field; do not retry), INTERNAL (this worker, or the scheduler for its group, broke the protocol: dial again with back-off and a newer
+    epoch), UNAVAILABLE (shutting down, or the scheduler was lost: dial again with back-off and a newer epoch).
     """
 
 @_typing.type_check_only
@@ -53,17 +55,19 @@ class KvManagerServiceAsyncStub(KvManagerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SchedulerLink: _aio.StreamStreamMultiCallable[_kvmanager_pb2.SchedulerLinkRequest, _kvmanager_pb2.SchedulerLinkResponse]  # type: ignore[assignment]
-    """SchedulerLink tells what moves and answers with residency. The scheduler opens with Jobs, and sends Jobs again at every new worker epoch.
+    """SchedulerLink tells what moves and answers with residency. For each worker group the scheduler opens with Jobs, and sends Jobs again at every
+    new epoch of its worker. What breaks the protocol of one group ends the stream of its worker, not this one.
 
-    Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), UNAVAILABLE (shutting down: dial again with
-    back-off).
+    Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), INTERNAL (a message names a group that can't be:
+    a bug), UNAVAILABLE (shutting down: dial again with back-off).
     """
     WorkerLink: _aio.StreamStreamMultiCallable[_kvmanager_pb2.KvManagerServiceWorkerLinkRequest, _kvmanager_pb2.KvManagerServiceWorkerLinkResponse]  # type: ignore[assignment]
     """WorkerLink carries block commands out and their acknowledgements in. The worker opens with KvWorkerHello; its tables are empty.
 
     Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is not a hello),
     FAILED_PRECONDITION (the group, the block size or the pools are out of their limits, for example a device pool without blocks: names
-    the field; do not retry), UNAVAILABLE (shutting down, or the scheduler was lost: dial again with back-off and a newer epoch).
+    the field; do not retry), INTERNAL (this worker, or the scheduler for its group, broke the protocol: dial again with back-off and a newer
+    epoch), UNAVAILABLE (shutting down, or the scheduler was lost: dial again with back-off and a newer epoch).
     """
 
 class KvManagerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -75,10 +79,11 @@ class KvManagerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_kvmanager_pb2.SchedulerLinkRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kvmanager_pb2.SchedulerLinkResponse], _abc.AsyncIterator[_kvmanager_pb2.SchedulerLinkResponse]]:
-        """SchedulerLink tells what moves and answers with residency. The scheduler opens with Jobs, and sends Jobs again at every new worker epoch.
+        """SchedulerLink tells what moves and answers with residency. For each worker group the scheduler opens with Jobs, and sends Jobs again at every
+        new epoch of its worker. What breaks the protocol of one group ends the stream of its worker, not this one.
 
-        Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), UNAVAILABLE (shutting down: dial again with
-        back-off).
+        Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), INTERNAL (a message names a group that can't be:
+        a bug), UNAVAILABLE (shutting down: dial again with back-off).
         """
 
     @_abc_1.abstractmethod
@@ -91,7 +96,8 @@ class KvManagerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is not a hello),
         FAILED_PRECONDITION (the group, the block size or the pools are out of their limits, for example a device pool without blocks: names
-        the field; do not retry), UNAVAILABLE (shutting down, or the scheduler was lost: dial again with back-off and a newer epoch).
+        the field; do not retry), INTERNAL (this worker, or the scheduler for its group, broke the protocol: dial again with back-off and a newer
+        epoch), UNAVAILABLE (shutting down, or the scheduler was lost: dial again with back-off and a newer epoch).
         """
 
 def add_KvManagerServiceServicer_to_server(servicer: KvManagerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

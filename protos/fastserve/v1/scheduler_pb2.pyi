@@ -366,9 +366,9 @@ class ServingLimits(_message.Message):
     ready: _builtins.bool
     """A worker group is, or has been, joined: jobs are admitted."""
     max_model_len: _builtins.int
-    """Most tokens of prompt and output together."""
+    """Most tokens of prompt and output together, in the group with the most room."""
     device_pool_tokens: _builtins.int
-    """Tokens that the device pool of a group holds."""
+    """Tokens that the device pool of that group holds."""
     def __init__(
         self,
         *,
@@ -589,7 +589,7 @@ class WorkerHello(_message.Message):
     epoch: _builtins.int
     """Epoch of this life of the worker: later lives have greater ones."""
     group: _builtins.int
-    """The group it serves."""
+    """The group it serves: less than the scheduler's --groups."""
     model_fingerprint: _builtins.str
     """Identity of its model folder."""
     block_size: _builtins.int

@@ -66,8 +66,8 @@ class SchedulerServiceServicer:
         """WorkerLink carries plans out and results in. The worker opens with WorkerHello, the scheduler answers WorkerWelcome. A newer epoch voids the
         group's older stream, which ends with ABORTED.
 
-        Status codes: FAILED_PRECONDITION (the model or the block size differs from the scheduler's, the group is not 0, the context is 0 or longer than
-        the scheduler's, the device pool has no blocks: names the field; do not retry), ABORTED (a worker of this epoch or a newer one has the group: do
+        Status codes: FAILED_PRECONDITION (the model or the block size differs from the scheduler's, the group is none of its --groups, the context is 0 or
+        longer than the scheduler's, the device pool has no blocks: names the field; do not retry), ABORTED (a worker of this epoch or a newer one has the group: do
         not retry), INVALID_ARGUMENT (the first message is not a hello), UNAVAILABLE (shutting down, or what the worker said broke the protocol: dial
         again with back-off and a newer epoch).
         """
