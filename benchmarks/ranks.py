@@ -26,10 +26,10 @@ from benchmarks.settings import BenchError, BenchSettings
 
 PRESET = "M"
 TRACE = ROOT / "benchmarks" / "traces" / "zipf120.jsonl"
-COUNTED_S = 20
+COUNTED_S = 15
 LIMIT_S = 300.0
-MOST_PROMPT_TOKENS = 256
-"""New prompts that a plan may take in: plans of equal size are what keeps stages evenly busy."""
+MOST_PLAN_TOKENS = 128
+"""Tokens of a plan: long prompts are computed in chunks, since plans of equal size keep stages evenly busy."""
 LEAST_BUSY_SHARE = 0.85
 LEAST_SHARE_OF_ONE_RANK = 0.85
 SHOWN_S = 1.5
@@ -72,6 +72,7 @@ def measure(settings: BenchSettings) -> Figures:
         "dtype": "bfloat16",
         "trace": TRACE.name,
         "max_batch": settings.max_batch,
+        "max_plan_tokens": MOST_PLAN_TOKENS,
         "counted_s": seconds,
         "groups": {name: _medians(figures) for name, figures in runs.items()},
         "timeline": _first_moments(runs[STAGES.name][-1]["ranks"], runs[STAGES.name][-1]["from_s"]),
@@ -86,7 +87,7 @@ def _run(settings: BenchSettings, group: MeasuredGroup, model: Path, seconds: in
     argv = [sys.executable, "-m", "benchmarks.rank_process", "--parent", str(os.getpid()), "--port", str(port)]
     argv += ["--tp", str(group.tp), "--pp", str(group.pp), "--threads", str(group.threads), "--model", str(model)]
     argv += ["--seconds", str(seconds), "--max-batch", str(settings.max_batch), "--trace", str(TRACE)]
-    argv += ["--max-batch-tokens", str(MOST_PROMPT_TOKENS)]
+    argv += ["--max-batch-tokens", str(MOST_PLAN_TOKENS)]
     argv += [] if group.shares_memory else ["--no-shared-memory"]
     ranks = [
         subprocess.Popen([*argv, "--rank", str(rank)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -198,7 +199,7 @@ def tables(measured: Figures) -> list[Table]:
         )
     title = (
         f"Groups of ranks on two cores, model {measured['model']}, {measured['dtype']}, batch {measured['max_batch']}, "
-        f"saturated for {measured['counted_s']} s"
+        f"at most {measured['max_plan_tokens']} tokens a plan, saturated for {measured['counted_s']} s"
     )
     heading = ("group", "layers", "output tokens/s", "of one rank", "busy", "in sums", "ms a sum")
     note = (

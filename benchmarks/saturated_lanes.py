@@ -1,8 +1,9 @@
 """The simplest scheduler that keeps a group of ranks busy: jobs without end, in as many lanes as plans are under way.
 
 A lane is a batch of its own. Its next plan is made when the one before has come back; meanwhile the plans of the other
-lanes are in the stages. A job joins a lane when a slot, all blocks that it may ever need and its prompt's share of the
-token budget are free, and stays there until it ends.
+lanes are in the stages. A job joins a lane when a slot and all blocks that it may ever need are free, and stays there
+until it ends. A plan decodes a token of every job under way; what is left of its token budget goes to prompts, in
+chunks, the first that came first.
 """
 
 from collections.abc import Iterator
@@ -28,14 +29,18 @@ class _LaneJob:
     offered: OfflineJob
     job_id: JobId
     blocks: tuple[BlockId, ...]
-    known_tokens: int
+    computed_tokens: int = 0
     output_tokens: int = 0
 
-    def entry(self) -> PlanWork:
-        if not self.output_tokens:
-            spec = JobSpec(len(self.offered.prompt), len(self.offered.prompt), self.offered.sampling)
-            return PlanWork(self.job_id, 0, self.known_tokens, self.offered.prompt, spec, None)
-        return PlanWork(self.job_id, self.known_tokens - 1, self.known_tokens, (), None, None)
+    def entry(self, most_tokens: int) -> PlanWork:
+        """The next entry, of at most so many tokens of a prompt."""
+        first, prompt = self.computed_tokens, self.offered.prompt
+        if self.output_tokens:
+            self.computed_tokens += 1
+            return PlanWork(self.job_id, first, first + 1, (), None, None)
+        self.computed_tokens = stop = min(len(prompt), first + most_tokens)
+        spec = JobSpec(len(prompt), len(prompt), self.offered.sampling) if first == 0 else None
+        return PlanWork(self.job_id, first, stop, prompt[first:stop], spec, None)
 
 
 class SaturatedLanes:
@@ -61,11 +66,17 @@ class SaturatedLanes:
 
     def next_plan(self, lane: int, epoch: Epoch) -> LanePlan:
         """The lane's plan before it must be back."""
-        self._admit(self._lanes[lane])
-        entries = tuple(job.entry() for job in self._lanes[lane].values())
+        jobs = self._lanes[lane]
+        self._admit(jobs)
+        entries = [job.entry(1) for job in jobs.values() if job.output_tokens]
+        room_tokens = self._max_batch_tokens - len(entries)
+        for job in jobs.values():
+            if not job.output_tokens and room_tokens > 0:
+                entries.append(job.entry(room_tokens))
+                room_tokens -= entries[-1].to_token - entries[-1].from_token
         self._plan_count += 1
         commands, self._commands = tuple(self._commands), []
-        return LanePlan(lane, commands, Plan(epoch, PlanNumber(self._plan_count), entries))
+        return LanePlan(lane, commands, Plan(epoch, PlanNumber(self._plan_count), tuple(entries)))
 
     def take(self, lane: int, tokens: tuple[SampledToken, ...]) -> None:
         """The tokens of the lane's plan."""
@@ -73,26 +84,23 @@ class SaturatedLanes:
         for job_id, _, end_of_sequence in tokens:
             job = jobs[job_id]
             job.output_tokens += 1
-            job.known_tokens += 1
             if end_of_sequence or job.output_tokens == job.offered.sampling.max_tokens:
                 self._commands.append(ReleaseBlocks(self._number(), job_id))
                 self._free.extend(job.blocks)
                 del jobs[job_id]
 
     def _admit(self, jobs: dict[JobId, _LaneJob]) -> None:
-        room_tokens = self._max_batch_tokens - len(jobs)
         while len(jobs) < self._max_batch:
             offered = self._next_job
             most_tokens = len(offered.prompt) + offered.sampling.max_tokens - 1
             block_count = -(-most_tokens // self._block_size)
-            if block_count > len(self._free) or (len(offered.prompt) > room_tokens and jobs):
+            if block_count > len(self._free):
                 return
             self._job_count += 1
             job_id = JobId(f"{self._job_count}/0")
             blocks = tuple(self._free.pop() for _ in range(block_count))
             self._commands.append(Assign(self._number(), job_id, blocks))
-            jobs[job_id] = _LaneJob(offered, job_id, blocks, len(offered.prompt))
-            room_tokens -= len(offered.prompt)
+            jobs[job_id] = _LaneJob(offered, job_id, blocks)
             self._next_job = next(self._jobs)
 
     def _number(self) -> CommandNumber:

@@ -16,13 +16,13 @@ from tests.worker.tiny_engine import BLOCK_SIZE, alone, new_engine, prompt_of, s
 MAX_BATCH, PROMPT_TOKENS, OUTPUT_TOKENS = 2, 6, 4
 
 
-def lanes_of(lane_count: int, block_count: int = 64, most_prompt_tokens: int = 64) -> SaturatedLanes:
+def lanes_of(lane_count: int, block_count: int = 64, most_tokens: int = 9) -> SaturatedLanes:
     prompts = [prompt_of(number, PROMPT_TOKENS) for number in range(3)]
     jobs = (
         OfflineJob(JobId(f"{number}/0"), prompts[number % 3], sampling(max_tokens=OUTPUT_TOKENS))
         for number in itertools.count()
     )
-    return SaturatedLanes(jobs, lane_count, MAX_BATCH, most_prompt_tokens, block_count, BLOCK_SIZE)
+    return SaturatedLanes(jobs, lane_count, MAX_BATCH, most_tokens, block_count, BLOCK_SIZE)
 
 
 def test_lanes_run_on_an_engine_and_their_jobs_give_what_each_gives_alone() -> None:
@@ -50,13 +50,16 @@ def test_lanes_run_on_an_engine_and_their_jobs_give_what_each_gives_alone() -> N
     assert all(tokens in expected for tokens in ended)
 
 
-def test_a_lane_takes_in_prompts_within_its_budget_and_jobs_that_fit_and_keeps_them() -> None:
-    lanes = lanes_of(1, most_prompt_tokens=PROMPT_TOKENS + 1)
+def test_a_lane_computes_prompts_in_chunks_beside_its_decodes_and_takes_in_what_fits() -> None:
+    lanes = lanes_of(1, most_tokens=PROMPT_TOKENS + 2)
     first = lanes.next_plan(0, Epoch(1))
-    assert [(entry.from_token, entry.to_token) for entry in first.plan.entries] == [(0, PROMPT_TOKENS)]
+    assert [(entry.from_token, entry.to_token) for entry in first.plan.entries] == [(0, PROMPT_TOKENS), (0, 2)]
     lanes.take(0, (SampledToken(first.plan.entries[0].job_id, 5, False),))
     second = lanes.next_plan(0, Epoch(1))
-    assert [entry.to_token - entry.from_token for entry in second.plan.entries] == [1, PROMPT_TOKENS]
+    assert [(entry.from_token, entry.to_token) for entry in second.plan.entries] == [
+        (PROMPT_TOKENS, PROMPT_TOKENS + 1),
+        (2, PROMPT_TOKENS),
+    ]
     assert [type(command) for command in (*first.commands, *second.commands)] == [Assign, Assign]
     no_room = lanes_of(2, block_count=5)  # a job needs 3 blocks
     assert len(no_room.next_plan(0, Epoch(1)).plan.entries) == 1
