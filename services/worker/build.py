@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from services.domain.cost import CostProfile
 from services.domain.errors import InvalidFieldError
 from services.domain.ids import Epoch
 from services.domain.worker_facts import WorkerFacts
@@ -14,13 +15,56 @@ from services.runtime.profile_file import Profile, Source
 from services.worker.engine.compute_environment import usable_cores
 from services.worker.engine.engine import Engine
 from services.worker.kernels.kernel_choice import computes_natively, with_kernels
-from services.worker.kv.pools import BlockShape, available_device_bytes, available_host_bytes, block_counts, make_pools
+from services.worker.kv.pools import (
+    BlockShape,
+    KvPools,
+    available_device_bytes,
+    available_host_bytes,
+    block_counts,
+    make_pools,
+)
 from services.worker.model.config_json import read_model_config
 from services.worker.model.loader import filled_model
+from services.worker.model.served_decoder import ServedDecoder
+from services.worker.parallel.layout import GroupRank, check_layout, estimated_stage_costs, share_config, split_layers
+from services.worker.parallel.share_weights import load_rank
+from services.worker.parallel.stage_pass import ALONE
 from services.worker.profiling.cost_measurement import MeasuringLimits, measure_or_read
 from services.worker.settings import EngineSettings
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A rank's share of a model and its pools, and what a measurement of its speed needs. `first_layers` are those of
+    the stages.
+    """
+
+    model: ServedDecoder
+    pools: KvPools
+    limits: MeasuringLimits
+    source: Source
+    first_layers: tuple[int, ...]
+
+    @property
+    def device(self) -> torch.device:
+        return self.pools.device.device
+
+    def facts(self, cost: CostProfile) -> WorkerFacts:
+        """What a worker of this rank alone announces; the epoch is still 0."""
+        return WorkerFacts(
+            epoch=Epoch(0),
+            group=0,
+            model_fingerprint=str(self.source["model_fingerprint"]),
+            block_size=self.pools.shape.block_size,
+            device_blocks=self.pools.device_block_count,
+            host_blocks=self.pools.host_block_count,
+            max_model_len=self.model.max_model_len,
+            block_bytes=self.pools.shape.block_bytes,
+            profile=cost,
+            device="cpu" if self.device.type == "cpu" else device_name(self.device),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +79,40 @@ class Built:
 
 
 def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built:
-    """Loads the model and gets its cost model: from `profile_folder` if an earlier worker has kept it there, else
-    measured.
+    """Loads the model for a worker of one rank and gets its cost model: from `profile_folder` if an earlier worker has
+    kept it there, else measured. Raises like `load_rank_of`.
+    """
+    loaded = load_rank_of(settings)
+    model, pools = loaded.model, loaded.pools
+    profile = measure_or_read(model, pools, loaded.limits, loaded.source, profile_folder)
+    return Built(Engine(model, pools), loaded.facts(profile.cost), profile)
+
+
+def load_rank_of(settings: EngineSettings, rank: GroupRank = ALONE, local_rank: int = 0) -> Loaded:
+    """Loads a rank's share of the model and makes its pools. The ranks of a machine share its cores and its memory;
+    `local_rank` numbers them.
 
     Raises ModelFolderError, and InvalidFieldError for settings that do not fit the machine or the model.
     """
-    device = _device(settings.device)
+    device = _device(settings.device, local_rank)
     threads = settings.threads or max(1, usable_cores() // settings.workers_here)
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     config = read_model_config(settings.model)
+    check_layout(config, rank.layout)
     dtype_name = settings.dtype or default_dtype(config.dtype, device)
-    model_fingerprint = fingerprint(settings.model)
-    natively = computes_natively(settings.kernels, config, device, _DTYPES[dtype_name])
-    model = with_kernels(filled_model(settings.model, device, _DTYPES[dtype_name], settings.max_model_len), natively)
+    dtype = _DTYPES[dtype_name]
+    stage_layers = split_layers(estimated_stage_costs(config), rank.layout.pp)
+    share = share_config(config, rank, stage_layers)
+    natively = rank == ALONE and computes_natively(settings.kernels, config, device, dtype)
+    if rank == ALONE:
+        model = with_kernels(filled_model(settings.model, device, dtype, settings.max_model_len), natively)
+    else:
+        if settings.kernels == "native":
+            raise InvalidFieldError("--kernels", f"native is not possible with {rank.layout}: it computes whole models")
+        model = load_rank(settings.model, config, rank, stage_layers, device, dtype, settings.max_model_len)
 
-    shape = BlockShape(
-        config.layer_count, settings.block_size, config.kv_head_count, config.head_dim, _DTYPES[dtype_name]
-    )
+    shape = BlockShape(share.layer_count, settings.block_size, share.kv_head_count, share.head_dim, dtype)
     counts = block_counts(
         shape,
         device,
@@ -61,12 +121,13 @@ def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built
         available_device_bytes(device),
         available_host_bytes(),
         settings.workers_here,
+        rank.layout.rank_count,
     )
     pools = make_pools(shape, *counts, device)
-    limits = MeasuringLimits(model.max_model_len, settings.max_batch)
+    first_layers = tuple(layers.start for layers in stage_layers)
     source: Source = {
         "model": settings.model.resolve().name,
-        "model_fingerprint": model_fingerprint,
+        "model_fingerprint": fingerprint(settings.model),
         "device": device_name(device),
         "dtype": dtype_name,
         "threads": threads,
@@ -74,20 +135,10 @@ def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built
         "torch": torch.__version__,
         "kernels": "native" if natively else "torch",
     }
-    profile = measure_or_read(model, pools, limits, source, profile_folder)
-    facts = WorkerFacts(
-        epoch=Epoch(0),
-        group=0,
-        model_fingerprint=model_fingerprint,
-        block_size=settings.block_size,
-        device_blocks=pools.device_block_count,
-        host_blocks=pools.host_block_count,
-        max_model_len=model.max_model_len,
-        block_bytes=shape.block_bytes,
-        profile=profile.cost,
-        device="cpu" if device.type == "cpu" else device_name(device),
-    )
-    return Built(Engine(model, pools), facts, profile)
+    if rank.layout.rank_count > 1:
+        layers = " ".join(map(str, first_layers))
+        source = {**source, "tp": rank.layout.tp, "pp": rank.layout.pp, "first_layers": layers}
+    return Loaded(model, pools, MeasuringLimits(model.max_model_len, settings.max_batch), source, first_layers)
 
 
 def default_dtype(checkpoint_dtype: str | None, device: torch.device) -> str:
@@ -109,7 +160,9 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
+def _device(name: str, local_rank: int) -> torch.device:
+    if name != "cuda":
+        return torch.device(name)
+    if not torch.cuda.is_available():
         raise InvalidFieldError("--device", "cuda is not available on this machine")
-    return torch.device(name)
+    return torch.device("cuda", local_rank % torch.cuda.device_count())

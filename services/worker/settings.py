@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from services.domain.ids import MOST_GROUPS
 from services.runtime.model_files import MOST_NAME_CHARACTERS, served_name
 from services.runtime.settings import Address, Settings
+from services.worker.parallel.layout import MOST_RANKS, Layout
 
 MOST_BATCH = 4096
 
@@ -27,7 +28,7 @@ class EngineSettings(BaseModel):
         "auto", description="what computes: native, the compiled decoder of CPUs; torch; auto: native where it can"
     )
     workers_here: int = Field(
-        1, ge=1, le=1024, description="worker processes on this machine; default threads and pools are divided by this"
+        1, ge=1, le=1024, description="worker processes on this machine, ranks included; default threads and pools are divided by this"
     )
     block_size: int = Field(16, ge=1, le=1024, description="tokens in a KV block")
     kv_device_tokens: int | None = Field(
@@ -71,6 +72,24 @@ class WorkerSettings(KeptEngineSettings, Settings):
         max_length=MOST_NAME_CHARACTERS,
         description="name of the model in the metrics; off: the folder's name",
     )
+    tp: int = Field(
+        1, ge=1, le=MOST_RANKS, description="ranks that share every layer of the model (tensor parallelism)"
+    )
+    pp: int = Field(1, ge=1, le=MOST_RANKS, description="stages of neighbouring layers (pipeline parallelism)")
+    rank: int | None = Field(
+        None,
+        ge=0,
+        description="number of this rank: stage * tp + place in the stage; rank 0 leads and alone talks to the other "
+        "services; off: RANK of torchrun, or from LWS_WORKER_INDEX of LeaderWorkerSet",
+    )
+    leader: Address | None = Field(
+        None,
+        description="HOST:PORT where rank 0 listens for the others; off: MASTER_ADDR and MASTER_PORT of torchrun, or "
+        "LWS_LEADER_ADDRESS of LeaderWorkerSet",
+    )
+    group_timeout: float = Field(
+        3.0, gt=0, le=600, description="seconds without a sign of life after which a rank of a group counts as lost"
+    )
     health_listen: Address = Field(
         "127.0.0.1:0", description="HOST:PORT of the health and reflection services; port 0: any free port"
     )
@@ -79,6 +98,11 @@ class WorkerSettings(KeptEngineSettings, Settings):
     def model_name(self) -> str:
         """The model's name for clients."""
         return served_name(self.model, self.served_model_name)
+
+    @property
+    def layout(self) -> Layout:
+        """The ranks of the group."""
+        return Layout(self.tp, self.pp)
 
 
 class ProfileSettings(EngineSettings):

@@ -30,7 +30,18 @@ SERVICES: dict[str, type[Settings]] = {
 }
 
 _LINKS = frozenset(
-    {"listen", "scheduler", "kv_manager", "health_listen", "ready_file", "die_with_parent", "group", "workers_here"}
+    {
+        "listen",
+        "scheduler",
+        "kv_manager",
+        "health_listen",
+        "ready_file",
+        "die_with_parent",
+        "group",
+        "workers_here",
+        "rank",
+        "leader",
+    }
 )
 """Settings of services that `up` decides itself."""
 _SOME_ADDRESS = "127.0.0.1:0"

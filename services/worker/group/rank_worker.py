@@ -96,10 +96,14 @@ class RankWorker:
         """The connection to the leader has ended: nothing waits to be run any more."""
         self._take(LeaderLost())
 
-    def stop(self) -> None:
-        """Gives up the step under way, and returns when it has ended."""
+    def stop_soon(self) -> None:
+        """Gives up the step under way; the stepping thread returns when it has ended."""
         self._engine.give_up()
         self._work.put(None)
+
+    def stop(self) -> None:
+        """Gives up the step under way, and returns when it has ended."""
+        self.stop_soon()
         self._ended.wait()
 
     def _take(self, event: Event) -> None:

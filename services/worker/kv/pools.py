@@ -156,15 +156,16 @@ def block_counts(
     device_bytes_free: int,
     host_bytes_free: int,
     workers_here: int = 1,
+    rank_count: int = 1,
 ) -> tuple[int, int]:
     """Numbers of blocks of the device pool and of the host pool. Tokens of None: the default, made to fit.
-    `workers_here` workers share the defaults and the memory.
+    `workers_here` processes share the defaults and the memory; `rank_count` of them each hold their share of a token.
 
     Raises InvalidFieldError naming the flag, the memory it needs and the memory free.
     """
     share = MEMORY_SHARE / workers_here
     device_budget = int(device_bytes_free * (MEMORY_SHARE if device_tokens else share))
-    default_tokens = max(DEFAULT_DEVICE_TOKENS // workers_here, shape.block_size)
+    default_tokens = max(DEFAULT_DEVICE_TOKENS * rank_count // max(workers_here, rank_count), shape.block_size)
     device_blocks = _blocks("kv-device-tokens", shape, device_tokens, default_tokens, device_budget)
     host_budget = int(host_bytes_free * (MEMORY_SHARE if host_tokens else share))
     if device.type == "cpu":  # both pools come out of the same memory

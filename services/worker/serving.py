@@ -1,0 +1,124 @@
+"""What talks to scheduler and KV manager: a worker of one rank, or the leader of a group. torch is imported on the
+thread that computes, while health is served already.
+"""
+
+import asyncio
+import gc
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+
+from services.domain.worker_facts import WorkerFacts
+from services.runtime.metrics_server import MetricsServer, new_registry
+from services.runtime.process import ServiceProcess, cancelled
+from services.runtime.readiness import Readiness
+from services.runtime.server import RpcServer
+from services.runtime.settings import split_address
+from services.worker.driver import PeerAddresses, WorkerDriver
+from services.worker.engine.compute_thread import ComputeThread
+from services.worker.group.placement import RankPlacement
+from services.worker.metrics import EngineCollector
+from services.worker.one_rank import OneRank
+from services.worker.ranks import Ranks
+from services.worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from services.worker.build import Built
+    from services.worker.engine.engine import Engine
+
+CLOSE_LIMIT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """What a worker has when it can join its peers: its ranks, what it says of them, and the engine of its own rank."""
+
+    ranks: Ranks
+    facts: WorkerFacts
+    engine: "Engine"
+
+
+async def _alone(settings: WorkerSettings, compute: ComputeThread) -> Working:
+    """A worker of one rank."""
+
+    def load() -> "Built":
+        from services.worker.build import build
+
+        built = build(settings, settings.profile_folder)
+        _freeze()
+        return built
+
+    built = await compute.call(load)
+    return Working(OneRank(built.engine, compute.post), built.facts, built.engine)
+
+
+async def _leading(settings: WorkerSettings, placement: RankPlacement, compute: ComputeThread) -> Working:
+    """The leader of a group, when all ranks have come and the model has been measured through them."""
+    from services.worker.group.leading import LeadRank
+
+    lead = await compute.call(lambda: LeadRank(settings, placement))
+    _freeze()
+    group = await lead.gather(compute.post)
+    return Working(group, await lead.measured(group), lead.engine)
+
+
+def _freeze() -> None:
+    """What exists now stays: a full collection would walk torch's objects for a tenth of a second, between two
+    tokens.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+async def _follow(
+    readiness: Readiness, process: ServiceProcess[WorkerSettings], server: RpcServer, metrics_address: str
+) -> None:
+    """Passes changes of readiness on to the health service, and announces the first join."""
+    announced = False
+    while True:
+        joined = await readiness.changed()
+        await server.set_ready(joined)
+        if joined and not announced:
+            announced = True
+            process.announce_ready(server.address, metrics_address)
+
+
+async def _work(
+    settings: WorkerSettings, placement: RankPlacement, registry: CollectorRegistry, readiness: Readiness
+) -> None:
+    """Loads the model, then works until cancelled or refused."""
+    compute = ComputeThread()
+    if placement.rank.layout.rank_count == 1:
+        working = await _alone(settings, compute)
+    else:
+        working = await _leading(settings, placement, compute)
+    engine = working.engine
+    addresses = PeerAddresses(settings.scheduler, settings.kv_manager)
+    facts = replace(working.facts, group=settings.group)
+    driver = WorkerDriver(working.ranks, facts, addresses, readiness.set)
+    registry.register(
+        EngineCollector(settings.model_name, settings.group, engine.counters, lambda: driver.epochs_begun)
+    )
+    try:
+        await driver.run()
+    finally:
+        await asyncio.to_thread(engine.close)
+
+
+async def serve(placement: RankPlacement, process: ServiceProcess[WorkerSettings]) -> None:
+    """Serves health at once, loads the model, then joins and works until a signal or a refusal."""
+    settings = process.settings
+    server = RpcServer(settings.health_listen, (), lambda _: None)
+    registry = new_registry()
+    await server.start()
+    metrics_server = MetricsServer(split_address(settings.health_listen).host, settings.metrics_port, registry)
+    readiness = Readiness()
+    work = asyncio.create_task(_work(settings, placement, registry, readiness))
+    follower = asyncio.create_task(_follow(readiness, process, server, metrics_server.address))
+    try:
+        await process.until_stopped(work, follower)
+    finally:
+        await cancelled(work, follower)
+        await server.stop(CLOSE_LIMIT_S)
+        await asyncio.to_thread(metrics_server.stop)
