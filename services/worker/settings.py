@@ -28,7 +28,10 @@ class EngineSettings(BaseModel):
         "auto", description="what computes: native, the compiled decoder of CPUs; torch; auto: native where it can"
     )
     workers_here: int = Field(
-        1, ge=1, le=1024, description="worker processes on this machine, ranks included; default threads and pools are divided by this"
+        1,
+        ge=1,
+        le=1024,
+        description="worker processes here, ranks included; default threads and pools are divided by this",
     )
     block_size: int = Field(16, ge=1, le=1024, description="tokens in a KV block")
     kv_device_tokens: int | None = Field(
