@@ -73,9 +73,12 @@ def observe_kvmanager(trace: Trace) -> None:
 def observe_worker(trace: Trace) -> None:
     from services.domain.protocol import Offload
     from services.worker.driver import WorkerDriver
+    from services.worker.one_rank import OneRank
 
     def note_tables(driver: Any, commands: Any) -> None:
-        tables = driver._engine._tables._jobs
+        ranks = driver._ranks
+        engine = ranks._engine if isinstance(ranks, OneRank) else ranks._worker._engine
+        tables = engine._tables._jobs
         named: Blocks = {command.job_id: NONE for command in commands}
         for job in named.keys() & tables.keys():
             named[job] = (len(tables[job].device_blocks), len(tables[job].host_blocks))
@@ -87,7 +90,7 @@ def observe_worker(trace: Trace) -> None:
     def note_iteration(_: Any, result: Any) -> None:
         trace.write(time.monotonic(), plan=result.result.plan_number)
 
-    behind(WorkerDriver, "_result_ready", note_iteration)
+    behind(WorkerDriver, "result_ready", note_iteration)
 
 
 def lines_of(trace: Path) -> list[dict[str, Any]]:

@@ -11,9 +11,11 @@ from services.cli.up.service_process import ServiceAddresses
 from services.cli.up.up_command import STOP_MARGIN_S, flags_of_services, service_commands
 from services.cli.up.up_settings import SERVICES, UpOnlySettings, UpSettings
 from services.cli.up.worker_groups import worker_flags
+from services.domain.errors import InvalidFieldError
 from services.loadgen.server_process import last_line, running_server
 from services.runtime.model_files import BUNDLED_MODEL, BUNDLED_MODEL_NAME
 from services.runtime.settings import TABLES, load, parse_flags
+from services.worker.parallel.layout import Layout
 from services.worker.settings import WorkerSettings
 from tests.cli.commands import PYTHON_FASTSERVE
 
@@ -45,6 +47,8 @@ CONTRACT = [
     "kv_burst_levels",
     "plans_in_flight",
     "groups",
+    "tp",
+    "pp",
 ]
 
 
@@ -185,6 +189,38 @@ def test_each_group_has_a_worker_process_with_its_share_of_the_cores_and_the_def
         assert (given.group, given.workers_here, given.threads) == (group, 2, 2)
 
 
+def test_each_rank_is_a_process_that_knows_its_leader_and_its_share_of_the_cores() -> None:
+    known = {name: ServiceAddresses("127.0.0.1:5", "127.0.0.1:6") for name in SERVICES}
+    given = flags("--tp", "2", "--pp", "2", "--groups", "2", "--threads", "17")
+    commands = service_commands(given, {}, front=Path("none"))
+    workers = [command for command in commands if command.name.startswith("worker")]
+    assert [command.name for command in workers[:4]] == ["worker-0", *(f"worker-0-rank-{rank}" for rank in (1, 2, 3))]
+    ranks = [load(WorkerSettings, "worker", command.build(known)[3:], {}) for command in workers]
+    assert [(one.group, one.rank, one.layout) for one in ranks] == [
+        (group, rank, Layout(2, 2)) for group in (0, 1) for rank in range(4)
+    ]
+    assert {(one.workers_here, one.threads) for one in ranks} == {(8, 2)}
+    leaders = [one.leader for one in ranks]
+    assert leaders == [leaders[0]] * 4 + [leaders[4]] * 4
+    assert leaders[0] != leaders[4]
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (("--tp", "3"), r"--tp: .* attention heads .*; the nearest layout that can be is --tp 2 --pp 1"),
+        (("--pp", "99"), "--pp: 99 stages need a layer each; .* the nearest layout that can be is --tp 1 --pp 5"),
+        (
+            ("--pp", "2", "--policy", "mlfq-kill"),
+            "--policy: mlfq-kill .*the nearest layout that can be is --tp 1 --pp 1",
+        ),
+    ],
+)
+def test_a_layout_that_can_not_be_is_refused_with_the_nearest_one_that_can(argv: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(InvalidFieldError, match=reason):
+        worker_flags(flags(*argv), {})
+
+
 def test_a_group_has_a_core_at_least() -> None:
     given = flags(environ={"FASTSERVE_SCHEDULER_GROUPS": "9"})
     shares = worker_flags(given, {"FASTSERVE_SCHEDULER_GROUPS": "9", "FASTSERVE_WORKER_THREADS": "2"})
@@ -221,8 +257,9 @@ def test_without_the_rest_front_one_line_says_so(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (("--tp", "1"), "command line: unrecognized arguments: --tp 1"),
-        (("--pp", "1"), "command line: unrecognized arguments: --pp 1"),
+        (("--tp", "0"), "--tp: "),
+        (("--pp", "99"), "--pp: 99 stages need a layer each"),
+        (("--rank", "1"), "command line: unrecognized arguments: --rank 1"),
         (("--groups", "0"), "--groups: "),
         (("--group", "1"), "command line: unrecognized arguments: --group 1"),
         (("--max-batch", "0"), "--max-batch: "),

@@ -1,0 +1,78 @@
+"""A model laid out over two stages, through the real services: the unsplit model's tokens, whatever is swapped, and
+whichever rank dies or stands still.
+
+Every other layout: `python -m tests.e2e.group_layouts`; deaths at random moments: `python -m tests.e2e.rank_deaths`.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.builders.model_folders import tiny_model_folder
+from tests.builders.waits import wait_until
+from tests.e2e.group_cluster import GroupCluster, different, one_by_one, running_group, together, under_way, unsplit
+
+pytestmark = pytest.mark.timeout(240)
+
+JOBS = 40
+END_OF_EPOCH_LIMIT_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupCluster]:
+    folder = tmp_path_factory.mktemp("group")
+    with running_group(tiny_model_folder(folder), folder, tp=1, pp=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    return unsplit(JOBS)
+
+
+async def test_a_job_alone_gives_the_unsplit_models_tokens(group: GroupCluster, expected: list[list[int]]) -> None:
+    assert different(await one_by_one(group, 3), expected[:3]) == []
+
+
+async def test_forty_jobs_in_a_pool_for_four_do_too_though_they_are_swapped(
+    group: GroupCluster, expected: list[list[int]]
+) -> None:
+    before = group.status().counters
+    assert different(await together(group, JOBS), expected) == []
+    after = group.status().counters
+    assert after.preemptions - before.preemptions > JOBS
+    assert after.uploaded_bytes > before.uploaded_bytes
+    wait_until(group.is_idle, "every block free")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_rank_that_is_killed_pauses_the_streams_and_changes_no_token(
+    rank: int, group: GroupCluster, expected: list[list[int]]
+) -> None:
+    running = await under_way(group, JOBS)
+    assert not running.done()
+    group.kill_rank(rank)
+    assert different(await running, expected) == []
+    wait_until(group.is_idle, "every block free")
+
+
+async def test_a_rank_that_stands_still_ends_the_epoch_in_time_and_all_go_on_when_it_does(
+    group: GroupCluster, expected: list[list[int]]
+) -> None:
+    running = await under_way(group, JOBS)
+    joins = group.status().groups[0].worker_joins
+    stopped_s = time.monotonic()
+    group.ranks[1].popen.send_signal(signal.SIGSTOP)
+    try:
+        await asyncio.to_thread(wait_until, lambda: not group.is_group_ready(), "the group's epoch ends")
+        assert time.monotonic() - stopped_s < END_OF_EPOCH_LIMIT_S
+        assert not running.done()
+    finally:
+        group.ranks[1].popen.send_signal(signal.SIGCONT)
+    assert different(await running, expected) == []
+    assert group.status().groups[0].worker_joins == joins + 1
+    assert group.ranks[1].popen.poll() is None
+    wait_until(group.is_idle, "every block free")
