@@ -73,12 +73,10 @@ def observe_kvmanager(trace: Trace) -> None:
 def observe_worker(trace: Trace) -> None:
     from services.domain.protocol import Offload
     from services.worker.driver import WorkerDriver
-    from services.worker.one_rank import OneRank
 
     def note_tables(driver: Any, commands: Any) -> None:
-        ranks = driver._ranks
-        engine = ranks._engine if isinstance(ranks, OneRank) else ranks._worker._engine
-        tables = engine._tables._jobs
+        ranks: Any = driver._ranks
+        tables = getattr(ranks, "_worker", ranks)._engine._tables._jobs
         named: Blocks = {command.job_id: NONE for command in commands}
         for job in named.keys() & tables.keys():
             named[job] = (len(tables[job].device_blocks), len(tables[job].host_blocks))

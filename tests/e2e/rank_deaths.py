@@ -24,6 +24,11 @@ JOBS = 40
 LONGEST_PAUSE_S = 1.5
 
 
+def next_epoch(group: GroupCluster, joins: int) -> None:
+    """Waits until the group has joined once more."""
+    wait_until(lambda: group.status().groups[0].worker_joins > joins, "the next epoch")
+
+
 async def round_with_kills(
     group: GroupCluster, expected: list[list[int]], dice: random.Random, left: int
 ) -> tuple[int, list[float]]:
@@ -39,9 +44,7 @@ async def round_with_kills(
         killed_s = time.monotonic()
         group.ranks[rank].stop(signal.SIGKILL)
         group.start_rank(rank)
-        await asyncio.to_thread(
-            wait_until, lambda before=joins: group.status().groups[0].worker_joins > before, "the next epoch"
-        )
+        await asyncio.to_thread(next_epoch, group, joins)
         away_s.append(time.monotonic() - killed_s)
         print(f"kill of rank {rank}: the next epoch after {away_s[-1]:.1f} s", flush=True)
     return len(different(await running, expected)), away_s
