@@ -1,7 +1,11 @@
 """Builds an engine from its settings: model, pools, measured cost model; and the facts that the worker announces."""
 
+import contextlib
+import hashlib
+import json
 import platform
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -26,10 +30,11 @@ from services.worker.kv.pools import (
 from services.worker.model.config_json import read_model_config
 from services.worker.model.loader import filled_model
 from services.worker.model.served_decoder import ServedDecoder
-from services.worker.parallel.layout import GroupRank, check_layout, estimated_stage_costs, share_config, split_layers
+from services.worker.parallel.layout import GroupRank, Layout, check_layout, share_config, split_layers
 from services.worker.parallel.share_weights import load_rank
 from services.worker.parallel.stage_pass import ALONE
 from services.worker.profiling.cost_measurement import MeasuringLimits, measure_or_read
+from services.worker.profiling.stage_costs import measured_stage_costs
 from services.worker.settings import EngineSettings
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -88,9 +93,37 @@ def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built
     return Built(Engine(model, pools), loaded.facts(profile.cost), profile)
 
 
-def load_rank_of(settings: EngineSettings, rank: GroupRank = ALONE, local_rank: int = 0) -> Loaded:
+def stages_of(settings: EngineSettings, layout: Layout, local_rank: int, folder: Path) -> tuple[int, ...]:
+    """The first layers of the stages: those that `folder` keeps from an earlier start like this one, else by what a
+    layer and the ends of the model cost on this machine, which is then kept. The same at every start, so that ranks
+    that live on fit a new leader.
+    """
+    config = read_model_config(settings.model)
+    if layout.pp == 1:
+        return (0,)
+    device = _device(settings.device, local_rank)
+    dtype_name = settings.dtype or default_dtype(config.dtype, device)
+    threads = settings.threads or max(1, usable_cores() // settings.workers_here)
+    kind = [fingerprint(settings.model), str(layout), settings.max_batch, device_name(device), dtype_name, threads]
+    key = hashlib.sha256(json.dumps([*kind, torch.__version__]).encode()).hexdigest()[:24]
+    file = folder / "stages" / f"{key}.json"
+    if file.exists():
+        with contextlib.suppress(OSError, ValueError):
+            return tuple(int(first) for first in json.loads(file.read_text(encoding="utf-8")))
+    torch.set_num_threads(threads)
+    costs = measured_stage_costs(config, layout.tp, settings.max_batch, device, _DTYPES[dtype_name])
+    first_layers = tuple(layers.start for layers in split_layers(costs, layout.pp))
+    with contextlib.suppress(OSError):  # a folder that can't be written: measured again at the next start
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(first_layers), encoding="utf-8")
+    return first_layers
+
+
+def load_rank_of(
+    settings: EngineSettings, rank: GroupRank = ALONE, local_rank: int = 0, first_layers: tuple[int, ...] = (0,)
+) -> Loaded:
     """Loads a rank's share of the model and makes its pools. The ranks of a machine share its cores and its memory;
-    `local_rank` numbers them.
+    `local_rank` numbers them. `first_layers` are those of the stages.
 
     Raises ModelFolderError, and InvalidFieldError for settings that do not fit the machine or the model.
     """
@@ -102,7 +135,7 @@ def load_rank_of(settings: EngineSettings, rank: GroupRank = ALONE, local_rank: 
     check_layout(config, rank.layout)
     dtype_name = settings.dtype or default_dtype(config.dtype, device)
     dtype = _DTYPES[dtype_name]
-    stage_layers = split_layers(estimated_stage_costs(config), rank.layout.pp)
+    stage_layers = tuple(range(*ends) for ends in pairwise((*first_layers, config.layer_count)))
     share = share_config(config, rank, stage_layers)
     natively = rank == ALONE and computes_natively(settings.kernels, config, device, dtype)
     if rank == ALONE:
@@ -124,7 +157,6 @@ def load_rank_of(settings: EngineSettings, rank: GroupRank = ALONE, local_rank: 
         rank.layout.rank_count,
     )
     pools = make_pools(shape, *counts, device)
-    first_layers = tuple(layers.start for layers in stage_layers)
     source: Source = {
         "model": settings.model.resolve().name,
         "model_fingerprint": fingerprint(settings.model),

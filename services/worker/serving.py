@@ -58,8 +58,10 @@ async def _leading(settings: WorkerSettings, placement: RankPlacement, compute: 
     from services.worker.group.leading import LeadRank
 
     lead = await compute.call(lambda: LeadRank(settings, placement))
+    server = await lead.listen()
+    await compute.call(lead.load)
     _freeze()
-    group = await lead.gather(compute.post)
+    group = lead.gather(server, compute.post)
     return Working(group, await lead.measured(group), lead.engine)
 
 

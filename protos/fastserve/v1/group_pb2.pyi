@@ -34,6 +34,7 @@ class LeaderToRank(_message.Message):
     COMMANDS_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     PING_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___RankWelcome:
         """First on the connection: the rank is taken."""
@@ -58,6 +59,10 @@ class LeaderToRank(_message.Message):
     def ping(self) -> Global___Ping:
         """To be answered with a pong."""
 
+    @_builtins.property
+    def layers(self) -> Global___StageLayers:
+        """The answer to a question for the stages' layers; last on the connection."""
+
     def __init__(
         self,
         *,
@@ -67,12 +72,13 @@ class LeaderToRank(_message.Message):
         commands: _kvmanager_pb2.KvManagerServiceWorkerLinkResponse | None = ...,
         run: Global___RunPlan | None = ...,
         ping: Global___Ping | None = ...,
+        layers: Global___StageLayers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "commands", b"commands", "message", b"message", "ping", b"ping", "refusal", b"refusal", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "commands", b"commands", "layers", b"layers", "message", b"message", "ping", b"ping", "refusal", b"refusal", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "commands", b"commands", "message", b"message", "ping", b"ping", "refusal", b"refusal", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "commands", b"commands", "layers", b"layers", "message", b"message", "ping", b"ping", "refusal", b"refusal", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "refusal", "begin", "commands", "run", "ping"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "refusal", "begin", "commands", "run", "ping", "layers"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -90,6 +96,7 @@ class RankToLeader(_message.Message):
     RAN_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
+    ASK_LAYERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RankHello:
         """First on the connection."""
@@ -114,6 +121,10 @@ class RankToLeader(_message.Message):
     def pong(self) -> Global___Ping:
         """The answer to a ping."""
 
+    @_builtins.property
+    def ask_layers(self) -> Global___Ping:
+        """First on the connection: which layers does each stage have? A rank asks before it loads its share."""
+
     def __init__(
         self,
         *,
@@ -123,12 +134,13 @@ class RankToLeader(_message.Message):
         ran: _scheduler_pb2.IterationResult | None = ...,
         failed: Global___RankFailed | None = ...,
         pong: Global___Ping | None = ...,
+        ask_layers: Global___Ping | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["copied", b"copied", "failed", b"failed", "hello", b"hello", "message", b"message", "pong", b"pong", "ran", b"ran", "ready", b"ready"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask_layers", b"ask_layers", "copied", b"copied", "failed", b"failed", "hello", b"hello", "message", b"message", "pong", b"pong", "ran", b"ran", "ready", b"ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied", b"copied", "failed", b"failed", "hello", b"hello", "message", b"message", "pong", b"pong", "ran", b"ran", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_layers", b"ask_layers", "copied", b"copied", "failed", b"failed", "hello", b"hello", "message", b"message", "pong", b"pong", "ran", b"ran", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "ready", "copied", "ran", "failed", "pong"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "ready", "copied", "ran", "failed", "pong", "ask_layers"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -391,8 +403,32 @@ class RankFailed(_message.Message):
 Global___RankFailed: _TypeAlias = RankFailed  # noqa: Y015
 
 @_typing.final
+class StageLayers(_message.Message):
+    """The layers of the stages, as the leader has measured or read them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_LAYERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def first_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """First layer of every stage."""
+
+    def __init__(
+        self,
+        *,
+        first_layers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_layers", b"first_layers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageLayers: _TypeAlias = StageLayers  # noqa: Y015
+
+@_typing.final
 class Ping(_message.Message):
-    """A sign of life."""
+    """A sign of life, or a question."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -5,6 +5,8 @@ Functions come in pairs: `x_frame` makes a whole frame, `x_of` reads the message
 for what is no message, or one of an unexpected kind.
 """
 
+from collections.abc import Sequence
+
 from google.protobuf.message import DecodeError, Message
 
 from fastserve.v1 import group_pb2 as wire
@@ -114,6 +116,27 @@ def hello_of(data: bytes) -> RankFacts:
         host_blocks=hello.host_blocks,
         block_bytes=hello.block_bytes,
     )
+
+
+ASK_FRAME = _frame(wire.RankToLeader(ask_layers=wire.Ping()))
+
+
+def is_question(data: bytes) -> bool:
+    """Whether a rank's first message asks for the stages' layers."""
+    return _from_rank(data).HasField("ask_layers")
+
+
+def layers_frame(first_layers: Sequence[int]) -> bytes:
+    """The first layers of the stages."""
+    return _frame(wire.LeaderToRank(layers=wire.StageLayers(first_layers=first_layers)))
+
+
+def layers_of(data: bytes) -> tuple[int, ...]:
+    """The inverse of layers_frame."""
+    answer = _to_rank(data)
+    if not answer.HasField("layers"):
+        raise ProtocolError("the leader does not answer which layers the stages have")
+    return tuple(answer.layers.first_layers)
 
 
 def welcome_frame(silence_limit_s: float) -> bytes:

@@ -10,11 +10,12 @@ from services.domain.ids import Epoch
 from services.domain.worker_facts import WorkerFacts
 from services.runtime.backoff import Backoff
 from services.runtime.settings import split_address
-from services.worker.build import load_rank_of
+from services.worker.build import load_rank_of, stages_of
 from services.worker.engine.engine import Engine
-from services.worker.group.led_group import GroupLimits, LedGroup
+from services.worker.group.led_group import LedGroup
 from services.worker.group.meeting import GroupStore, Meeting, rank_facts, stay_on_loopback, write_leader
 from services.worker.group.placement import RankPlacement
+from services.worker.group.rank_server import RankServer
 from services.worker.group.rank_worker import RankWorker
 from services.worker.settings import WorkerSettings
 
@@ -22,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class LeadRank:
-    """Made on the thread that computes. Raises like `load_rank_of`."""
+    """Made on the thread that computes, which may measure what layers cost."""
 
     def __init__(self, settings: WorkerSettings, placement: RankPlacement) -> None:
         self._settings = settings
@@ -30,28 +31,43 @@ class LeadRank:
         self._address = placement.leader or f"{split_address(placement.store or '').host}:0"
         host = split_address(self._address).host
         stay_on_loopback(host)
-        rank = placement.rank
-        self._loaded = load_rank_of(settings, rank, placement.local_rank)
-        self.engine = Engine(self._loaded.model, self._loaded.pools, rank=rank)
+        self._host = host
         self._store = GroupStore(host)
-        self._meeting = Meeting(rank, self._loaded, self.engine, lambda: host, settings.profile_folder, self._store)
+        folder = settings.profile_folder
+        self._first_layers = stages_of(settings, settings.layout, placement.local_rank, folder)
 
-    async def gather(self, post: Callable[[Callable[[], None]], None]) -> LedGroup:
-        """The group, which the other ranks may join from now on. `post` runs what it is given on the thread that
-        computes. Raises AddressInUseError.
-        """
-        timeout_s = self._settings.group_timeout
-        group = LedGroup(
-            rank_facts(self._placement.rank, self._loaded),
-            GroupLimits(wait_s=timeout_s, silence_s=timeout_s),
-            self._store.port,
-            lambda say, on_fatal: RankWorker(self.engine, self._meeting, post, say, on_fatal),
+    async def listen(self) -> RankServer:
+        """Lets the other ranks ask for their layers. Raises AddressInUseError."""
+        server = RankServer(self._first_layers, self._settings.group_timeout)
+        address = await server.start(self._address)
+        _log.info(
+            "the leader of %s listens on %s; stages begin at %s", self._settings.layout, address, self._first_layers
         )
-        address = await group.listen(self._address)
-        _log.info("the leader of %s listens on %s", self._settings.layout, address)
         if self._placement.store is not None:
             await asyncio.to_thread(write_leader, self._placement.store, address)
-        return group
+        return server
+
+    def load(self) -> Engine:
+        """Loads the leader's share, on the thread that computes. Raises like `load_rank_of`."""
+        rank, settings = self._placement.rank, self._settings
+        self._loaded = load_rank_of(settings, rank, self._placement.local_rank, self._first_layers)
+        self.engine = Engine(self._loaded.model, self._loaded.pools, rank=rank)
+        self._meeting = Meeting(
+            rank, self._loaded, self.engine, lambda: self._host, settings.profile_folder, self._store
+        )
+        return self.engine
+
+    def gather(self, server: RankServer, post: Callable[[Callable[[], None]], None]) -> LedGroup:
+        """The group, which the other ranks may join from now on. `post` runs what it is given on the thread that
+        computes.
+        """
+        return LedGroup(
+            rank_facts(self._placement.rank, self._loaded),
+            self._settings.group_timeout,
+            self._store.port,
+            server,
+            lambda say, on_fatal: RankWorker(self.engine, self._meeting, post, say, on_fatal),
+        )
 
     async def measured(self, group: LedGroup) -> WorkerFacts:
         """What the group announces, once its cost model has been measured or an earlier one was read. Waits for ranks

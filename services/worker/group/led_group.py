@@ -5,7 +5,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from services.domain.errors import PeerMismatchError, ProtocolError, UnreachableError
 from services.domain.ids import Epoch
@@ -41,20 +41,16 @@ NewRankWorker = Callable[[Callable[[FromRank], None], Callable[[Exception], None
 """Makes the leader's own rank, given how it says something and what gets its fatal error."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupLimits:
-    """How long a rank waits for another one within an iteration, and how long one may be silent, in seconds."""
-
-    wait_s: float
-    silence_s: float
-
-
 class LedGroup:
-    """A group of several ranks. `own` are the facts of the leader's rank, `store_port` is where the ranks meet."""
+    """A group of several ranks. `own` are the facts of the leader's rank, `store_port` is where the ranks meet, and
+    `wait_limit_s` bounds the wait for another rank within an iteration.
+    """
 
-    def __init__(self, own: RankFacts, limits: GroupLimits, store_port: int, new_worker: NewRankWorker) -> None:
+    def __init__(
+        self, own: RankFacts, wait_limit_s: float, store_port: int, server: RankServer, new_worker: NewRankWorker
+    ) -> None:
         self._own = own
-        self._wait_limit_s = limits.wait_s
+        self._wait_limit_s = wait_limit_s
         self._store_port = store_port
         self._loop = asyncio.get_running_loop()
         self._machine = LeaderMachine(own.pp, own.tp)
@@ -62,19 +58,10 @@ class LedGroup:
         self._hears: HearsRanks | None = None
         self._formed: asyncio.Future[None] | None = None
         self._epoch = Epoch(0)
-        self._server = RankServer(
-            self._check,
-            self._joined,
-            lambda rank, reason: self._take(RankLost(rank, reason)),
-            lambda rank, message: self._take(RankSaid(rank, message)),
-            limits.silence_s,
-        )
+        self._server = server
         self._worker = new_worker(self._own_rank_says, self._own_rank_broke)
         self._take(RankJoined(own.rank))
-
-    async def listen(self, address: str) -> str:
-        """Lets the other ranks connect. Returns HOST:PORT. Raises AddressInUseError."""
-        return await self._server.start(address)
+        server.attach(self)
 
     # --- a Ranks -----------------------------------------------------------------------------------------------------
 
@@ -147,7 +134,7 @@ class LedGroup:
 
     # --- the ranks ---------------------------------------------------------------------------------------------------
 
-    def _check(self, facts: RankFacts) -> None:
+    def check(self, facts: RankFacts) -> None:
         """Raises PeerMismatchError for a rank that does not fit."""
         if not 0 < facts.rank < self._own.pp * self._own.tp:
             raise PeerMismatchError("rank", f"is {facts.rank}, of {self._own.pp * self._own.tp} with rank 0 the leader")
@@ -159,7 +146,16 @@ class LedGroup:
             if getattr(facts, field) < 1:
                 raise PeerMismatchError(field, f"is 0 on rank {facts.rank}, but must be at least 1")
 
-    def _joined(self, facts: RankFacts) -> None:
+    def lost(self, rank: int, reason: str) -> None:
+        """A rank's connection ended."""
+        self._take(RankLost(rank, reason))
+
+    def said(self, rank: int, message: FromRank) -> None:
+        """A rank said something."""
+        self._take(RankSaid(rank, message))
+
+    def joined(self, facts: RankFacts) -> None:
+        """A rank that fits is connected."""
         _log.info("rank %d has joined", facts.rank)
         self._facts[facts.rank] = facts
         self._take(RankJoined(facts.rank))

@@ -18,10 +18,12 @@ from services.domain.errors import FastServeError, PeerMismatchError, Unreachabl
 from services.runtime.backoff import Backoff
 from services.runtime.settings import bare_host, split_address
 from services.worker.group.group_wire import (
+    ASK_FRAME,
     LENGTH_BYTES,
     PONG_FRAME,
     from_rank_frame,
     hello_frame,
+    layers_of,
     length_of,
     to_rank_of,
     welcome_of,
@@ -34,6 +36,25 @@ CONNECT_LIMIT_S = 5.0
 HELLO_LIMIT_S = 10.0
 PAUSE_JITTER = 0.5
 MOST_UNSENT_FRAMES = 10_000
+
+
+def ask_layers(address: Callable[[], str]) -> tuple[int, ...]:
+    """The first layers of the stages, which the leader knows. Dials until it answers."""
+    backoff = Backoff()
+    was_told = False
+    pause = threading.Event()
+    while True:
+        try:
+            host, port = split_address(address())
+            with socket.create_connection((bare_host(host), port), timeout=CONNECT_LIMIT_S) as connection:
+                connection.settimeout(HELLO_LIMIT_S)
+                connection.sendall(ASK_FRAME)
+                return layers_of(_read_message(connection))
+        except (FastServeError, OSError) as error:
+            if not was_told:
+                _log.warning("the leader does not tell the layers of the stages yet: %s; asking again", error)
+            was_told = True
+        pause.wait(backoff.next_s() * random.uniform(1.0 - PAUSE_JITTER, 1.0))
 
 
 class LeaderConnection:

@@ -7,8 +7,9 @@ although its process may live on: it may stand still.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from services.domain.errors import AddressInUseError, FastServeError, PeerMismatchError
 from services.runtime.settings import bare_host, join_address, split_address
@@ -18,6 +19,8 @@ from services.worker.group.group_wire import (
     PING_FRAME,
     from_rank_of,
     hello_of,
+    is_question,
+    layers_frame,
     length_of,
     refusal_frame,
     to_rank_frame,
@@ -32,22 +35,24 @@ PINGS_IN_LIMIT = 6
 MOST_UNSENT_BYTES = 4 * MOST_FRAME_BYTES
 
 
-class RankServer:
-    """The connections of the other ranks. `check` raises PeerMismatchError for a rank that does not fit."""
+class HearsConnections(Protocol):
+    """What the leader makes of connections. `check` raises PeerMismatchError for a rank that does not fit."""
 
-    def __init__(
-        self,
-        check: Callable[[RankFacts], None],
-        on_joined: Callable[[RankFacts], None],
-        on_lost: Callable[[int, str], None],
-        on_message: Callable[[int, FromRank], None],
-        silence_limit_s: float,
-    ) -> None:
-        self._check = check
-        self._on_joined = on_joined
-        self._on_lost = on_lost
-        self._on_message = on_message
+    def check(self, facts: RankFacts) -> None: ...
+    def joined(self, facts: RankFacts) -> None: ...
+    def lost(self, rank: int, reason: str) -> None: ...
+    def said(self, rank: int, message: FromRank) -> None: ...
+
+
+class RankServer:
+    """The connections of the other ranks. Those that ask are told the stages' layers from the start; none is taken
+    before somebody `hears` them.
+    """
+
+    def __init__(self, first_layers: Sequence[int], silence_limit_s: float) -> None:
+        self._first_layers = first_layers
         self._silence_limit_s = silence_limit_s
+        self._hears: HearsConnections | None = None
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
 
@@ -59,6 +64,10 @@ class RankServer:
         except OSError as error:
             raise AddressInUseError(f"--leader: can't listen on {address}: {error.strerror}") from None
         return join_address(host, self._server.sockets[0].getsockname()[1])
+
+    def attach(self, hears: "HearsConnections") -> None:
+        """Takes ranks from now on."""
+        self._hears = hears
 
     async def stop(self) -> None:
         """Ends all connections."""
@@ -90,15 +99,26 @@ class RankServer:
         except FastServeError as error:
             reason = str(error)
         finally:
-            writer.transport.abort()
+            if facts is not None:
+                writer.transport.abort()
+            else:
+                writer.close()
             if facts is not None and self._writers.get(facts.rank) is writer:
                 self._lose(facts.rank, reason)
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> RankFacts | None:
         async with asyncio.timeout(HELLO_LIMIT_S):
-            facts = hello_of(await _message(reader))
+            first = await _message(reader)
+        if is_question(first):
+            writer.write(layers_frame(self._first_layers))
+            await writer.drain()
+            writer.close()
+            return None
+        facts = hello_of(first)
+        if self._hears is None:
+            return None
         try:
-            self._check(facts)
+            self._hears.check(facts)
         except PeerMismatchError as error:
             _log.error("a rank is refused: %s", error)
             writer.write(refusal_frame(error.field, str(error).removeprefix(f"{error.field}: ")))
@@ -110,12 +130,13 @@ class RankServer:
             self._lose(facts.rank, "it connected again")
         writer.write(welcome_frame(self._silence_limit_s))
         self._writers[facts.rank] = writer
-        self._on_joined(facts)
+        self._hears.joined(facts)
         return facts
 
     def _lose(self, rank: int, reason: str) -> None:
         self._writers.pop(rank).transport.abort()
-        self._on_lost(rank, reason)
+        if self._hears is not None:
+            self._hears.lost(rank, reason)
 
     async def _listen(self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Until the connection ends: always raises."""
@@ -124,8 +145,8 @@ class RankServer:
             while True:
                 async with asyncio.timeout(self._silence_limit_s):
                     message = from_rank_of(await _message(reader))
-                if message is not None:
-                    self._on_message(rank, message)
+                if message is not None and self._hears is not None:
+                    self._hears.said(rank, message)
         finally:
             pings.cancel()
 

@@ -19,9 +19,10 @@ from services.domain.worker_facts import WorkerFacts
 from services.runtime.settings import split_address
 from services.worker.engine.compute_thread import ComputeThread
 from services.worker.group.group_wire import hello_frame
-from services.worker.group.led_group import GroupLimits, LedGroup
+from services.worker.group.led_group import LedGroup
 from services.worker.group.messages import RankFacts
-from services.worker.group.rank_connection import LeaderConnection
+from services.worker.group.rank_connection import LeaderConnection, ask_layers
+from services.worker.group.rank_server import RankServer
 from services.worker.group.rank_worker import RankWorker
 from tests.builders.cost_profiles import flat_cost
 from tests.builders.waits import LIMIT_S
@@ -30,7 +31,6 @@ from tests.worker.group.group_values import EPOCH, assign, decode, offload, plan
 
 OWN = RankFacts(0, 1, 2, "abc", "float32", 4, 64, (0, 1), device_blocks=8, host_blocks=16, block_bytes=100)
 OTHER = replace(OWN, rank=1, device_blocks=6, host_blocks=20, block_bytes=60)
-LIMITS = GroupLimits(wait_s=1.0, silence_s=LIMIT_S)
 NEXT = Epoch(EPOCH + 1)
 
 
@@ -79,9 +79,10 @@ def worker_of(engine: FakeEngineOfRank, say: Callable[..., None], on_fatal: Call
 class LedGroupRig:
     """A leader's group, and where it listens."""
 
-    def __init__(self, limits: GroupLimits) -> None:
+    def __init__(self, silence_limit_s: float) -> None:
         self.engine = FakeEngineOfRank(samples=False)
-        self.group = LedGroup(OWN, limits, 4000, lambda say, on_fatal: worker_of(self.engine, say, on_fatal))
+        self.server = RankServer(OWN.first_layers, silence_limit_s)
+        self.group = LedGroup(OWN, 1.0, 4000, self.server, lambda say, on_fatal: worker_of(self.engine, say, on_fatal))
         self.heard = Heard()
         self.group.attach(self.heard)
         self.address = ""
@@ -107,9 +108,9 @@ class LedGroupRig:
 
 
 @asynccontextmanager
-async def rig_with(limits: GroupLimits = LIMITS) -> AsyncIterator[LedGroupRig]:
-    rig = LedGroupRig(limits)
-    rig.address = await rig.group.listen("127.0.0.1:0")
+async def rig_with(silence_limit_s: float = LIMIT_S) -> AsyncIterator[LedGroupRig]:
+    rig = LedGroupRig(silence_limit_s)
+    rig.address = await rig.server.start("127.0.0.1:0")
     yield rig
     await rig.group.stop()
 
@@ -183,7 +184,7 @@ async def test_a_rank_that_dies_ends_the_epoch_and_the_next_one_is_formed_with_i
 
 
 async def test_a_rank_that_stands_still_is_lost_after_the_silence_limit() -> None:
-    async with rig_with(GroupLimits(wait_s=1.0, silence_s=0.2)) as rig:
+    async with rig_with(0.2) as rig:
         _, writer = await asyncio.open_connection(*split_address(rig.address))
         writer.write(hello_frame(OTHER))
         async with asyncio.timeout(LIMIT_S):
@@ -225,6 +226,13 @@ async def test_a_rank_that_does_not_fit_is_refused_by_name_and_dials_no_more(
         await asyncio.to_thread(other.thread.join, LIMIT_S)
         assert isinstance(other.refusal, PeerMismatchError)
         assert reason in str(other.refusal)
+
+
+async def test_a_rank_that_asks_is_told_the_layers_of_the_stages_before_any_is_taken() -> None:
+    server = RankServer((0, 3), LIMIT_S)
+    address = await server.start("127.0.0.1:0")
+    assert await asyncio.to_thread(ask_layers, lambda: address) == (0, 3)
+    await server.stop()
 
 
 async def test_a_newer_connection_of_a_rank_takes_the_place_of_the_older_one() -> None:
