@@ -144,7 +144,7 @@ ONLINE = Variant("gittins, online", PolicyName.GITTINS, LengthPredictor.ONLINE)
 VARIANTS = (FCFS, WITHOUT, OFF, ONLINE)
 
 
-def _jobs(traffic: Traffic, rate_per_s: float, variant: Variant) -> list[SimulatedJob]:
+def jobs_of(traffic: Traffic, rate_per_s: float, variant: Variant) -> list[SimulatedJob]:
     jobs = simulated_jobs(scale_arrivals(traffic.trace, rate_per_s))
     if traffic.max_tokens is None:
         jobs = with_equal_limits(jobs, variant.setup)
@@ -178,7 +178,7 @@ class Task:
         capacity = fcfs_capacity_per_s(FCFS.setup, sample)
         return [
             {"trace": self.trace, "seed": self.seed, "load": load, "variant": variant.name}
-            | _figures(_jobs(traffic, load * capacity, variant), variant)
+            | _figures(jobs_of(traffic, load * capacity, variant), variant)
             for load in self.loads
             for variant in VARIANTS
         ]

@@ -11,6 +11,7 @@ from benchmarks import (
     best_fcfs,
     copy_bandwidth,
     decisions,
+    drain_forecast,
     foreknowledge,
     live_against_simulated,
     memory,
@@ -70,6 +71,7 @@ SEPARATE = (
         truth_comparison.goals,
         live_against_simulated.draw,
     ),
+    Part("drain_forecast", drain_forecast.measure, drain_forecast.tables, drain_forecast.goals),
     Part("ranks", ranks.measure, ranks.tables, ranks.goals, ranks.draw),
     Part("foreknowledge", foreknowledge.measure, foreknowledge.tables, foreknowledge.goals),
 )

@@ -21,7 +21,7 @@ BASE = "python:3.11-slim-bookworm"
 OWN_BASE = "fastserve/base:bookworm"
 """Stands for BASE where that can't be had: Debian with its Python 3.11, its certificates and nothing else."""
 DAEMON_LIMIT_S = 30.0
-MOST_MB_OVER_BASE = {"gateway": 110, "scheduler": 110, "kvmanager": 110}
+MOST_MB_OVER_BASE = {"gateway": 110, "scheduler": 180, "kvmanager": 110}
 
 
 class Docker:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WHEELS = ROOT / "build" / "wheels"
 EXTRAS: dict[str, tuple[str, ...]] = {
     "gateway": ("gateway",),
-    "scheduler": (),
+    "scheduler": ("kubernetes",),
     "kvmanager": (),
     "worker": ("worker",),
 }

@@ -10,6 +10,7 @@ from typing import Any
 from deploy.manifests.pods import (
     LOOPBACK,
     Workload,
+    behind,
     by_name,
     dials,
     listens_on,
@@ -20,6 +21,7 @@ from deploy.manifests.pods import (
     workloads,
 )
 from deploy.manifests.rendering import Manifest
+from services.autoscaler.settings import AutoscaleSettings
 from services.domain.errors import InvalidFieldError
 from services.runtime.server import LINKS, LIVENESS, READINESS
 from services.runtime.settings import Settings, split_address
@@ -27,6 +29,8 @@ from services.runtime.settings import Settings, split_address
 GPU = "nvidia.com/gpu"
 GROUP_SHAPE = "fastserve-group-shape"
 EVICTED_AFTER_S = 30
+DENY_ALL = "fastserve-deny-all"
+"""The policy that closes the network."""
 PROBES = {"startupProbe": {LIVENESS}, "livenessProbe": {LIVENESS}, "readinessProbe": {READINESS, LINKS}}
 
 Objects = Sequence[Manifest]
@@ -70,7 +74,7 @@ def port_faults(objects: Objects) -> Iterator[str]:
             yield f"{workload.name}: listens on {host}, where no other pod reaches it"
         if ports.get("grpc") != port:
             yield f"{workload.name}: listens on port {port}, but its container's port grpc is {ports.get('grpc')}"
-        if ports.get("metrics") != settings.metrics_port:
+        if ports.get("metrics", 0) != settings.metrics_port:
             yield f"{workload.name}: /metrics is on port {settings.metrics_port}, not on {ports.get('metrics')}"
         for probe, names in PROBES.items():
             asked = container.get(probe, {}).get("grpc")
@@ -96,11 +100,10 @@ def selector_faults(objects: Objects) -> Iterator[str]:
             if not matches(spread["labelSelector"], one.labels):
                 yield f"{one.name}: spreads pods of others"
     for service in of_kind(objects, "Service"):
-        name, spec = service["metadata"]["name"], service["spec"]
-        chosen = [pod for pod in found if matches({"matchLabels": spec.get("selector", {})}, pod.labels)]
-        if "selector" in spec and not chosen:
+        name, chosen = service["metadata"]["name"], behind(service, objects)
+        if not chosen:
             yield f"Service {name}: selects no pods"
-        for port in spec["ports"] if "selector" in spec else []:
+        for port in service["spec"]["ports"]:
             target = port.get("targetPort", port["port"])
             for pod in chosen:
                 ports = [item for container in pod.containers for item in _ports(container).items()]
@@ -115,10 +118,9 @@ def selector_faults(objects: Objects) -> Iterator[str]:
 
 def policy_faults(objects: Objects) -> Iterator[str]:
     """Where the network is closed, whoever dials a peer may, on both sides."""
-    policies = [one["spec"] for one in of_kind(objects, "NetworkPolicy")]
-    if not policies:
+    if DENY_ALL not in by_name(objects, "NetworkPolicy"):
         return
-    found = list(workloads(objects))
+    policies = [one["spec"] for one in of_kind(objects, "NetworkPolicy")]
     by_service = by_name(objects, "Service")
 
     def allows(of: Workload, to: Workload, port: int, rules: str, peers: str) -> bool:
@@ -138,8 +140,7 @@ def policy_faults(objects: Objects) -> Iterator[str]:
     for workload, _, settings in _services(objects):
         for address in dials(settings):
             name, port = split_address(address)
-            selector = by_service.get(name, {}).get("spec", {}).get("selector")
-            for target in [pod for pod in found if selector and matches({"matchLabels": selector}, pod.labels)]:
+            for target in behind(by_service[name], objects) if name in by_service else []:
                 if not allows(workload, target, port, "egress", "to"):
                     yield f"{workload.name}: no policy lets it dial {name}"
                 if not allows(target, workload, port, "ingress", "from"):
@@ -151,7 +152,8 @@ def ending_faults(objects: Objects) -> Iterator[str]:
     for workload, container, settings in _services(objects):
         grace_s = workload.spec.get("terminationGracePeriodSeconds", 30)
         pre_stop_s = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        drain_s = getattr(settings, "drain_limit", 0.0)
+        # A scheduler with a Lease hands its jobs over instead.
+        drain_s = 0.0 if getattr(settings, "lease", None) else getattr(settings, "drain_limit", 0.0)
         if grace_s <= pre_stop_s + drain_s:
             yield f"{workload.name}: is killed after {grace_s} s, but takes {pre_stop_s} + {drain_s:g} s to end"
 
@@ -245,6 +247,11 @@ def scale_faults(objects: Objects) -> Iterator[str]:
             yield f"{one['kind']} {one['metadata']['name']}: {target['name']} is not there"
         elif "replicas" in scaled["spec"]:
             yield f"{target['name']}: has replicas of its own, and {one['kind']} {one['metadata']['name']} sets them"
+    for workload, _, settings in _services(objects):
+        if isinstance(settings, AutoscaleSettings):
+            scaled = by_name(objects, settings.target_kind).get(settings.target_name)
+            if scaled is None or "replicas" in scaled["spec"]:
+                yield f"{workload.name}: {settings.target_name} is not there, or has replicas of its own"
 
 
 ASSERTIONS: tuple[Callable[[Objects], Iterator[str]], ...] = (

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from deploy.manifests.assertions import faults
+from deploy.manifests.assertions import DENY_ALL, faults
 from deploy.manifests.rendering import (
     ROOT,
     RenderError,
@@ -68,7 +68,7 @@ def judged(folder: Path, program: str | None) -> Iterator[str]:
     yield from schema_faults(objects)
     yield from faults(objects)
     if program is not None:
-        yield from score_faults(program, text, any(one["kind"] == "NetworkPolicy" for one in objects))
+        yield from score_faults(program, text, any(one["metadata"]["name"] == DENY_ALL for one in objects))
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.manifests.rendering import Manifest
+from services.autoscaler.settings import AutoscaleSettings
 from services.domain.errors import InvalidFieldError
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KvManagerSettings
@@ -20,6 +21,7 @@ SERVICES: dict[str, type[Settings]] = {
     "scheduler": SchedulerSettings,
     "kvmanager": KvManagerSettings,
     "worker": WorkerSettings,
+    "autoscale": AutoscaleSettings,
 }
 WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
 LOOPBACK = ("127.", "localhost", "[::1]")
@@ -82,7 +84,10 @@ def matches(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bo
 
 
 def service_of(container: Mapping[str, Any]) -> str | None:
-    """The service of ours that a container runs, by its image."""
+    """The service of ours that a container runs: by its command, or else by its image."""
+    command = container.get("command", [])
+    if command[:1] == ["fastserve"]:
+        return command[1] if len(command) > 1 and command[1] in SERVICES else None
     found = re.fullmatch(r"(?:.*/)?fastserve/(\w+)(?:[:@].*)?", str(container.get("image", "")))
     return found[1] if found and found[1] in SERVICES else None
 
@@ -160,8 +165,18 @@ def listens_on(settings: Settings) -> tuple[str, int]:
         return settings.host, settings.grpc_port
     if isinstance(settings, WorkerSettings):
         return split_address(settings.health_listen)
-    assert isinstance(settings, KvManagerSettings | SchedulerSettings)
+    assert isinstance(settings, AutoscaleSettings | KvManagerSettings | SchedulerSettings)
     return split_address(settings.listen)
+
+
+def behind(service: Manifest, objects: Sequence[Manifest]) -> list[Workload]:
+    """The workloads that a Service leads to: those it selects, or those of which one writes itself into it."""
+    selector = service["spec"].get("selector")
+    found = list(workloads(objects))
+    if selector is not None:
+        return [one for one in found if matches({"matchLabels": selector}, one.labels)]
+    flag = f"--leader-service={service['metadata']['name']}"
+    return [one for one in found if any(flag in container.get("args", []) for container in one.containers)]
 
 
 def dials(settings: Settings) -> list[str]:

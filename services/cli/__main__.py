@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "scheduler": ("services.scheduler.__main__", "run one scheduler"),
     "kvmanager": ("services.kvmanager.__main__", "run one KV manager"),
     "worker": ("services.worker.__main__", "run one worker"),
+    "autoscale": ("services.autoscaler.__main__", "scale worker groups on Kubernetes as the scheduler's forecast asks"),
     "generate": ("services.cli.client.generate_command", "stream one completion to stdout"),
     "bench": ("services.cli.bench.bench_command", "run a trace or a generated workload against a server, open loop"),
     "simulate": (
@@ -36,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-SERVICES = frozenset({"gateway", "scheduler", "kvmanager", "worker"})
+SERVICES = frozenset({"gateway", "scheduler", "kvmanager", "worker", "autoscale"})
 """Their containers begin with this command, and may be told to end at any moment."""
 
 

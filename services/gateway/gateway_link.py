@@ -18,6 +18,7 @@ from services.domain.ids import JobId
 from services.domain.submission import JobUpdate, ServingLimits, Submission
 from services.runtime.dialling import DialledStream, keep_dialling
 from services.runtime.outbox import Outbox
+from services.runtime.terms import NewestTerm
 from services.wire.gateway_scheduler import (
     cancel_to_wire,
     hello_to_wire,
@@ -45,6 +46,7 @@ class GatewayLink:
         self._peer = f"the scheduler at {address}"
         self._hello = hello_to_wire(gateway_id, model_fingerprint)
         self._outbox: Outbox[wire.GatewayLinkRequest] | None = None
+        self._terms = NewestTerm()
 
     def submit(self, submission: Submission) -> None:
         self._put(wire.GatewayLinkRequest(submit=submission_to_wire(submission)))
@@ -86,6 +88,7 @@ class GatewayLink:
                     first = await stream.answer()
                     if first.WhichOneof("message") != "welcome":
                         raise ProtocolError("the scheduler's first message is not its welcome")
+                    self._terms.check_dialled(await stream.term(), self._peer)
                     outbox = self._outbox = Outbox[wire.GatewayLinkRequest](MOST_MESSAGES, self._peer)
                     is_up()
                     _log.info("linked to %s", self._peer)

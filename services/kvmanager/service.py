@@ -24,6 +24,7 @@ from services.kvmanager.kv_manager_inbox import (
 )
 from services.kvmanager.kv_streams import KvWorkerStream, SchedulerStream
 from services.runtime.served_streams import first_message, until_one_ends
+from services.runtime.terms import NewestTerm, term_of
 from services.wire.kvmanager_worker import acknowledgements_from_wire, commands_to_wire, kv_hello_from_wire
 from services.wire.scheduler_kvmanager import kv_batch_to_wire, scheduler_batch_from_wire
 
@@ -54,8 +55,11 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
 
     def __init__(self, driver: KvManagerDriver) -> None:
         self._driver = driver
+        # Only a scheduler of the newest term may command.
+        self._terms = NewestTerm()
 
     async def SchedulerLink(self, requests: AsyncIterator[wire.SchedulerLinkRequest], context: Any) -> None:  # type: ignore[override]
+        self._terms.check_dialling(term_of(context.invocation_metadata()))
         peer = SchedulerStream()
         await self._driver.inbox.put(SchedulerArrived(peer))
         try:

@@ -19,6 +19,7 @@ from services.domain.errors import FastServeError, UnreachableError
 from services.runtime.backoff import Backoff
 from services.runtime.error_statuses import from_grpc
 from services.runtime.outbox import Outbox
+from services.runtime.terms import term_of
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +109,10 @@ class DialledStream(Generic[RequestT, ResponseT]):
         if first is grpc.aio.EOF:
             raise await self._end()
         return first
+
+    async def term(self) -> int:
+        """The term of the scheduler that answered (services.runtime.terms)."""
+        return term_of(await self._call.initial_metadata())
 
     async def exchange(
         self,

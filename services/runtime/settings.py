@@ -24,7 +24,7 @@ from services.domain.errors import InvalidFieldError
 from services.runtime.logs import LogLevel
 
 ENVIRONMENT_PREFIX = "FASTSERVE_"
-TABLES = frozenset({"gateway", "kvmanager", "profile", "scheduler", "simulate", "up", "worker"})
+TABLES = frozenset({"autoscale", "gateway", "kvmanager", "profile", "scheduler", "simulate", "up", "worker"})
 """The tables that a file may have: all commands share one file, and each reads its own table."""
 _OFF = ("off", "none")
 

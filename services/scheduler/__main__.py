@@ -2,9 +2,11 @@
 
 import asyncio
 import gc
+import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from services.domain.errors import InvalidFieldError
 from services.runtime.channel import open_channel
 from services.runtime.metrics_server import MetricsServer, asking_loop, new_registry
 from services.runtime.model_files import fingerprint, read_facts
@@ -13,7 +15,10 @@ from services.runtime.readiness import Readiness
 from services.runtime.recording.recorder import Recorder, recording
 from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
+from services.scheduler.demand_watch import DemandCollector, DemandWatch
 from services.scheduler.driver import SchedulerDriver
+from services.scheduler.leadership.candidate import Candidate
+from services.scheduler.leadership.election import Election
 from services.scheduler.metrics import SchedulerCollector
 from services.scheduler.scheduler_link import SchedulerLink
 from services.scheduler.scheduler_recording import SCHEDULER_FORMAT
@@ -72,21 +77,67 @@ async def _serve(
         )
         metrics_server = MetricsServer(split_address(settings.listen).host, settings.metrics_port, registry)
         registry.register(SchedulerCollector(asking_loop(driver.status)))
+        demand = DemandWatch(settings.demand_limits, driver.backlogs, driver.ready_groups)
+        asked = asking_loop(lambda: (demand.update(), demand.ready_count))
+        registry.register(DemandCollector(served.model_name, asked))
         await server.start()
         following = asyncio.create_task(readiness.follow(server))
-        tasks = [asyncio.create_task(driver.run()), asyncio.create_task(link.run(driver.inbox.post)), following]
+        candidate = candidate_for(settings, server.address, metrics_server.port)
+        tasks = [asyncio.create_task(driver.run()), asyncio.create_task(demand.run()), following]
+        tasks += _commanding(candidate, driver, link)
         process.announce_ready(server.address, metrics_server.address)
         try:
             await process.until_stopped(*tasks)
             # A worker that joins while the last jobs end makes the machine ready, but must not make the service ready.
             await cancelled(following)
             await server.set_ready(False)
-            await driver.drain(settings.drain_limit)
+            if candidate is None:
+                await driver.drain(settings.drain_limit)
+            else:
+                # The jobs go on with the next leader, who waits for the Lease.
+                driver.hand_over()
+                await cancelled(*tasks)
+                await candidate.give_back()
         finally:
             await server.stop(CLOSE_LIMIT_S)
             await cancelled(*tasks)
             # The metrics server's thread may be waiting for this loop, so the loop must not block on stopping it.
             await asyncio.to_thread(metrics_server.stop)
+
+
+def candidate_for(settings: SchedulerSettings, grpc: str, metrics_port: int) -> Candidate | None:
+    """This scheduler's part in the election, or None without one. Raises InvalidFieldError outside of a pod."""
+    if settings.lease is None:
+        return None
+    try:
+        # Only here: the package takes 20 MB and a second.
+        from services.scheduler.leadership.kubernetes_lease import KubernetesLease, LeaderAddress
+    except ModuleNotFoundError:
+        raise InvalidFieldError("--lease", "needs the package kubernetes: install fastserve[kubernetes]") from None
+    address = None
+    if settings.leader_service is not None and settings.pod_ip is not None:
+        ports = (("grpc", split_address(grpc).port), ("metrics", metrics_port))
+        address = LeaderAddress(settings.leader_service, settings.pod_ip, ports)
+    # Another one in each life: who comes back under the same name has forgotten what it commanded.
+    identity = f"{settings.pod_name}_{uuid.uuid4().hex[:12]}"
+    return Candidate(
+        KubernetesLease(settings.lease, address), Election(identity, settings.lease_duration), settings.lease_retry
+    )
+
+
+def _commanding(
+    candidate: Candidate | None, driver: SchedulerDriver, link: SchedulerLink
+) -> list["asyncio.Task[None]"]:
+    """The tasks that command peers, at once or once this scheduler leads."""
+    if candidate is None:
+        return [asyncio.create_task(link.run(driver.inbox.post))]
+    driver.term = None
+
+    async def command() -> None:
+        driver.term = link.term = await candidate.won()
+        await link.run(driver.inbox.post)
+
+    return [asyncio.create_task(candidate.run()), asyncio.create_task(command())]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,12 +14,14 @@ from contextlib import suppress
 
 from services.domain.errors import NotReadyError, PeerMismatchError
 from services.domain.generation import EndReason
+from services.domain.group_backlog import GroupBacklog
 from services.domain.ids import JobId
 from services.domain.server_status import IterationTokens, ServerCounters, ServerStatus
 from services.domain.submission import ServingLimits
 from services.domain.worker_facts import WorkerFacts
 from services.runtime.inbox import Inbox, Wakeup
 from services.runtime.recording.recorder import Recorder
+from services.runtime.terms import NO_TERM
 from services.scheduler.gateways import Gateways
 from services.scheduler.job_store import JobStore
 from services.scheduler.machine.scheduler import Scheduler
@@ -89,6 +91,8 @@ class SchedulerDriver:
             )
         self.inbox: Inbox[Inbound] = Inbox(MOST_INBOX)
         """Where handlers and links post what they receive."""
+        self.term: int | None = NO_TERM
+        """The term in which it leads; None: it is on standby, and takes no peers."""
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._timer: asyncio.TimerHandle | None = None
@@ -107,15 +111,23 @@ class SchedulerDriver:
         return self._router.limits
 
     def check_gateway(self, model_fingerprint: str) -> None:
-        """Raises PeerMismatchError for a gateway that serves a different model."""
+        """Raises PeerMismatchError for a gateway that serves a different model, NotReadyError while on standby."""
+        self._check_leads()
         check_agrees("model_fingerprint", model_fingerprint, self._served.model_fingerprint)
 
     def check_worker(self, facts: WorkerFacts) -> None:
-        """Raises PeerMismatchError for an incompatible worker, SupersededError for an old epoch."""
+        """Raises PeerMismatchError for an incompatible worker, SupersededError for an old epoch, NotReadyError while on
+        standby.
+        """
+        self._check_leads()
         group = self._groups.get(facts.group)
         if group is None:
             raise PeerMismatchError("group", f"is {facts.group}, but must be less than {len(self._groups)} (--groups)")
         group.check_worker(facts)
+
+    def _check_leads(self) -> None:
+        if self.term is None:
+            raise NotReadyError("this scheduler is on standby: dial the one that leads")
 
     def status(self) -> ServerStatus:
         """A snapshot of the server. O(jobs)."""
@@ -131,6 +143,14 @@ class SchedulerDriver:
             rejections=self._rejections(),
             iteration_tokens=self._iteration_tokens(),
         )
+
+    def backlogs(self) -> list[GroupBacklog | None]:
+        """What each group's jobs still cost; None: jobs wait, and no worker has said what they cost. O(groups)."""
+        return [group.machine.iterations.backlog.predicted() for group in self._groups.values()]
+
+    def ready_groups(self) -> int:
+        """Groups that serve."""
+        return sum(group.machine.ready() for group in self._groups.values())
 
     def _rejections(self) -> dict[str, int]:
         by_reason = dict(self._router.rejections)
@@ -166,6 +186,10 @@ class SchedulerDriver:
             self._decide(aborts, self._clock())
         with suppress(TimeoutError):
             await asyncio.wait_for(self._gateways.flushed(), LAST_WORDS_LIMIT_S)
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Ends all streams; the peers dial again, and reach whoever leads by then."""
         goodbye = NotReadyError("the scheduler is shutting down")
         self._gateways.close_all(goodbye)
         for group in self._groups.values():

@@ -100,6 +100,12 @@ class Job:
     """Output tokens with which it enters the next one."""
     expected_s: float = 0.0
     """Expected seconds of the work that is left."""
+    length_bucket: int = 0
+    """The bucket of output lengths that it is counted in. This and the next two are owned by the backlog."""
+    next_length_tokens: int = 0
+    """Known tokens with which it is counted in the next one."""
+    prefill_cost_s: float = 0.0
+    """What its prefill will cost; 0 once it has made a token."""
     waiting_since_s: float = 0.0
     starvation_timer: bool = False
     promoted: bool = False

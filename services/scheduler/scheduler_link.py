@@ -16,6 +16,7 @@ from services.domain.ids import Epoch
 from services.domain.protocol import SchedulerToKv
 from services.runtime.dialling import DialledStream, keep_dialling
 from services.runtime.outbox import Outbox
+from services.runtime.terms import NO_TERM, term_metadata
 from services.scheduler.scheduler_inbox import Inbound, KvBroke, KvClosed, KvOpened, KvSaid
 from services.wire.scheduler_kvmanager import kv_batch_from_wire, scheduler_batch_to_wire
 
@@ -43,6 +44,8 @@ class SchedulerLink:
     """The stream to the KV manager; `run` keeps it open."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+        self.term = NO_TERM
+        """Set before `run` by a scheduler that leads in a term."""
         self._stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
         self._peer = f"the KV manager at {address}"
         self._outbox: Outbox[_Batch] | None = None
@@ -57,7 +60,7 @@ class SchedulerLink:
         await keep_dialling(lambda is_up: self._attempt(post, is_up), self._peer, final=(SupersededError,))
 
     async def _attempt(self, post: Callable[[Inbound], None], is_up: Callable[[], None]) -> None:
-        async with DialledStream(self._stub.SchedulerLink(), self._peer) as stream:
+        async with DialledStream(self._stub.SchedulerLink(metadata=term_metadata(self.term)), self._peer) as stream:
             await stream.connect()
             outbox = self._outbox = Outbox[_Batch](MOST_BATCHES, self._peer)
             is_up()

@@ -12,6 +12,7 @@ from fastserve.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2_grpc
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import InvalidFieldError, ProtocolError
 from services.runtime.served_streams import first_message, until_one_ends
+from services.runtime.terms import NO_TERM, term_metadata
 from services.scheduler.driver import SchedulerDriver
 from services.scheduler.outgoing_streams import GatewayStream, WorkerStream
 from services.scheduler.scheduler_inbox import (
@@ -48,6 +49,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         welcome = wire.SchedulerWelcome(limits=limits_to_wire(self._driver.limits))
         self._driver.inbox.post(GatewayJoined(peer))
         try:
+            await context.send_initial_metadata(term_metadata(self._driver.term or NO_TERM))
             await context.write(wire.GatewayLinkResponse(welcome=welcome))
             await until_one_ends(
                 self._read_gateway(peer, requests), self._write_gateway(peer, context.write), peer.until_closed()
@@ -86,6 +88,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         peer = WorkerStream(facts.epoch, facts.group)
         self._driver.inbox.post(WorkerArrived(peer, facts))
         try:
+            await context.send_initial_metadata(term_metadata(self._driver.term or NO_TERM))
             await context.write(wire.WorkerLinkResponse(welcome=wire.WorkerWelcome()))
             await until_one_ends(
                 self._read_worker(peer, requests), self._write_worker(peer, context.write), peer.until_closed()

@@ -8,6 +8,7 @@ from services.domain.ids import MOST_GROUPS
 from services.runtime.model_files import MOST_NAME_CHARACTERS, served_name
 from services.runtime.recording.recording_settings import RecordingSettings
 from services.runtime.settings import Address
+from services.scheduler.policies.group_demand import DemandLimits
 from services.scheduler.scheduler_config import Charge, LengthPredictor, PolicyName, SchedulerConfig
 
 MOST_QUEUED_JOBS = 50_000
@@ -112,11 +113,55 @@ class SchedulerSettings(RecordingSettings):
         5.0, ge=0, le=3600, description="seconds after SIGTERM in which jobs may end before they are aborted"
     )
 
+    lease: str | None = Field(
+        None,
+        min_length=1,
+        max_length=253,
+        description="name of the Lease by which the schedulers of a Kubernetes namespace choose a leader; the others "
+        "are on standby; off: this one leads",
+    )
+    lease_duration: int = Field(
+        4, ge=1, le=3600, description="seconds without a renewal after which another scheduler may take the Lease"
+    )
+    lease_retry: float = Field(
+        0.5, ge=0.05, le=600, description="seconds between looks at the Lease; less than half of its duration"
+    )
+    leader_service: str | None = Field(
+        None,
+        min_length=1,
+        max_length=63,
+        description="Service without a selector whose EndpointSlice the leader writes; off: none follows the leader",
+    )
+    pod_name: str | None = Field(None, min_length=1, max_length=253, description="name of this pod, for the Lease")
+    pod_ip: str | None = Field(None, min_length=1, max_length=45, description="address of this pod, for leader_service")
+    backlog_target: float = Field(
+        5.0, gt=0, le=86_400, description="seconds of work per worker group above which more groups are wanted"
+    )
+    scale_quiet: float = Field(
+        60.0, ge=0, le=86_400, description="seconds in which fewer groups must have sufficed before fewer are wanted"
+    )
+    least_groups: int = Field(1, ge=0, le=1024, description="worker groups that are always wanted")
+    most_groups: int = Field(16, ge=1, le=1024, description="worker groups that are wanted at most")
+
     @model_validator(mode="after")
     def _check(self) -> "SchedulerSettings":
         if self.max_batch_tokens < self.max_batch:
             raise ValueError("--max-batch-tokens must be at least --max-batch: each job needs one token")
+        if self.lease_retry * 2 >= self.lease_duration:
+            raise ValueError("--lease-retry must be less than half of --lease-duration")
+        if self.lease is not None and self.pod_name is None:
+            raise ValueError("--lease needs --pod-name")
+        if self.leader_service is not None and (self.lease is None or self.pod_ip is None):
+            raise ValueError("--leader-service needs --lease and --pod-ip")
+        if self.most_groups < self.least_groups:
+            raise ValueError("--most-groups must be at least --least-groups")
         return self
+
+    @property
+    def demand_limits(self) -> DemandLimits:
+        """When more worker groups are wanted, and when fewer."""
+        most = min(self.most_groups, self.groups)
+        return DemandLimits(self.backlog_target, self.scale_quiet, min(self.least_groups, most), most)
 
     @property
     def model_name(self) -> str:

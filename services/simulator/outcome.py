@@ -3,6 +3,7 @@
 from array import array
 from dataclasses import dataclass
 
+from services.domain.group_backlog import GroupBacklog
 from services.domain.server_status import ServerCounters
 
 
@@ -37,6 +38,7 @@ class Simulation:
     status, except that tokens and jobs are not counted. `swap_s`: time in which a copy ran between the pools;
     `swap_exposed_s`: the part of it in which nothing was computed. `peak_kv_tokens`: the most KV in use at any time, in
     both pools and all groups, in tokens of whole blocks. `duration_s`: from the start of the clock to the last token.
+    `foreseen`: what each group's scheduler expected when it was asked.
     """
 
     outcomes: tuple[JobOutcome, ...]
@@ -46,3 +48,4 @@ class Simulation:
     peak_kv_tokens: int
     peak_device_kv_tokens: int
     duration_s: float
+    foreseen: tuple[GroupBacklog, ...] = ()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from services.domain.generation import EndReason
+from services.domain.group_backlog import GroupBacklog
 from services.domain.ids import Epoch, JobId
 from services.domain.protocol import IterationResult, KvToWorker, WorkerPools, WorkerToKv
 from services.domain.records import records
@@ -73,6 +74,12 @@ class SimulatedGroup:
     def take(self, event: scheduling.Event) -> None:
         """The scheduler hears this in its next turn."""
         self._scheduler_inbox.put((event,))
+
+    def foreseen(self) -> GroupBacklog:
+        """What the scheduler expects of its jobs now."""
+        predicted = self.scheduler.iterations.backlog.predicted()
+        assert predicted is not None, "a worker has joined"
+        return predicted
 
     def _open(self) -> None:
         """Connect all parts before anything else happens."""

@@ -10,9 +10,11 @@ There is no randomness and no real time: the same jobs and setup give the same f
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from services.domain.copying import CopyDirection
 from services.domain.errors import InvalidFieldError
+from services.domain.group_backlog import GroupBacklog
 from services.domain.ids import JobId
 from services.domain.server_status import ServerCounters
 from services.simulator.outcome import JobOutcome, Simulation
@@ -34,9 +36,13 @@ prompt may have been prefilled in chunks.
 
 
 def simulate(
-    setup: ServerSetup, jobs: Sequence[SimulatedJob], on_progress: Callable[[int], None] | None = None
+    setup: ServerSetup,
+    jobs: Sequence[SimulatedJob],
+    on_progress: Callable[[int], None] | None = None,
+    foresee_s: float | None = None,
 ) -> Simulation:
-    """Serve the jobs. `on_progress` is called with the number of ended jobs each time one ends.
+    """Serve the jobs. `on_progress` is called with the number of ended jobs each time one ends. At `foresee_s` the
+    schedulers are asked what they expect of their jobs.
 
     Raises InvalidFieldError if two jobs have the same id, StuckError if jobs are left and nothing happens any more, and
     ProtocolError if one of the parts broke PROTOCOL; the last two are bugs.
@@ -48,6 +54,9 @@ def simulate(
     clients = SimulatedClients(jobs, setup.hop_s, on_progress)
     gauge = KvGauge(setup.groups)
     groups = _opened(setup, jobs, clock, clients, gauge)
+    foreseen: list[GroupBacklog] = []
+    if foresee_s is not None:
+        clock.post(foresee_s, lambda _: foreseen.extend(group.foreseen() for group in groups), None)
     try:
         clock.run()
         if clients.left_count:
@@ -58,7 +67,7 @@ def simulate(
     for group in groups:
         group.check_end()
     outcomes = tuple(_outcome(clients, groups, JobId(job.job_id)) for job in jobs)
-    return _summed(setup, groups, outcomes, gauge)
+    return replace(_summed(setup, groups, outcomes, gauge), foreseen=tuple(foreseen))
 
 
 def _opened(

@@ -28,6 +28,7 @@ from services.domain.iteration import WorkerResult
 from services.domain.protocol import Applied, Done, KvToWorker, WorkerPools
 from services.domain.worker_facts import KvWorkerFacts, WorkerFacts
 from services.runtime.dialling import keep_dialling
+from services.runtime.terms import NewestTerm
 from services.worker.ranks import Ranks
 from services.worker.worker_links import (
     AcknowledgementOutbox,
@@ -88,6 +89,7 @@ class WorkerDriver:
         self._ranks = ranks
         self._facts = facts
         self._addresses = addresses
+        self._terms = NewestTerm()
         self._on_joined = on_joined
         self._epoch_clock = epoch_clock
         self._epoch: WorkerEpoch | None = None
@@ -130,6 +132,7 @@ class WorkerDriver:
                 epoch.results,
                 lambda: self._up(epoch, scheduler=True),
                 self._ranks.take_plan,
+                self._terms,
             ),
             self._join_kv_manager(epoch, kv_facts_of(facts)),
         )

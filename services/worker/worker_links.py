@@ -18,6 +18,7 @@ from services.domain.worker_facts import KvWorkerFacts, WorkerFacts
 from services.runtime.channel import open_channel
 from services.runtime.dialling import DialledStream
 from services.runtime.outbox import Outbox
+from services.runtime.terms import NewestTerm
 from services.wire.kvmanager_worker import acknowledgements_to_wire, commands_from_wire, kv_hello_to_wire
 from services.wire.scheduler_worker import plan_from_wire, result_to_wire, worker_facts_to_wire
 
@@ -44,9 +45,10 @@ async def run_scheduler_stream(
     results: ResultOutbox,
     on_welcome: Callable[[], None],
     on_plan: Callable[[Plan], None],
+    terms: NewestTerm,
 ) -> None:
-    """The stream to the scheduler of the epoch `facts.epoch`, until it ends. Plans of other epochs are dropped. Always
-    raises.
+    """The stream to the scheduler of the epoch `facts.epoch`, until it ends. Plans of other epochs are dropped. A
+    scheduler of an older term than `terms` has heard of is left. Always raises.
     """
 
     def to_wire(some: Sequence[WorkerResult]) -> Iterable[wire.WorkerLinkRequest]:
@@ -64,6 +66,7 @@ async def run_scheduler_stream(
         await stream.say(wire.WorkerLinkRequest(hello=worker_facts_to_wire(facts)))
         if (await stream.answer()).WhichOneof("message") != "welcome":
             raise ProtocolError("the scheduler's first message is not its welcome")
+        terms.check_dialled(await stream.term(), peer)
         on_welcome()
         await stream.exchange(results, to_wire, on_message)
 

@@ -103,12 +103,16 @@ BROKEN: dict[str, tuple[Callable[[Objects], Any], str]] = {
         "fastserve-worker: dials fastserve-kvmanager:50053, which no Service has",
     ),
     "a Service that selects nothing": (
-        lambda all: found(all, "Service", "fastserve-scheduler")["spec"]["selector"].update(x="y"),
+        lambda all: found(all, "Service", "fastserve-kvmanager")["spec"]["selector"].update(x="y"),
+        "Service fastserve-kvmanager: selects no pods",
+    ),
+    "a Service without a selector that nobody writes itself into": (
+        lambda all: container(all, "scheduler")["args"].remove("--leader-service=fastserve-scheduler"),
         "Service fastserve-scheduler: selects no pods",
     ),
     "a Service whose port no pod has": (
-        lambda all: found(all, "Service", "fastserve-scheduler")["spec"]["ports"][0].update(targetPort="http"),
-        "Service fastserve-scheduler: fastserve-scheduler has no port http",
+        lambda all: found(all, "Service", "fastserve-kvmanager")["spec"]["ports"][0].update(targetPort="http"),
+        "Service fastserve-kvmanager: fastserve-kvmanager has no port http",
     ),
     "a policy that keeps a caller out": (
         lambda all: found(all, "NetworkPolicy", "fastserve-kvmanager")["spec"]["ingress"][0]["from"].pop(),

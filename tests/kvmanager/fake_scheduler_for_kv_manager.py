@@ -23,6 +23,7 @@ from services.domain.protocol import (
     SchedulerToKv,
 )
 from services.domain.server_status import KvLinkItem, PoolStatus
+from services.runtime.terms import NO_TERM, term_metadata
 from services.wire.scheduler_kvmanager import kv_batch_from_wire, scheduler_batch_to_wire
 from tests.builders.stream_ends import status_at_end
 from tests.builders.waits import LIMIT_S
@@ -32,9 +33,10 @@ from tests.kvmanager.machine.checked_kv_manager import STAY
 class FakeSchedulerForKvManager:
     """The scheduler's stream; it speaks of `group`, and hears of all."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, term: int = NO_TERM) -> None:
         self.group = 0
-        self._call: Any = kvmanager_pb2_grpc.KvManagerServiceStub(channel).SchedulerLink()
+        stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
+        self._call: Any = stub.SchedulerLink(metadata=term_metadata(term))
         self.pools: list[PoolStatus] = []
         self._arrivals = 0
         self._heard: list[KvLinkItem] = []

@@ -11,6 +11,7 @@ from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.kvmanager.service import KV_MANAGER_SERVICE, register
 from services.runtime.channel import open_channel
 from services.runtime.server import RpcServer
+from services.runtime.terms import NO_TERM
 from tests.kvmanager.fake_scheduler_for_kv_manager import FakeSchedulerForKvManager
 from tests.kvmanager.fake_worker_for_kv_manager import FakeWorkerForKvManager
 
@@ -22,9 +23,9 @@ class RunningKvManager:
         self.driver = driver
         self.channel = channel
 
-    def scheduler(self) -> FakeSchedulerForKvManager:
+    def scheduler(self, term: int = NO_TERM) -> FakeSchedulerForKvManager:
         """A scheduler dials."""
-        return FakeSchedulerForKvManager(self.channel)
+        return FakeSchedulerForKvManager(self.channel, term)
 
     async def worker(self, epoch: int, **changes: int) -> FakeWorkerForKvManager:
         """A worker joins."""

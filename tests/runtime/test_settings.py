@@ -78,8 +78,8 @@ def test_the_file_is_named_by_a_flag_or_the_environment(config_file: Path, tmp_p
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[schedular]\nmax-batch = 8\n", "schedular is not a table of settings; the tables are gateway, kvmanager, "),
-        ("max-batch = 8\n", "max-batch is not a table of settings; the tables are gateway, kvmanager, "),
+        ("[schedular]\nmax-batch = 8\n", "schedular is not a table of settings; the tables are autoscale, gateway, "),
+        ("max-batch = 8\n", "max-batch is not a table of settings; the tables are autoscale, gateway, "),
         ("scheduler = 8\n", "scheduler must be a table"),
     ],
 )

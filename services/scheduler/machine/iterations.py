@@ -35,6 +35,7 @@ from services.scheduler.machine.promotion import Promotion
 from services.scheduler.machine.ranking import Ranking
 from services.scheduler.machine.scheduler_counters import SchedulerCounters
 from services.scheduler.machine.scheduler_events import Emit
+from services.scheduler.policies.backlog import Backlog
 from services.scheduler.policies.scheduling_policy import SchedulingPolicy
 from services.scheduler.scheduler_config import SchedulerConfig
 
@@ -97,6 +98,8 @@ class Iterations:
         self._lending = lending
         self._ranking = ranking
         self._counters = counters
+        self.backlog = Backlog(config.max_batch, policy.lengths)
+        """What the jobs still cost."""
         self._charging = Charging(config.charge)
         self._chunked = config.prefill_chunk_tokens is not None
         self._next_plan = 0
@@ -216,6 +219,8 @@ class Iterations:
                 job.known_tokens += 1
                 job.promoted = False
                 job.last_token_s = now_s
+                if job.known_tokens >= job.next_length_tokens:
+                    self.backlog.advance(job)
                 if job.first_token_s is None:
                     job.first_token_s = now_s
                     self._lending.sampled_first(job, now_s)

@@ -34,6 +34,7 @@ def withdraw(scheduler: "Scheduler", job_id: JobId, now_s: float) -> tuple[Relea
         return None
     job = scheduler.jobs.pop(job_id)
     scheduler.policy.leave(job, EndReason.CANCELLED)
+    scheduler.iterations.backlog.leave(job, EndReason.CANCELLED)
     scheduler.lending.ended(job)
     scheduler.ranking.remove(job)
     scheduler.iterations.running.pop(job_id, None)
@@ -72,6 +73,7 @@ def take_in(scheduler: "Scheduler", moving: MovingJob, stay_number: int, now_s: 
     scheduler.ranking.add(job)
     scheduler.promotion.watch(job)
     scheduler.lending.took_in(job, now_s)
+    scheduler.iterations.backlog.enter(job)
     scheduler.admission.enter(job.prompt_tokens, job.max_tokens)
     if job.deadline_s is not None:
         scheduler.deadlines.push(job.deadline_s, job)

@@ -220,6 +220,7 @@ class Scheduler:
         self.jobs[event.job_id] = job
         self.ranking.add(job)
         self.promotion.watch(job)
+        self.iterations.backlog.enter(job)
         self.lending.arrived(job)
         self.admission.enter(tokens, event.max_tokens)
         if event.deadline_s is not None:
@@ -270,8 +271,10 @@ class Scheduler:
         self.iterations.calibrate(event.profile, event.stage_count)
         self.lending.calibrate(event.profile, event.device_pool_tokens)
         self.admission.set_limits(event.max_model_len, event.device_pool_tokens)
+        jobs = self.jobs.values()
+        self.iterations.backlog.calibrate(event.profile, event.device_pool_tokens, event.stage_count, jobs)
         last_level = len(self.policy.quanta_s) - 1
-        for job in list(self.jobs.values()):
+        for job in list(jobs):
             if not self.admission.fits_pool(job.prompt_tokens, job.max_tokens):
                 self._end(job, EndReason.ABORT, now_s)
             elif 0 <= last_level < job.place.level:
@@ -375,6 +378,7 @@ class Scheduler:
         """The job is not planned any more; it is released once no plan names it."""
         job.move(CLOSING, now_s, reason.value)
         self.policy.leave(job, reason)
+        self.iterations.backlog.leave(job, reason)
         self.lending.ended(job)
         self.ranking.remove(job)
         self.iterations.running.pop(job.job_id, None)

@@ -88,6 +88,11 @@ class Gittins(WithoutLevels):
         self._mean_prompt_tokens = 0.0
         self._faded_s: float | None = None
 
+    @property
+    def lengths(self) -> LengthDistribution:
+        """Of all jobs."""
+        return self._all_jobs
+
     def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
         """Take the seconds of prefills and tokens from the profile."""
         self._profile = profile

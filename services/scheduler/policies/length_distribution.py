@@ -136,6 +136,10 @@ class LengthDistribution:
         bucket = min(bucket, len(self._index) - 1)
         return max(1.0, (self._used[-1] - self._used[bucket]) / self._survival[bucket])
 
+    def survival(self) -> Sequence[float]:
+        """For each edge of EDGES, the probability that a job makes more tokens; the last edges may be missing."""
+        return self._survival
+
     @property
     def completed_jobs(self) -> float:
         """Jobs that ended, as far as they have not faded."""

@@ -42,6 +42,7 @@ class Mlfq:
         self.closed_level: int | None = None
         self.displaces = True
         self.lends = False
+        self.lengths = None
         self._ratio = quantum_ratio
         self._demotion_levels = demotion_levels
         self._skip_join = skip_join

@@ -12,6 +12,7 @@ from services.domain.cost import CostProfile
 from services.domain.generation import EndReason
 from services.domain.protocol import Rank
 from services.scheduler.job import Job
+from services.scheduler.policies.length_distribution import LengthDistribution
 
 
 class SchedulingPolicy(Protocol):
@@ -27,6 +28,10 @@ class SchedulingPolicy(Protocol):
     """
     lends: bool
     """Whether jobs that wait too long for a token are lent an iteration at the head of the order."""
+
+    @property
+    def lengths(self) -> LengthDistribution | None:
+        """What it learnt of the lengths of all jobs; None: it learns nothing."""
 
     def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
         """A worker joined: take its cost model. `stage_count` batches run at a time. Called before any other method."""

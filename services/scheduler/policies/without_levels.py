@@ -6,6 +6,7 @@ from services.domain.cost import CostProfile
 from services.domain.generation import EndReason
 from services.domain.protocol import Rank
 from services.scheduler.job import Job
+from services.scheduler.policies.length_distribution import LengthDistribution
 
 
 class WithoutLevels:
@@ -15,6 +16,11 @@ class WithoutLevels:
     closed_level: int | None = None
     displaces = True
     lends = False
+
+    @property
+    def lengths(self) -> LengthDistribution | None:
+        """It learns no lengths."""
+        return None
 
     def join(self, job: Job) -> Rank:
         """The place of a new job. In a subclass that leaves `foresee` as it is, this depends on the job alone."""
