@@ -26,7 +26,7 @@ from benchmarks.settings import BenchError, BenchSettings
 
 PRESET = "M"
 TRACE = ROOT / "benchmarks" / "traces" / "zipf120.jsonl"
-COUNTED_S = 15
+COUNTED_S = 12
 LIMIT_S = 300.0
 MOST_PLAN_TOKENS = 128
 """Tokens of a plan: long prompts are computed in chunks, since plans of equal size keep stages evenly busy."""
@@ -64,7 +64,7 @@ def measure(settings: BenchSettings) -> Figures:
     model = random_model(settings.pick(PRESET, "S"))
     seconds = settings.pick(COUNTED_S, 3)
     runs: dict[str, list[Figures]] = {group.name: [] for group in GROUPS}
-    for _ in range(settings.pick(2, 1)):
+    for _ in range(settings.pick(3, 1)):
         for group in GROUPS:
             runs[group.name].append(_run(settings, group, model, seconds))
     return {
