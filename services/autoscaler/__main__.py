@@ -44,9 +44,9 @@ async def serve(process: ServiceProcess[AutoscaleSettings]) -> None:
         Scaling(settings.limits),
         settings.period,
     )
+    await driver.check_alone()
     server = RpcServer(settings.listen, (), lambda _: None)
     await server.start()
-    await driver.check_alone()
     await server.set_ready(True)
     process.announce_ready(server.address)
     running = asyncio.create_task(driver.run())
