@@ -53,6 +53,7 @@ class KvManagerServiceServicer:
 
     def SchedulerLink(self, request_iterator, context):
         """SchedulerLink tells what moves and answers with residency. For each worker group the scheduler opens with Jobs, and sends Jobs again at every
+        The scheduler sends its term as metadata, `fastserve-term`; one of an older term than the newest heard of is refused with ABORTED.
         new epoch of its worker. What breaks the protocol of one group ends the stream of its worker, not this one.
 
         Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), INTERNAL (a message names a group that can't be:

@@ -35,6 +35,7 @@ class KvManagerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> KvManagerServiceAsyncStub: ...
     SchedulerLink: _grpc.StreamStreamMultiCallable[_kvmanager_pb2.SchedulerLinkRequest, _kvmanager_pb2.SchedulerLinkResponse]
     """SchedulerLink tells what moves and answers with residency. For each worker group the scheduler opens with Jobs, and sends Jobs again at every
+    The scheduler sends its term as metadata, `fastserve-term`; one of an older term than the newest heard of is refused with ABORTED.
     new epoch of its worker. What breaks the protocol of one group ends the stream of its worker, not this one.
 
     Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), INTERNAL (a message names a group that can't be:
@@ -56,6 +57,7 @@ class KvManagerServiceAsyncStub(KvManagerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     SchedulerLink: _aio.StreamStreamMultiCallable[_kvmanager_pb2.SchedulerLinkRequest, _kvmanager_pb2.SchedulerLinkResponse]  # type: ignore[assignment]
     """SchedulerLink tells what moves and answers with residency. For each worker group the scheduler opens with Jobs, and sends Jobs again at every
+    The scheduler sends its term as metadata, `fastserve-term`; one of an older term than the newest heard of is refused with ABORTED.
     new epoch of its worker. What breaks the protocol of one group ends the stream of its worker, not this one.
 
     Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), INTERNAL (a message names a group that can't be:
@@ -80,6 +82,7 @@ class KvManagerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kvmanager_pb2.SchedulerLinkResponse], _abc.AsyncIterator[_kvmanager_pb2.SchedulerLinkResponse]]:
         """SchedulerLink tells what moves and answers with residency. For each worker group the scheduler opens with Jobs, and sends Jobs again at every
+        The scheduler sends its term as metadata, `fastserve-term`; one of an older term than the newest heard of is refused with ABORTED.
         new epoch of its worker. What breaks the protocol of one group ends the stream of its worker, not this one.
 
         Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), INTERNAL (a message names a group that can't be:

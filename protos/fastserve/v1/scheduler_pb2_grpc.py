@@ -54,6 +54,9 @@ class SchedulerServiceServicer:
     def GatewayLink(self, request_iterator, context):
         """GatewayLink carries jobs in and tokens out. The gateway opens with GatewayHello, the scheduler answers SchedulerWelcome.
 
+        With its first answer on this stream and on WorkerLink the scheduler sends its term as metadata, `fastserve-term`, a whole number; 0 without a
+        Lease. Leave a scheduler whose term is older than one heard of before, and dial again: another leads. One on standby answers UNAVAILABLE.
+
         Status codes: FAILED_PRECONDITION (the gateway's model differs: names the field; do not retry), INVALID_ARGUMENT (the first message is not a
         hello, or its gateway_id is out of its limits), ABORTED (a newer stream of the same gateway_id took over: that one goes on), UNAVAILABLE
         (shutting down, or the gateway reads too slowly: dial again with back-off).

@@ -38,6 +38,9 @@ class SchedulerServiceStub:
     GatewayLink: _grpc.StreamStreamMultiCallable[_scheduler_pb2.GatewayLinkRequest, _scheduler_pb2.GatewayLinkResponse]
     """GatewayLink carries jobs in and tokens out. The gateway opens with GatewayHello, the scheduler answers SchedulerWelcome.
 
+    With its first answer on this stream and on WorkerLink the scheduler sends its term as metadata, `fastserve-term`, a whole number; 0 without a
+    Lease. Leave a scheduler whose term is older than one heard of before, and dial again: another leads. One on standby answers UNAVAILABLE.
+
     Status codes: FAILED_PRECONDITION (the gateway's model differs: names the field; do not retry), INVALID_ARGUMENT (the first message is not a
     hello, or its gateway_id is out of its limits), ABORTED (a newer stream of the same gateway_id took over: that one goes on), UNAVAILABLE
     (shutting down, or the gateway reads too slowly: dial again with back-off).
@@ -59,6 +62,9 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GatewayLink: _aio.StreamStreamMultiCallable[_scheduler_pb2.GatewayLinkRequest, _scheduler_pb2.GatewayLinkResponse]  # type: ignore[assignment]
     """GatewayLink carries jobs in and tokens out. The gateway opens with GatewayHello, the scheduler answers SchedulerWelcome.
+
+    With its first answer on this stream and on WorkerLink the scheduler sends its term as metadata, `fastserve-term`, a whole number; 0 without a
+    Lease. Leave a scheduler whose term is older than one heard of before, and dial again: another leads. One on standby answers UNAVAILABLE.
 
     Status codes: FAILED_PRECONDITION (the gateway's model differs: names the field; do not retry), INVALID_ARGUMENT (the first message is not a
     hello, or its gateway_id is out of its limits), ABORTED (a newer stream of the same gateway_id took over: that one goes on), UNAVAILABLE
@@ -84,6 +90,9 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.GatewayLinkResponse], _abc.AsyncIterator[_scheduler_pb2.GatewayLinkResponse]]:
         """GatewayLink carries jobs in and tokens out. The gateway opens with GatewayHello, the scheduler answers SchedulerWelcome.
+
+        With its first answer on this stream and on WorkerLink the scheduler sends its term as metadata, `fastserve-term`, a whole number; 0 without a
+        Lease. Leave a scheduler whose term is older than one heard of before, and dial again: another leads. One on standby answers UNAVAILABLE.
 
         Status codes: FAILED_PRECONDITION (the gateway's model differs: names the field; do not retry), INVALID_ARGUMENT (the first message is not a
         hello, or its gateway_id is out of its limits), ABORTED (a newer stream of the same gateway_id took over: that one goes on), UNAVAILABLE
