@@ -22,6 +22,7 @@ from tests.e2e.group_cluster import GroupCluster, different, running_group, toge
 
 JOBS = 40
 LONGEST_PAUSE_S = 1.5
+KILLS_IN_ROUND = 5
 
 
 def next_epoch(group: GroupCluster, joins: int) -> None:
@@ -35,7 +36,7 @@ async def round_with_kills(
     """Runs all jobs; returns how many gave other tokens, and how long the group was away after each kill."""
     running = asyncio.create_task(together(group, JOBS))
     away_s: list[float] = []
-    while len(away_s) < left:
+    while len(away_s) < min(left, KILLS_IN_ROUND):
         await asyncio.sleep(dice.uniform(0.05, LONGEST_PAUSE_S))
         if running.done():
             break
@@ -65,7 +66,13 @@ def main(argv: list[str]) -> int:
             while len(away_s) < arguments.kills:
                 differ, away = asyncio.run(round_with_kills(group, expected, dice, arguments.kills - len(away_s)))
                 wrong, rounds, away_s = wrong + differ, rounds + 1, away_s + away
-            wait_until(group.is_idle, "every block free")
+                wait_until(group.is_idle, "every block free")
+                tell(arguments, rounds, wrong, away_s)
+    return 1 if wrong else 0
+
+
+def tell(arguments: argparse.Namespace, rounds: int, wrong: int, away_s: list[float]) -> None:
+    """Prints and writes what was found so far."""
     result = {
         "tp": arguments.tp,
         "pp": arguments.pp,
@@ -75,10 +82,9 @@ def main(argv: list[str]) -> int:
         "jobs_with_other_tokens": wrong,
         "next_epoch_s": {"mean": sum(away_s) / len(away_s), "max": max(away_s)},
     }
-    print(json.dumps(result))
+    print(json.dumps(result), flush=True)
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
