@@ -2,8 +2,8 @@
 //
 // Theory of operation
 // -------------------
-// A unit of work is a few query rows of one sequence and one kv head, with all query heads that share it. It walks the
-// keys in chunks of 64 positions, counted from position 0, and packs each chunk of K and V like a panel of weights, so
+// A unit of work is a few query rows of one sequence and one kv head, with all query heads that share it; or, if there
+// is one row, several kv heads, whose keys lie side by side in memory. It walks the keys in chunks of 64 positions, counted from position 0, and packs each chunk of K and V like a panel of weights, so
 // that scores and weighted values are the products of products.h. The softmax is taken chunk by chunk: the greatest
 // score so far, the sum of exponentials and the weighted values are corrected whenever a greater one comes.
 //
@@ -17,7 +17,7 @@ namespace INSTRUCTION_SET {
 
 constexpr int64_t CHUNK = PANEL;          // positions
 constexpr int64_t MOST_HEAD_SIZE = 1024;
-constexpr int64_t UNIT_QUERIES = 96;  // rows times heads of a unit, if it has several rows
+constexpr int64_t UNIT_QUERIES = 96;    // rows times heads of a unit, if it has more than one of both
 
 // Query rows first_row to first_row + row_count - 1 of a pass, the first of which has position `position`.
 struct QueryRows {
@@ -50,23 +50,40 @@ struct Pages {
   int64_t block_step;  // numbers from a block to the next
   int64_t position_step;
 
-  const T* key(int64_t position) const {
-    return pool + blocks[position / block_size] * block_step + position % block_size * position_step;
+  // Where K of positions start to stop - 1 is (at most CHUNK), and for the other places of the chunk, `zero`.
+  void find_keys(int64_t start, int64_t stop, const T* zero, const T** keys) const {
+    int64_t block = start / block_size, offset = start % block_size;
+    const T* page = pool + blocks[block] * block_step;
+    const int64_t count = stop - start < CHUNK ? stop - start : CHUNK;
+    for (int64_t n = 0; n < count; ++n) {
+      if (offset == block_size) {
+        offset = 0;
+        page = pool + blocks[++block] * block_step;
+      }
+      keys[n] = page + offset++ * position_step;
+    }
+    for (int64_t n = count; n < CHUNK; ++n) keys[n] = zero;
   }
-  const T* value(int64_t position) const { return key(position) + block_size * position_step; }
 };
 
-// Packs K of positions start to stop - 1 (at most CHUNK); the other places of the chunk become 0.
+// Brings rows of several heads near, K and V.
 template <class T>
-static void pack_keys(const Pages<T>& pages, int64_t start, int64_t stop, int64_t head_size, const T* zero,
-                      uint32_t* out) {
+static void fetch_rows(const T* const* keys, int64_t numbers, int64_t values_after_keys) {
+  for (int64_t n = 0; n < CHUNK; ++n) {
+    for (int64_t at = 0; at < numbers; at += 64 / static_cast<int64_t>(sizeof(T))) {
+      _mm_prefetch(reinterpret_cast<const char*>(keys[n] + at), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(keys[n] + values_after_keys + at), _MM_HINT_T1);
+    }
+  }
+}
+
+// Packs K of a chunk.
+template <class T>
+static void pack_keys(const T* const* keys, int64_t head_size, uint32_t* out) {
   const int64_t words = words_of<T>(head_size);
   for (int64_t group = 0; group < CHUNK; group += 16) {
     const uint32_t* rows[16];
-    for (int64_t r = 0; r < 16; ++r) {
-      const int64_t position = start + group + r;
-      rows[r] = reinterpret_cast<const uint32_t*>(position < stop ? pages.key(position) : zero);
-    }
+    for (int64_t r = 0; r < 16; ++r) rows[r] = reinterpret_cast<const uint32_t*>(keys[group + r]);
     int64_t word = 0;
     for (; word + 16 <= words; word += 16) transpose_words(rows, word, out + word * CHUNK + group, CHUNK);
     for (; word < words; ++word) {
@@ -85,19 +102,14 @@ static inline void pack_value_word(const float* const* rows, int64_t at, int64_t
   std::memcpy(out, rows[0] + at, (count < LANES ? count : LANES) * sizeof(float));
 }
 
-// Packs V of the same positions: a word is one dimension of one or two positions. Places beyond the head stay 0.
+// Packs V of a chunk: a word is one dimension of one or two positions. Places beyond the head stay 0.
 template <class T>
-static void pack_values(const Pages<T>& pages, int64_t start, int64_t stop, int64_t head_size, const T* zero,
-                        uint32_t* out) {
+static void pack_values(const T* const* values, int64_t head_size, uint32_t* out) {
   const int64_t words = words_of<T>(CHUNK);
   for (int64_t word = 0; word < words; ++word) {
-    const T* rows[WORD_NUMBERS<T>];
-    for (int64_t n = 0; n < WORD_NUMBERS<T>; ++n) {
-      const int64_t position = start + word * WORD_NUMBERS<T> + n;
-      rows[n] = position < stop ? pages.value(position) : zero;
-    }
     for (int64_t at = 0; at < head_size; at += LANES) {
-      pack_value_word(rows, at, head_size - at, out + (at / PANEL * words + word) * PANEL + at % PANEL);
+      pack_value_word(values + word * WORD_NUMBERS<T>, at, head_size - at,
+                      out + (at / PANEL * words + word) * PANEL + at % PANEL);
     }
   }
 }
@@ -139,59 +151,114 @@ static float weigh_scores(float* scores, float scale, int64_t first_seen, int64_
   return correction;
 }
 
-// The attention of `rows` for kv head `kv_head`, written to out[row, heads * head size] with `out_step` numbers a row.
-// `queries` has `query_step` numbers a row.
+// What is the same for all units of a layer. `queries` and `found` are [row, heads * head size], `row_step` numbers apart.
 template <class T>
-static void attend(const Decoder& decoder, int64_t window, const Pages<T>& pages, const QueryRows& rows,
-                   int64_t kv_head, const T* queries, int64_t query_step, T* out, int64_t out_step,
-                   const AttentionScratch<T>& scratch) {
-  const int64_t head_size = decoder.head_size, group = decoder.heads / decoder.kv_heads;
-  const int64_t count = rows.row_count * group, head_words = words_of<T>(head_size);
-  const int64_t panels = (head_size + PANEL - 1) / PANEL, value_words = words_of<T>(CHUNK);
-  const int64_t padded = head_words * WORD_NUMBERS<T>;
-  for (int64_t query = 0; query < count; ++query) {
-    const T* from = queries + (rows.first_row + query / group) * query_step + (kv_head * group + query % group) * head_size;
-    std::memcpy(scratch.queries + query * padded, from, head_size * sizeof(T));
-    scratch.greatest[query] = -INFINITY;
-    scratch.total[query] = 0;
-  }
-  std::memset(scratch.found, 0, panels * count * PANEL * sizeof(float));
-  const int64_t stop = rows.position + rows.row_count;
-  const int64_t first = window > 0 && rows.position >= window ? rows.position - window + 1 : 0;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head_size));
-  for (int64_t start = first / CHUNK * CHUNK; start < stop; start += CHUNK) {
-    pack_keys(pages, start, stop, head_size, scratch.zero, scratch.keys);
-    pack_values(pages, start, stop, head_size, scratch.zero, scratch.values);
-    times_panel<T>(reinterpret_cast<const uint32_t*>(scratch.queries), head_words, count, scratch.keys, head_words,
-                   false, true, scratch.scores);
-    for (int64_t query = 0; query < count; ++query) {
-      const int64_t position = rows.position + query / group;
-      const int64_t first_seen = window > 0 ? position - window + 1 - start : 0;
-      const float correction =
-          weigh_scores(scratch.scores + query * CHUNK, scale, first_seen, position - start, scratch.greatest + query,
-                       scratch.total + query, scratch.weights + query * CHUNK);
-      if (correction == 1.0f) continue;
-      for (int64_t panel = 0; panel < panels; ++panel) {
-        float* found = scratch.found + (panel * count + query) * PANEL;
-        for (int64_t at = 0; at < PANEL; at += LANES) store(found + at, load(found + at) * all(correction));
+struct AttentionOfLayer {
+  const Decoder& decoder;
+  int64_t window;
+  const T* queries;
+  T* found;
+  int64_t row_step;
+};
+
+// The attention of one unit: `rows`, for `head_count` kv heads from `first_head` on. `pages` are those of the first.
+template <class T>
+class UnitOfAttention {
+ public:
+  UnitOfAttention(const AttentionOfLayer<T>& layer, const Pages<T>& pages, const QueryRows& rows, int64_t first_head,
+                  int64_t head_count, const AttentionScratch<T>& scratch)
+      : layer_(layer), pages_(pages), rows_(rows), scratch_(scratch), first_head_(first_head), head_count_(head_count),
+        size_(layer.decoder.head_size), group_(layer.decoder.heads / layer.decoder.kv_heads),
+        count_(rows.row_count * group_), panels_((size_ + PANEL - 1) / PANEL), words_(words_of<T>(size_)) {}
+
+  void attend() {
+    begin();
+    const int64_t stop = rows_.position + rows_.row_count, window = layer_.window;
+    const int64_t first = window > 0 && rows_.position >= window ? rows_.position - window + 1 : 0;
+    const int64_t values_after_keys = pages_.block_size * pages_.position_step;
+    const T *here[CHUNK], *next[CHUNK], *rows[CHUNK];
+    pages_.find_keys(first / CHUNK * CHUNK, stop, scratch_.zero, next);
+    fetch_rows(next, head_count_ * size_, values_after_keys);
+    for (int64_t start = first / CHUNK * CHUNK; start < stop; start += CHUNK) {
+      std::memcpy(here, next, sizeof(here));
+      if (start + CHUNK < stop) {
+        pages_.find_keys(start + CHUNK, stop, scratch_.zero, next);
+        fetch_rows(next, head_count_ * size_, values_after_keys);
+      }
+      for (int64_t head = 0; head < head_count_; ++head) {
+        for (int64_t n = 0; n < CHUNK; ++n) rows[n] = here[n] == scratch_.zero ? here[n] : here[n] + head * size_;
+        pack_keys(rows, size_, scratch_.keys);
+        times_panel<T>(reinterpret_cast<const uint32_t*>(scratch_.queries + head * count_ * words_ * WORD_NUMBERS<T>),
+                       words_, count_, scratch_.keys, words_, false, true, scratch_.scores);
+        weigh(start, head);
+        for (const T*& row : rows) row = row == scratch_.zero ? row : row + values_after_keys;
+        pack_values(rows, size_, scratch_.values);
+        for (int64_t panel = 0; panel < panels_; ++panel) {
+          times_panel<T>(reinterpret_cast<const uint32_t*>(scratch_.weights), VALUE_WORDS, count_,
+                         scratch_.values + panel * VALUE_WORDS * PANEL, VALUE_WORDS, false, false, found(head, panel));
+        }
       }
     }
-    for (int64_t panel = 0; panel < panels; ++panel) {
-      const uint32_t* values = scratch.values + panel * value_words * PANEL;
-      times_panel<T>(reinterpret_cast<const uint32_t*>(scratch.weights), value_words, count, values, value_words,
-                     false, false, scratch.found + panel * count * PANEL);
+    end();
+  }
+
+ private:
+  static constexpr int64_t VALUE_WORDS = CHUNK / WORD_NUMBERS<T>;
+
+  int64_t place(int64_t head, int64_t query) const {
+    return (rows_.first_row + query / group_) * layer_.row_step + ((first_head_ + head) * group_ + query % group_) * size_;
+  }
+  // [queries, PANEL]
+  float* found(int64_t head, int64_t panel) const { return scratch_.found + (head * panels_ + panel) * count_ * PANEL; }
+
+  void begin() {
+    for (int64_t head = 0; head < head_count_; ++head) {
+      for (int64_t query = 0; query < count_; ++query) {
+        const int64_t number = head * count_ + query;
+        std::memcpy(scratch_.queries + number * words_ * WORD_NUMBERS<T>, layer_.queries + place(head, query),
+                    size_ * sizeof(T));
+        scratch_.greatest[number] = -INFINITY;
+        scratch_.total[number] = 0;
+      }
+    }
+    std::memset(scratch_.found, 0, head_count_ * panels_ * count_ * PANEL * sizeof(float));
+  }
+
+  void weigh(int64_t start, int64_t head) {
+    const float scale = 1.0f / std::sqrt(static_cast<float>(size_));
+    for (int64_t query = 0; query < count_; ++query) {
+      const int64_t position = rows_.position + query / group_, number = head * count_ + query;
+      const int64_t first_seen = layer_.window > 0 ? position - layer_.window + 1 - start : 0;
+      const float correction =
+          weigh_scores(scratch_.scores + query * CHUNK, scale, first_seen, position - start, scratch_.greatest + number,
+                       scratch_.total + number, scratch_.weights + query * CHUNK);
+      if (correction == 1.0f) continue;
+      for (int64_t panel = 0; panel < panels_; ++panel) scale_row(found(head, panel) + query * PANEL, correction);
     }
   }
-  for (int64_t query = 0; query < count; ++query) {
-    T* to = out + (rows.first_row + query / group) * out_step + (kv_head * group + query % group) * head_size;
-    const Vector inverse = all(1.0f / scratch.total[query]);
-    for (int64_t panel = 0; panel < panels; ++panel) {
-      float* found = scratch.found + (panel * count + query) * PANEL;
-      for (int64_t at = 0; at < PANEL; at += LANES) store(found + at, load(found + at) * inverse);
-      const int64_t rest = head_size - panel * PANEL;
-      convert(found, rest < PANEL ? rest : PANEL, to + panel * PANEL);
+
+  void end() {
+    for (int64_t head = 0; head < head_count_; ++head) {
+      for (int64_t query = 0; query < count_; ++query) {
+        for (int64_t panel = 0; panel < panels_; ++panel) {
+          float* row = found(head, panel) + query * PANEL;
+          scale_row(row, 1.0f / scratch_.total[head * count_ + query]);
+          const int64_t rest = size_ - panel * PANEL;
+          convert(row, rest < PANEL ? rest : PANEL, layer_.found + place(head, query) + panel * PANEL);
+        }
+      }
     }
   }
-}
+
+  static void scale_row(float* row, float factor) {
+    for (int64_t at = 0; at < PANEL; at += LANES) store(row + at, load(row + at) * all(factor));
+  }
+
+  const AttentionOfLayer<T>& layer_;
+  const Pages<T>& pages_;
+  const QueryRows& rows_;
+  const AttentionScratch<T>& scratch_;
+  const int64_t first_head_, head_count_, size_, group_, count_, panels_, words_;
+};
 
 }  // namespace INSTRUCTION_SET

@@ -26,6 +26,7 @@ FLAGS = (
     *("-ffp-contract=off", "-fno-math-errno"),
     "-Wno-maybe-uninitialized",  # of the compiler's own intrinsics
 )
+LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc")
 SANITIZERS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _WIDE = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 _PROGRAMS = {"avx2": ("-mavx2", "-mfma"), "avx512": _WIDE, "avx512_bf16": (*_WIDE, "-mavx512bf16")}
@@ -63,7 +64,7 @@ def library() -> Path:
 
 def _digest() -> str:
     """Of sources and flags. Not of the compiler: a library made in an image is used where there is none."""
-    text = hashlib.sha256(repr((FLAGS, extra_flags, _PROGRAMS)).encode())
+    text = hashlib.sha256(repr((FLAGS, LINK_FLAGS, extra_flags, _PROGRAMS)).encode())
     for path in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp")):
         text.update(path.read_bytes())
     return text.hexdigest()[:16]
@@ -95,7 +96,7 @@ def _compile(compiler: str, out: Path) -> None:
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             objects = list(threads.map(compile_unit, units))
         made = f"{scratch}/{out.name}"
-        _run([compiler, *FLAGS, *extra_flags, "-shared", "-static-libstdc++", "-static-libgcc", *objects, "-o", made])
+        _run([compiler, *FLAGS, *extra_flags, *LINK_FLAGS, *objects, "-o", made])
         os.replace(made, out)
 
 

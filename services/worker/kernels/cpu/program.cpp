@@ -310,18 +310,26 @@ class Thread {
     return units;
   }
 
-  // The last units of a prefill look at most, so they go first.
+  // The last units of a prefill look at most, so they go first. A unit of several kv heads is the first one's.
   void attend_all(const Layer& layer, int64_t number) {
-    const int64_t kv_size = d_.kv_heads * d_.head_size, layer_step = 2 * step_.block_size * kv_size;
-    const int64_t query_step = padded(d_.heads * d_.head_size);
+    const int64_t size = d_.head_size, kv_size = d_.kv_heads * size, layer_step = 2 * step_.block_size * kv_size;
+    const AttentionOfLayer<T> all_units{d_, layer.window, s_.queries, s_.found, padded(d_.heads * size)};
+    const int64_t most_heads = heads_of_decode();
     each(engine_.query_units * d_.kv_heads, [&](int64_t one) {
       const QueryRows& rows = s_.units[engine_.query_units - 1 - one / d_.kv_heads];
-      const int64_t kv_head = one % d_.kv_heads;
-      const Pages<T> keys{reinterpret_cast<const T*>(step_.pool) + number * layer_step + kv_head * d_.head_size,
-                          step_.block_table + rows.sequence * step_.table_width, step_.block_size,
-                          step_.pool_layers * layer_step, kv_size};
-      attend(d_, layer.window, keys, rows, kv_head, s_.queries, query_step, s_.found, query_step, s_.attention);
+      const int64_t head = one % d_.kv_heads, heads = rows.row_count == 1 ? most_heads : 1;
+      if (head % heads != 0) return;
+      const Pages<T> pages{reinterpret_cast<const T*>(step_.pool) + number * layer_step + head * size,
+                           step_.block_table + rows.sequence * step_.table_width, step_.block_size,
+                           step_.pool_layers * layer_step, kv_size};
+      UnitOfAttention<T>(all_units, pages, rows, head, least(heads, d_.kv_heads - head), s_.attention).attend();
     });
+  }
+
+  // As many as leave two units for every thread.
+  int64_t heads_of_decode() {
+    const int64_t share = engine_.query_units * d_.kv_heads / (2 * d_.threads);
+    return least(least(greatest(1, share), d_.kv_heads), greatest(1, UNIT_QUERIES / (d_.heads / d_.kv_heads)));
   }
 
   Engine& engine_;
