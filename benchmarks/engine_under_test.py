@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.engine_copies import EngineCopies
+from benchmarks.machine_rates import measured_rates
 from benchmarks.offline_engine import OfflineEngine, OfflineJob, offline_jobs
 from services.domain.ids import JobId
 from services.domain.job_sampling import JobSampling
@@ -35,6 +36,8 @@ class EngineUnderTest:
                 return self.trace(**request)
             case "single":
                 return self.single(**request)
+            case "rates":
+                return measured_rates()
             case "copy":
                 return self.copy(**request)
             case other:

@@ -13,6 +13,7 @@ from benchmarks import (
     decisions,
     drain_forecast,
     foreknowledge,
+    kernels,
     live_against_simulated,
     memory,
     policies,
@@ -73,6 +74,7 @@ SEPARATE = (
     ),
     Part("drain_forecast", drain_forecast.measure, drain_forecast.tables, drain_forecast.goals),
     Part("ranks", ranks.measure, ranks.tables, ranks.goals, ranks.draw),
+    Part("kernels", kernels.measure, kernels.tables, kernels.goals),
     Part("foreknowledge", foreknowledge.measure, foreknowledge.tables, foreknowledge.goals),
 )
 ALL_PARTS = (*PARTS, *SEPARATE)

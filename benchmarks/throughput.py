@@ -33,7 +33,8 @@ def plan_wait_share(result: Result) -> float:
     return waited / total if total > 0 else 0.0
 
 
-def _first_jobs(settings: BenchSettings, count: int) -> Path:
+def first_jobs(settings: BenchSettings, count: int) -> Path:
+    """A trace of the first jobs of the trace."""
     lines = TRACE.read_text(encoding="utf-8").splitlines(keepends=True)
     path = settings.folder("traces") / f"zipf{count}.jsonl"
     path.write_text("".join(lines[:count]), encoding="utf-8")
@@ -83,8 +84,8 @@ async def _measure_model(settings: BenchSettings, preset: str, trace: Path, warm
 
 
 async def _measure(settings: BenchSettings) -> dict[str, Any]:
-    trace = _first_jobs(settings, QUICK_JOBS) if settings.quick else TRACE
-    warm_up = _first_jobs(settings, WARM_UP_JOBS)
+    trace = first_jobs(settings, QUICK_JOBS) if settings.quick else TRACE
+    warm_up = first_jobs(settings, WARM_UP_JOBS)
     models = settings.pick(("S", "M"), ("S",))
     return {
         "trace": trace.name,

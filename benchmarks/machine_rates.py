@@ -1,0 +1,31 @@
+"""What bounds an engine on a CPU: the speed at which memory is read, and that of bfloat16 products. By torch's own
+operators, so that neither kernel is measured by itself.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+READ_BYTES = 1 << 30
+PRODUCT_ROWS = 2048
+RUNS = 5
+
+
+def measured_rates() -> dict[str, float]:
+    """The best of a few runs each: bytes read per second, and operations (2 a product) per second."""
+    numbers = torch.ones(READ_BYTES // 4, dtype=torch.int32)
+    a, b = (torch.randn(PRODUCT_ROWS, PRODUCT_ROWS).bfloat16() for _ in range(2))
+    return {
+        "read_bytes_per_s": READ_BYTES / _best_s(lambda: numbers.max()),
+        "product_flop_per_s": 2 * PRODUCT_ROWS**3 / _best_s(lambda: torch.mm(a, b)),
+    }
+
+
+def _best_s(work: Callable[[], object]) -> float:
+    times_s = []
+    for _ in range(RUNS):
+        began_s = time.perf_counter()
+        work()
+        times_s.append(time.perf_counter() - began_s)
+    return min(times_s)
