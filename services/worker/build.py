@@ -138,8 +138,12 @@ def load_rank_of(
     stage_layers = tuple(range(*ends) for ends in pairwise((*first_layers, config.layer_count)))
     share = share_config(config, rank, stage_layers)
     natively = rank == ALONE and computes_natively(settings.kernels, config, device, dtype)
+    quantized = settings.weights == "int8"
+    if quantized and not natively:
+        raise InvalidFieldError("--weights", "int8 needs the compiled decoder of CPUs (--kernels), and one rank")
     if rank == ALONE:
-        model = with_kernels(filled_model(settings.model, device, dtype, settings.max_model_len), natively)
+        filled = filled_model(settings.model, device, dtype, settings.max_model_len)
+        model = with_kernels(filled, natively, quantized=quantized)
     else:
         if settings.kernels == "native":
             raise InvalidFieldError("--kernels", f"native is not possible with {rank.layout}: it computes whole models")
@@ -166,6 +170,7 @@ def load_rank_of(
         "block_size": settings.block_size,
         "torch": torch.__version__,
         "kernels": "native" if natively else "torch",
+        "weights": settings.weights or dtype_name,
     }
     if rank.layout.rank_count > 1:
         layers = " ".join(map(str, first_layers))

@@ -27,6 +27,10 @@ class EngineSettings(BaseModel):
     kernels: Literal["auto", "native", "torch"] = Field(
         "auto", description="what computes: native, the compiled decoder of CPUs; torch; auto: native where it can"
     )
+    weights: Literal["int8"] | None = Field(
+        None,
+        description="int8: weights rounded to 8 bits per output at load, for the compiled decoder; off: as --dtype",
+    )
     workers_here: int = Field(
         1,
         ge=1,

@@ -37,11 +37,12 @@ def computes_natively(kernels: Kernels, config: ModelConfig, device: torch.devic
     return False
 
 
-def with_kernels(model: DecoderModel, natively: bool) -> ServedDecoder:
-    """The filled model, ready to compute."""
+def with_kernels(model: DecoderModel, natively: bool, *, quantized: bool = False) -> ServedDecoder:
+    """The filled model, ready to compute; with int8 weights if `quantized`, which torch does not have here."""
+    assert natively or not quantized, "int8 weights are for the compiled decoder"
     if natively:
         assert isinstance(model, LlamaModel), "why_not has refused the others"
-        return NativeDecoder(model, torch.get_num_threads())
+        return NativeDecoder(model, torch.get_num_threads(), quantized=quantized)
     prepare(model)
     return model
 

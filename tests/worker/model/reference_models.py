@@ -83,13 +83,14 @@ def native_of(
     instruction_set: InstructionSet | None = None,
     threads: int = 1,
     max_model_len: int | None = None,
+    quantized: bool = False,
 ) -> NativeDecoder:
     """The compiled decoder with the same weights."""
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         filled = filled_model(Path(folder), "cpu", dtype, max_model_len)
     assert isinstance(filled, LlamaModel)
-    return NativeDecoder(filled, threads, instruction_set)
+    return NativeDecoder(filled, threads, instruction_set, quantized=quantized)
 
 
 def instruction_sets() -> list[InstructionSet]:

@@ -20,8 +20,12 @@ extern "C" {
 
 // A linear layer, y = x W^T + b. Weights are packed into panels of 64 outputs: word k of output n is
 // packed[(n / 64) * words * 64 + k * 64 + n % 64]; a word holds 2 bfloat16 inputs or 1 float32; missing ones are 0.
+// With int8 weights, `quantized` is there instead: of word k, [k * 64 * numbers of a word]: in groups of 16 outputs the
+// first numbers of their words, then the second ones. Each stands for itself times its output's scale.
 struct Matrix {
   const uint32_t* packed;
+  const int8_t* quantized;
+  const float* scales;  // padded to whole panels, or null
   const float* bias;  // padded to whole panels, or null
   int64_t outputs;
   int64_t inputs;

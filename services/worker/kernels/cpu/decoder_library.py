@@ -26,7 +26,7 @@ SumOfRanks = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_float), ctypes.c_int
 
 
 class MatrixView(ctypes.Structure):
-    _fields_ = (*_fields(_ADDRESS, "packed", "bias"), *_fields(_WORD, "outputs", "inputs"))
+    _fields_ = (*_fields(_ADDRESS, "packed", "quantized", "scales", "bias"), *_fields(_WORD, "outputs", "inputs"))
 
 
 class LayerView(ctypes.Structure):

@@ -6,8 +6,9 @@ It is made of a filled LlamaModel and takes its weights: each matrix is repacked
 plain form is dropped at once, so that a load needs memory for the model and one more matrix. Tied weights are kept
 once: the embedding's rows are read out of the head's panels.
 
-float32 tables and norms; weights, KV and what is multiplied in the model's type; sums, and what layers hand on, in
-float32. In bfloat16 this rounds less often than the plain path does.
+With int8 weights a matrix is rounded output by output when it is packed, and turned back, a piece at a time, when it is
+multiplied; embedding, norms and KV keep their type. Tables and norms are float32; weights, KV and what is multiplied
+in the model's type; sums, and what layers hand on, in float32. In bfloat16 this rounds less often than the plain path.
 
 A call releases the interpreter's lock. `keep_going` is asked without it where it is a StepLimit, which the compiled
 code reads itself.
@@ -44,6 +45,7 @@ from services.worker.model.prefill_cut import PrefillCut, StepLimit
 from services.worker.model.rope import Rope
 
 PANEL = 64
+LANES = 16
 MOST_HEAD_SIZE = 1024
 _ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -68,7 +70,15 @@ class NativeDecoder:
     Raises CompileError if it can't be compiled, OSError if it can't be loaded, and MemoryError.
     """
 
-    def __init__(self, model: LlamaModel, threads: int, instruction_set: InstructionSet | None = None) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        threads: int,
+        instruction_set: InstructionSet | None = None,
+        *,
+        quantized: bool = False,
+    ) -> None:
+        self._quantized = quantized
         assert isinstance(model.config, LlamaConfig), "a LlamaModel has the config of its family"
         self.config: ModelConfig = model.config
         self._llama = model.config
@@ -166,8 +176,9 @@ class NativeDecoder:
         assert model.head is not None, "a whole model"
         assert model.norm is not None, "a whole model"
         assert model.embedding is not None, "a whole model"
+        shared = config.tied_embeddings and not self._quantized
+        embedding = None if shared else self._keep(model.embedding.data)
         head = self._matrix(model.head)
-        embedding = None if config.tied_embeddings else self._keep(model.embedding.data)
         model.embedding.data = model.embedding.data.new_empty(0)
         return DecoderView(
             is_bfloat16=self.dtype == torch.bfloat16,
@@ -212,9 +223,15 @@ class NativeDecoder:
         linear.weight.data = weight.new_empty(0)
         outputs, inputs = weight.shape
         arranged = _halves_together if halves else _whole_panels
-        packed = packed_panels(arranged(weight))
+        rows_NK = arranged(weight)
         bias = None if linear.bias is None else self._keep(arranged(linear.bias.data.float()))
-        return MatrixView(self._keep(packed), bias, packed.shape[0] * PANEL if halves else outputs, inputs)
+        view = MatrixView(bias=bias, outputs=rows_NK.shape[0] if halves else outputs, inputs=inputs)
+        if self._quantized:
+            scales_N, panels = quantized_panels(rows_NK, word_numbers=4 // weight.itemsize)
+            view.quantized, view.scales = self._keep(panels), self._keep(scales_N)
+        else:
+            view.packed = self._keep(packed_panels(rows_NK))
+        return view
 
     def _vector(self, weight: Tensor) -> int:
         return self._keep(_whole_panels(weight.data.float()))
@@ -230,6 +247,17 @@ def packed_panels(weight_NK: Tensor) -> Tensor:
         weight_NK = F.pad(weight_NK, (0, weight_NK.shape[1] % 2)).contiguous()
     words_NW = weight_NK.view(torch.int32)
     return words_NW.view(-1, PANEL, words_NW.shape[1]).transpose(1, 2).contiguous()
+
+
+def quantized_panels(weight_NK: Tensor, word_numbers: int) -> tuple[Tensor, Tensor]:
+    """Scales of the outputs, float32 [N], and int8 panels, [P, W, groups of 16 outputs, numbers of a word, 16]. An
+    output's greatest weight becomes 127 or -127.
+    """
+    weight_NK = F.pad(weight_NK.float(), (0, -weight_NK.shape[1] % word_numbers))
+    scales_N = weight_NK.abs().amax(dim=1).div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
+    whole_NK = weight_NK.div_(scales_N[:, None]).round_().clamp_(-127, 127).to(torch.int8)
+    split = whole_NK.view(-1, PANEL // LANES, LANES, whole_NK.shape[1] // word_numbers, word_numbers)
+    return scales_N, split.permute(0, 3, 1, 4, 2).contiguous()
 
 
 def _whole_panels(rows: Tensor) -> Tensor:

@@ -98,4 +98,24 @@ static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const u
   }
 }
 
+// The same with int8 weights: a piece of the panel at a time is turned into words, in `piece`.
+template <class T>
+static void times_quantized_panel(const uint32_t* x, int64_t x_step, int64_t rows, const int8_t* panel, int64_t words,
+                                  uint32_t* piece, float* sums) {
+  constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<T>;
+  for (int64_t begin = 0; begin < words; begin += PIECE_WORDS) {
+    const int64_t count = words - begin < PIECE_WORDS ? words - begin : PIECE_WORDS;
+    const int8_t* from = panel + begin * WORD_BYTES;
+    for (int64_t word = 0; word < count; ++word, from += WORD_BYTES) {
+      for (int64_t line = 0; line < WORD_BYTES; line += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(from + 4 * AHEAD_WORDS + line), _MM_HINT_T0);
+      }
+      for (int64_t output = 0; output < PANEL; output += LANES) {
+        store_words(piece + word * PANEL + output, words_of_bytes<T>(from + output * WORD_NUMBERS<T>));
+      }
+    }
+    times_panel<T>(x + begin, x_step, rows, piece, count, false, begin == 0, sums);
+  }
+}
+
 }  // namespace INSTRUCTION_SET

@@ -37,6 +37,7 @@ struct Scratch {
   T* gated;          // [rows, intermediate size]
   QueryRows* units;  // [rows]
   float* sums;       // this thread's, [UNIT_ROWS, PANEL]
+  uint32_t* piece;   // this thread's, [PIECE_WORDS, PANEL]
   AttentionScratch<T> attention;  // this thread's
 
   Scratch(const Decoder& d, char* base, int thread, int64_t* bytes) {
@@ -54,6 +55,7 @@ struct Scratch {
     for (int64_t number = 0; number < d.threads; ++number) {
       Arena own{base, arena.used};
       float* own_sums = own.take<float>(UNIT_ROWS * PANEL);
+      uint32_t* own_piece = own.take<uint32_t>(PIECE_WORDS * PANEL);
       AttentionScratch<T> mine = attention;
       mine.queries = own.take<T>(queries_of_unit * head);
       mine.scores = own.take<float>(queries_of_unit * CHUNK);
@@ -66,6 +68,7 @@ struct Scratch {
       arena.used = own.used;
       if (number == thread) {
         sums = own_sums;
+        piece = own_piece;
         attention = mine;
       }
     }
@@ -154,10 +157,19 @@ class Thread {
     for (int64_t unit = team_take(engine_.team); unit < panels * row_units; unit = team_take(engine_.team)) {
       const int64_t panel = unit / row_units, part = unit % row_units;
       const int64_t begin = rows * part / row_units, stop = rows * (part + 1) / row_units;
-      times_panel<T>(x_words + begin * x_step, x_step, stop - begin, matrix.packed + panel * words * PANEL, words, true,
-                     true, s_.sums);
+      if (matrix.quantized != nullptr) {
+        times_quantized_panel<T>(x_words + begin * x_step, x_step, stop - begin,
+                                 matrix.quantized + panel * words * PANEL * WORD_NUMBERS<T>, words, s_.piece, s_.sums);
+      } else {
+        times_panel<T>(x_words + begin * x_step, x_step, stop - begin, matrix.packed + panel * words * PANEL, words,
+                       true, true, s_.sums);
+      }
       for (int64_t row = begin; row < stop; ++row) {
         float* y = s_.sums + (row - begin) * PANEL;
+        if (matrix.scales != nullptr) {
+          const float* scales = matrix.scales + panel * PANEL;
+          for (int64_t at = 0; at < PANEL; at += LANES) store(y + at, load(y + at) * load(scales + at));
+        }
         if (matrix.bias != nullptr) {
           const float* bias = matrix.bias + panel * PANEL;
           for (int64_t at = 0; at < PANEL; at += LANES) store(y + at, load(y + at) + load(bias + at));

@@ -95,6 +95,10 @@ static inline Vector load_widened(const Bfloat16* x) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
 }
 
+static inline Vector load_widened(const int8_t* x) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))))};
+}
+
 // out[c * out_step + r] = x[r][c] for 16 rows of 16 words.
 static inline void transpose_words(const uint32_t* const* x, int64_t offset, uint32_t* out, int64_t out_step) {
   __m512i a[16], b[16];
@@ -233,6 +237,12 @@ static inline Vector load_widened(const Bfloat16* x) {
           _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(bits + 1)), 16))};
 }
 
+static inline Vector load_widened(const int8_t* x) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+
 static inline void transpose_words(const uint32_t* const* x, int64_t offset, uint32_t* out, int64_t out_step) {
   for (int64_t r = 0; r < 16; r += 8) {
     for (int64_t c = 0; c < 16; c += 8) {
@@ -270,6 +280,29 @@ static inline void pair_up(const Bfloat16* a, const Bfloat16* b, uint32_t* out) 
 
 static inline void store_rounded(float* out, Vector x) { store(out, x); }
 static inline Vector load_widened(const float* x) { return load(x); }
+
+// Words of 16 outputs. A whole number up to 127 has at most 7 binary digits, so that its bfloat16 is the upper half of
+// its float32.
+template <class T>
+static inline Words words_of_bytes(const int8_t* x);
+
+template <>
+inline Words words_of_bytes<float>(const int8_t* x) {
+  Words words;
+  const Vector numbers = load_widened(x);
+  std::memcpy(&words, &numbers, sizeof(words));
+  return words;
+}
+template <>
+inline Words words_of_bytes<Bfloat16>(const int8_t* x) {
+  Words first = words_of_bytes<float>(x), second = words_of_bytes<float>(x + LANES);
+#if defined(__AVX512F__)
+  return {_mm512_or_si512(_mm512_srli_epi32(first.v, 16), second.v)};
+#else
+  return {_mm256_or_si256(_mm256_srli_epi32(first.low, 16), second.low),
+          _mm256_or_si256(_mm256_srli_epi32(first.high, 16), second.high)};
+#endif
+}
 
 // e^x. x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by its series up to r^7 / 7!, whose rest is below 1e-8. 0 below
 // -87.3, where the result would not be a normal number.

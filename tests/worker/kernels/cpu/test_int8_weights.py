@@ -1,0 +1,97 @@
+"""int8 weights: what they are rounded to, that they are multiplied as such, and what that costs in quality."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from services.domain.errors import InvalidFieldError
+from services.worker.build import build
+from services.worker.kernels.cpu.decoder_library import InstructionSet
+from services.worker.kernels.cpu.native_decoder import quantized_panels
+from services.worker.kernels.kernel_choice import with_kernels
+from services.worker.model.loader import filled_model
+from services.worker.model.served_decoder import ServedDecoder
+from services.worker.settings import EngineSettings
+from tests.builders.model_folders import tiny_model_folder
+from tests.builders.repository_paths import BUNDLED
+from tests.worker.model.reference_models import (
+    chunked_logits,
+    instruction_sets,
+    native_of,
+    ours_of,
+    reference_model,
+    tokens,
+)
+
+MOST_LOST = 0.01
+"""Of perplexity."""
+
+
+def round_weights(reference: Any) -> None:
+    """Every output's weights become whole multiples, up to 127, of a step of its own."""
+    with torch.no_grad():
+        for name, weight in reference.named_parameters():
+            if weight.dim() == 2 and "embed_tokens" not in name:
+                round_weights_of(weight)
+
+
+@torch.no_grad()
+def round_weights_of(weight: torch.Tensor) -> None:
+    steps = weight.abs().amax(dim=1, keepdim=True) / 127
+    weight.copy_((weight / steps).round() * steps)
+
+
+@pytest.mark.parametrize("instruction_set", instruction_sets())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_that_int8_can_hold_give_the_logits_of_torch(
+    instruction_set: InstructionSet, dtype: torch.dtype, tied: bool
+) -> None:
+    reference = reference_model(
+        "qwen2", num_key_value_heads=2, hidden_size=200, intermediate_size=300, tie_word_embeddings=tied
+    )
+    if tied:
+        round_weights_of(reference.lm_head.weight)
+    round_weights(reference)
+    text, chunks = tokens(40), [30, 1, 8, 1]
+    found = chunked_logits(native_of(reference, dtype, instruction_set, threads=2, quantized=True), text, chunks)
+    expected = chunked_logits(ours_of(reference), text, chunks)
+    error = float((found - expected).abs().max() / expected.abs().max())
+    assert error < (2e-5 if dtype == torch.float32 else 0.05)
+
+
+def test_an_outputs_greatest_weight_becomes_127_of_its_steps() -> None:
+    weight = torch.zeros(64, 3)
+    weight[0] = torch.tensor([0.5, -1.0, 0.25])
+    scales, panels = quantized_panels(weight, word_numbers=2)
+    assert scales[0] == 1.0 / 127
+    assert panels.shape == (1, 2, 4, 2, 16)
+    assert panels[0, :, 0, :, 0].flatten().tolist() == [64, -127, 32, 0]
+    assert not panels[0, :, 1:].any()
+
+
+def log_perplexity(model: ServedDecoder, text: torch.Tensor) -> float:
+    logits = chunked_logits(model, text[:-1], [1] * (len(text) - 1), block_size=16)
+    return float(F.cross_entropy(logits, text[1:]))
+
+
+def test_a_text_is_hardly_less_likely_with_int8_weights() -> None:
+    from tokenizers import Tokenizer
+
+    source = Path(with_kernels.__code__.co_filename).read_text(encoding="utf-8")
+    ids = Tokenizer.from_file(str(BUNDLED / "tokenizer.json")).encode(source).ids[:400]
+    text = torch.tensor(ids)
+    plain, rounded = (
+        log_perplexity(with_kernels(filled_model(BUNDLED, "cpu", torch.bfloat16), True, quantized=quantized), text)
+        for quantized in (False, True)
+    )
+    assert rounded - plain < MOST_LOST
+
+
+def test_torch_has_no_int8_weights(tmp_path: Path) -> None:
+    settings = EngineSettings(model=tiny_model_folder(tmp_path), weights="int8", kernels="torch")
+    with pytest.raises(InvalidFieldError, match="int8 weights need the compiled decoder"):
+        build(settings)
