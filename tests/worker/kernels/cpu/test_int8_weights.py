@@ -92,6 +92,7 @@ def test_a_text_is_hardly_less_likely_with_int8_weights() -> None:
 
 
 def test_torch_has_no_int8_weights(tmp_path: Path) -> None:
-    settings = EngineSettings(model=tiny_model_folder(tmp_path), weights="int8", kernels="torch")
-    with pytest.raises(InvalidFieldError, match="int8 weights need the compiled decoder"):
+    asked = {"model": tiny_model_folder(tmp_path), "weights": "int8", "kernels": "torch"}
+    settings = EngineSettings.model_validate(asked)
+    with pytest.raises(InvalidFieldError, match=r"--weights: int8 needs the compiled decoder"):
         build(settings)
