@@ -25,6 +25,7 @@ from tests.e2e.jobs import Given, make_jobs, request_of, run_together
 VOCABULARY = 2048
 POOL_TOKENS = 512
 """Two or three long jobs fill it; sixteen run at a time."""
+LEAST_PLANS = 100
 PROMPT_WORDS = "the heron nested above the mill"
 SECRET_ID = "customer-4711"
 SECRET_CLIENT = "alice"
@@ -59,6 +60,16 @@ async def say_something(address: str) -> list[int]:
     return token_ids
 
 
+def heard_plans(recording: Path) -> list[int]:
+    """The numbers of the plans of which the recorded KV manager heard."""
+    return [
+        event[2][1]
+        for turn in lines_of(recording)[1:]
+        for event in turn["events"]
+        if event[0] == "FromScheduler" and event[2][0] == "Planned"
+    ]
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     folder = tmp_path_factory.mktemp("cluster")
@@ -77,6 +88,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         given = asyncio.run(run_together(address, make_jobs(40, VOCABULARY)))
         said = asyncio.run(say_something(address))
         counters = cluster.status().counters
+        killed = records / "kvmanager-001.jsonl.gz"
+        wait_until(lambda: len(heard_plans(killed)) > LEAST_PLANS, "the KV manager's recording on the disk")
         # The KV manager is killed, and everything starts over with a new epoch of the worker.
         cluster.processes["kvmanager"].stop(signal.SIGKILL)
         wait_until(lambda: not cluster.status().groups[0].ready, "KV manager missed")
@@ -92,7 +105,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         given=[*given, *again],
         scheduler=records / "scheduler-001.jsonl.gz",
         kvmanager=records / "kvmanager-002.jsonl.gz",
-        killed_kvmanager=records / "kvmanager-001.jsonl.gz",
+        killed_kvmanager=killed,
         offloaded_bytes=counters.offloaded_bytes,
         uploaded_bytes=counters.uploaded_bytes,
     )
@@ -121,20 +134,14 @@ def test_the_scheduler_and_the_kv_manager_recorded_the_same_conversation(recorde
     """What one sent is what the other heard, up to the second that the killed one lost. Nobody was refused, and so
     they met the jobs in the same order and name them alike.
     """
-    planned = "ToKv", "Planned"
-    heard = [
-        event[2][1]
-        for turn in lines_of(recorded.killed_kvmanager)[1:]
-        for event in turn["events"]
-        if event[0] == "FromScheduler" and event[2][0] == planned[1]
-    ]
+    heard = heard_plans(recorded.killed_kvmanager)
     sent = [
         command[2][1]
         for turn in lines_of(recorded.scheduler)[1:-1]
         for command in turn["commands"]
-        if command[0] == planned[0] and command[2][0] == planned[1]
+        if command[0] == "ToKv" and command[2][0] == "Planned"
     ]
-    assert len(heard) > 100
+    assert len(heard) > LEAST_PLANS
     assert heard == sent[: len(heard)]
 
 

@@ -39,12 +39,12 @@ CASES = (
 """Every order with the KV policy that moves the most, and every KV policy under three orders."""
 SWAPPING = frozenset({"proactive", "reactive"})
 LEAST_SWAPS = 2
-"""Of each long job."""
+"""Of each long job, in a run."""
 SELDOM_SWAPPED = frozenset({"gittins", "fixed-priority", "srpt"})
 """Under these a long job is swapped once at least: what preempts it comes seldom."""
-MOST_RUNS = 3
-"""How often a long job is swapped depends on when the others come: on a busy machine once may be too seldom. Each run
-must give the same tokens, whatever was swapped.
+MOST_RUNS = 5
+"""How often a long job is swapped depends on when the others come: in one run it may be too seldom. In some run each
+must be swapped often enough, and each run must give the same tokens.
 """
 
 
@@ -89,11 +89,12 @@ def test_sixty_jobs_in_a_pool_for_two_give_what_each_gives_alone(
     before = cluster.status().counters
     must_swap = policy in PREEMPTIVE and kv_policy in SWAPPING
     least_swaps = 1 if policy in SELDOM_SWAPPED else LEAST_SWAPS
-    swaps: list[int] = []
+    swaps = [0] * sum(job.is_long for job in alone)
     for _ in range(MOST_RUNS if must_swap else 1):
         seen = len(lines_of(cluster.trace_of("worker")))
         together = run_as_alone(cluster, alone, run_in_waves if policy in BY_LENGTH else run_together)
-        swaps = swaps_of_long_jobs(lines_of(cluster.trace_of("worker"))[seen:], alone, together)
+        lines = lines_of(cluster.trace_of("worker"))[seen:]
+        swaps = list(map(max, swaps, swaps_of_long_jobs(lines, alone, together)))
         if min(swaps) >= least_swaps:
             break
 
