@@ -109,6 +109,10 @@ class CostProfile:
         """Seconds of an iteration that prefills one prompt of `tokens` tokens."""
         return self._prefill_line.at(tokens)
 
+    def prefill_beside_s(self, to_token: int, rows: int, from_token: int = 0) -> float:
+        """Seconds that a prefill of these positions adds to an iteration that computes so many rows of other jobs."""
+        return self.prefill_s(to_token + rows) - self.prefill_s(from_token + rows)
+
     def decode_s(self, batch: int, context_tokens: float) -> float:
         """Seconds of an iteration that decodes one token of each of `batch` jobs with `context_tokens` of context."""
         batches, lines = self._decode_batches, self._decode_lines

@@ -70,6 +70,11 @@ class EndReason(Enum):
     DEADLINE = "deadline"
     """The client's deadline passed."""
 
+    @property
+    def completes(self) -> bool:
+        """Whether the output came to its own end, as opposed to being given up."""
+        return self in (EndReason.STOP, EndReason.LENGTH)
+
 
 class TokenLogprob(NamedTuple):
     """Natural log probability of a chosen token under the model's own distribution, and the best alternatives (token

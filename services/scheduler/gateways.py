@@ -157,7 +157,7 @@ class Gateways:
         entry = self.jobs.get(end.job_id)
         assert entry is not None, f"job {end.job_id} is alive but not in the book"
         timings = JobTimings(end.queue_s, end.prefill_s, end.decode_s, end.preemptions)
-        if end.reason in (EndReason.STOP, EndReason.LENGTH):
+        if end.reason.completes:
             entry.is_cancelled = False
             self.jobs.end(entry, _FINISHES[end.reason], timings, now_s)
             self._tell(entry)

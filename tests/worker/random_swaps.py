@@ -6,6 +6,18 @@ from services.domain.ids import JobId
 from tests.worker.fake_scheduler_plans import FakeSchedulerPlans
 
 
+def chunked_mixed_and_recomputed(runner: FakeSchedulerPlans, jobs: list[JobId]) -> None:
+    """The first three jobs begin with a chunk of their prompts, the first two run on together, and the first one's KV
+    is dropped.
+    """
+    for number, job_id in enumerate(jobs[:3]):
+        runner.run(runner.entry(job_id, to_token=2 + number))
+    for _ in range(2):
+        runner.run(*(runner.entry(job_id) for job_id in jobs[:2]))
+    runner.kv.release(jobs[0])
+    runner.planned[jobs[0]] = 0
+
+
 def swap_at_random(runner: FakeSchedulerPlans, jobs: list[JobId], dice: random.Random) -> int:
     """Runs the jobs to their ends, moving them in and out between plans. Copies run on; only a full pool waits for
     one.

@@ -218,8 +218,7 @@ class Lending:
 
     def _prefill_s(self, job: Job) -> float:
         assert self._profile is not None, "calibrate must be called first"
-        rows = self._max_batch
-        return self._profile.prefill_s(job.known_tokens + rows) - self._profile.prefill_s(rows)
+        return self._profile.prefill_beside_s(job.known_tokens, self._max_batch)
 
     def _lend(self, job: Job, to_token: int, now_s: float) -> None:
         most = job.prompt_tokens + job.max_tokens - 1

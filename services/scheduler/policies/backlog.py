@@ -25,15 +25,15 @@ from services.scheduler.job import Job
 from services.scheduler.policies.length_distribution import (
     BUCKETS,
     EDGES,
+    FadeClock,
     LengthDistribution,
     bucket_entered,
-    bucket_of,
+    end_in_bucket,
+    pass_buckets,
 )
 
-FADE_PERIOD_S = 60.0
 HALF = log(2.0)
 """Of n rare events none happens with probability one half if so many are expected."""
-_COMPLETED = (EndReason.STOP, EndReason.LENGTH)
 
 
 class Backlog:
@@ -41,8 +41,10 @@ class Backlog:
 
     def __init__(self, max_batch: int, lengths: LengthDistribution | None) -> None:
         self._max_batch = max_batch
-        self._learns = lengths is None
         self._lengths = LengthDistribution() if lengths is None else lengths
+        self._learning = (self._lengths,) if lengths is None else ()
+        """What is taught here."""
+        self._fade_clock = FadeClock()
         self._profile: CostProfile | None = None
         self._pool_tokens = 0
         self._stages = 1
@@ -55,7 +57,6 @@ class Backlog:
         """Sum of max_tokens."""
         self._longest_tokens = 0
         """The greatest max_tokens since there was no job."""
-        self._faded_s: float | None = None
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -71,7 +72,9 @@ class Backlog:
 
     def enter(self, job: Job) -> None:
         """A job was admitted, or came from another group."""
-        self._fade(job.arrived_s)
+        if elapsed_s := self._fade_clock.due_s(job.arrived_s):
+            for lengths in self._learning:
+                lengths.fade(elapsed_s)
         self._longest_tokens = max(self._longest_tokens if self._jobs else 0, job.max_tokens)
         self._jobs += 1
         job.length_bucket = bucket_entered(job.output_tokens)
@@ -83,11 +86,7 @@ class Backlog:
     def advance(self, job: Job) -> None:
         """The job has reached `next_length_tokens`: it is prefilled, and may have entered the next bucket."""
         self._count_prefill_as_done(job)
-        bucket, made = job.length_bucket, job.output_tokens
-        while made >= EDGES[bucket + 1] and bucket < BUCKETS - 1:
-            if self._learns:
-                self._lengths.passed(bucket)
-            bucket += 1
+        bucket = pass_buckets(job.length_bucket, job.output_tokens, *self._learning)
         self._jobs_in[job.length_bucket] -= 1
         self._jobs_in[bucket] += 1
         job.length_bucket, job.next_length_tokens = bucket, job.prompt_tokens + EDGES[bucket + 1]
@@ -99,12 +98,8 @@ class Backlog:
         self._jobs_in[job.length_bucket] -= 1
         self._prompt_tokens -= job.prompt_tokens
         self._most_tokens -= job.max_tokens
-        made = job.output_tokens
-        if self._learns and reason in _COMPLETED and made:
-            ended = bucket_of(made)
-            for passed in range(job.length_bucket, ended):
-                self._lengths.passed(passed)
-            self._lengths.ended(ended)
+        if reason.completes and job.output_tokens:
+            end_in_bucket(job.length_bucket, job.output_tokens, *self._learning)
 
     def _count_prefill(self, job: Job) -> None:
         """All its tokens are to be computed; its next one shows that they are."""
@@ -171,13 +166,4 @@ class Backlog:
         """What the prefill of all its tokens adds to an iteration of a full batch."""
         if self._profile is None:
             return 0.0
-        batch = self._max_batch
-        return self._profile.prefill_s(job.known_tokens + batch) - self._profile.prefill_s(batch)
-
-    def _fade(self, now_s: float) -> None:
-        if self._faded_s is None:
-            self._faded_s = now_s
-        elapsed_s = now_s - self._faded_s
-        if self._learns and elapsed_s >= FADE_PERIOD_S:
-            self._faded_s = now_s
-            self._lengths.fade(elapsed_s)
+        return self._profile.prefill_beside_s(job.known_tokens, self._max_batch)

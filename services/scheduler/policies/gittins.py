@@ -35,11 +35,12 @@ from services.domain.protocol import Rank
 from services.scheduler.job import RESIDENT, Job
 from services.scheduler.policies.length_classes import LengthClasses
 from services.scheduler.policies.length_distribution import (
-    BUCKETS,
     EDGES,
+    FadeClock,
     LengthDistribution,
     bucket_entered,
-    bucket_of,
+    end_in_bucket,
+    pass_buckets,
 )
 from services.scheduler.policies.without_levels import WithoutLevels
 
@@ -59,10 +60,8 @@ would seem longer than they are.
 """
 ARRIVALS_PER_SETTING = 16
 """Seconds a token and the stretch are computed anew this often."""
-FADE_PERIOD_S = 60.0
 MOST_CLASSES = 512
 """Of so many classes lengths are learnt apart: those of the jobs that came last. Each takes some kilobytes."""
-_COMPLETED = (EndReason.STOP, EndReason.LENGTH)
 
 
 class Gittins(WithoutLevels):
@@ -86,7 +85,7 @@ class Gittins(WithoutLevels):
         self._arrivals = 0
         self._mean_log_index = 0.0
         self._mean_prompt_tokens = 0.0
-        self._faded_s: float | None = None
+        self._fade_clock = FadeClock()
 
     @property
     def lengths(self) -> LengthDistribution:
@@ -134,12 +133,8 @@ class Gittins(WithoutLevels):
         made = job.known_tokens - job.prompt_tokens
         if made < job.bucket_end:
             return None if made else self._placed_again(job)
-        distribution = self._distribution(job)
-        while made >= job.bucket_end and job.bucket < BUCKETS - 1:
-            self._all_jobs.passed(job.bucket)
-            distribution.passed(job.bucket)
-            job.bucket += 1
-            job.bucket_end = EDGES[job.bucket + 1]
+        job.bucket = pass_buckets(job.bucket, made, self._all_jobs, self._distribution(job))
+        job.bucket_end = EDGES[job.bucket + 1]
         return self._placed_again(job)
 
     def residency_changed(self, job: Job) -> Rank | None:
@@ -150,15 +145,9 @@ class Gittins(WithoutLevels):
         """Learn from a job that completed. From one that was given up we know that it passed its buckets."""
         self.backlog_s = max(0.0, self.backlog_s - job.expected_s)
         made = job.known_tokens - job.prompt_tokens
-        if reason not in _COMPLETED or not made:
+        if not reason.completes or not made:
             return
-        distribution = self._distribution(job)
-        ended = bucket_of(made)
-        for bucket in range(job.bucket, ended):
-            self._all_jobs.passed(bucket)
-            distribution.passed(bucket)
-        self._all_jobs.ended(ended)
-        distribution.ended(ended)
+        end_in_bucket(job.bucket, made, self._all_jobs, self._distribution(job))
         self._classes.learn(job, made)
 
     def hazards(self) -> list[float]:
@@ -169,7 +158,14 @@ class Gittins(WithoutLevels):
         """All that future ranks depend on besides the jobs, as long as there are fewer than MOST_CLASSES classes."""
         tables = [(number, one.state_key()) for number, one in sorted(self._of_class.items())]
         means = (self._mean_log_index, self._mean_prompt_tokens, self._mean_prefill_s, self._mean_square_prefill_s2)
-        units = (self._arrivals, self.backlog_s, self._token_s, self._long_job_s, self._stretch, self._faded_s)
+        units = (
+            self._arrivals,
+            self.backlog_s,
+            self._token_s,
+            self._long_job_s,
+            self._stretch,
+            self._fade_clock.faded_s,
+        )
         return (*means, *units, self._all_jobs.state_key(), tuple(tables), self._classes.state_key())
 
     # --- index and place ---------------------------------------------------------------------------------------------
@@ -203,8 +199,7 @@ class Gittins(WithoutLevels):
         assert self._profile is not None, "calibrate must be called first"
         if job.known_tokens - job.finished_tokens <= 1:
             return 0.0
-        whole_s = self._profile.prefill_s(job.known_tokens + self._max_batch)
-        return whole_s - self._profile.prefill_s(job.finished_tokens + self._max_batch)
+        return self._profile.prefill_beside_s(job.known_tokens, self._max_batch, job.finished_tokens)
 
     def _set_units(self) -> None:
         """A job's share of an iteration that decodes a full batch at the mean context, the time of a long job, and the
@@ -234,10 +229,6 @@ class Gittins(WithoutLevels):
         return known
 
     def _fade(self, now_s: float) -> None:
-        if self._faded_s is None:
-            self._faded_s = now_s
-        elapsed_s = now_s - self._faded_s
-        if elapsed_s >= FADE_PERIOD_S:
-            self._faded_s = now_s
+        if elapsed_s := self._fade_clock.due_s(now_s):
             for distribution in (self._all_jobs, *self._of_class.values()):
                 distribution.fade(elapsed_s)

@@ -26,6 +26,8 @@ from itertools import pairwise
 from math import inf
 
 HALF_LIFE_S = 3600.0
+FADE_PERIOD_S = 60.0
+"""How often data fades."""
 PRIOR_JOBS = 8.0
 """Weight of the prior in each bucket, in jobs."""
 PRIOR_MEAN_TOKENS = 128.0
@@ -65,6 +67,24 @@ def bucket_of(tokens: int) -> int:
 def bucket_entered(tokens: int) -> int:
     """The bucket that a job with so many tokens has entered."""
     return min(bisect_right(EDGES, tokens) - 1, BUCKETS - 1)
+
+
+class FadeClock:
+    """Says when data fades."""
+
+    def __init__(self) -> None:
+        self.faded_s: float | None = None
+        """When it last did, or when the clock was first asked."""
+
+    def due_s(self, now_s: float) -> float:
+        """The seconds by which data fades now; 0.0 for as long as it does not."""
+        if self.faded_s is None:
+            self.faded_s = now_s
+        elapsed_s = now_s - self.faded_s
+        if elapsed_s < FADE_PERIOD_S:
+            return 0.0
+        self.faded_s = now_s
+        return elapsed_s
 
 
 class LengthDistribution:
@@ -203,3 +223,22 @@ class LengthDistribution:
             gained = ((used[stop] - used[bucket], survival[bucket] - survival[stop]) for stop in stops)
             index.append(min((cost / completed for cost, completed in gained if completed > 0.0), default=inf))
         self._survival, self._used, self._index, self._square = survival, used, index, square
+
+
+def pass_buckets(bucket: int, output_tokens: int, *learning: LengthDistribution) -> int:
+    """Teach that a job that had entered this bucket has made so many tokens. Returns the bucket that it has entered."""
+    while output_tokens >= EDGES[bucket + 1] and bucket < BUCKETS - 1:
+        for lengths in learning:
+            lengths.passed(bucket)
+        bucket += 1
+    return bucket
+
+
+def end_in_bucket(bucket: int, output_tokens: int, *learning: LengthDistribution) -> None:
+    """Teach that a job that had entered this bucket completed with so many tokens, 1 at least."""
+    ended = bucket_of(output_tokens)
+    for passed in range(bucket, ended):
+        for lengths in learning:
+            lengths.passed(passed)
+    for lengths in learning:
+        lengths.ended(ended)

@@ -123,7 +123,7 @@ class GroupForecast:
         assert self._profile is not None
         if not tokens:
             return 0.0
-        return self._profile.prefill_s(round(tokens) + self._max_batch) - self._profile.prefill_s(self._max_batch)
+        return self._profile.prefill_beside_s(round(tokens), self._max_batch)
 
     def _prefill_s(self, load: Load) -> float:
         if not load.unstarted:

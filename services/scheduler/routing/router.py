@@ -33,7 +33,13 @@ from services.scheduler.machine.scheduler_events import (
     ToKv,
     WorkerJoined,
 )
-from services.scheduler.policies.length_distribution import BUCKETS, EDGES, LengthDistribution, bucket_of
+from services.scheduler.policies.length_distribution import (
+    EDGES,
+    FadeClock,
+    LengthDistribution,
+    end_in_bucket,
+    pass_buckets,
+)
 from services.scheduler.routing.group_forecast import GroupForecast
 from services.scheduler.routing.work_order import RoutedJob
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
@@ -46,7 +52,6 @@ MOST_MOVES_OF_A_JOB = 4
 """How often a job may move although its group has a worker."""
 MOVING_GAIN = 0.9
 """A job moves between living groups if it ends in this share of the time."""
-FADE_PERIOD_S = 60.0
 
 
 class Routed(NamedTuple):
@@ -79,7 +84,7 @@ class Router:
         self._chooses = len(machines) > 1
         self._knows_lengths = config.policy is PolicyName.SRPT
         self._lengths = LengthDistribution()
-        self._faded_s: float | None = None
+        self._fade_clock = FadeClock()
         self._arrivals = 0
         self._nothing_moves: dict[int, tuple[int, ...]] = {}
         """By group without a worker: the ready groups into which none of its jobs fits."""
@@ -92,7 +97,8 @@ class Router:
         if refusal is not None:
             self.rejections[refusal.kind.value] = self.rejections.get(refusal.kind.value, 0) + 1
             return refusal
-        self._fade(now_s)
+        if elapsed_s := self._fade_clock.due_s(now_s):
+            self._lengths.fade(elapsed_s)
         number = self._arrivals
         self._arrivals += 1
         job = RoutedJob(submit.job_id, number, submit.prompt_tokens, submit.max_tokens, now_s, submit.client_number)
@@ -202,10 +208,8 @@ class Router:
         elif made < job.bucket_end:
             rest_tokens = min(max(job.rest_tokens - 1.0, 1.0), left)
         else:
-            while made >= job.bucket_end and job.bucket < BUCKETS - 1:
-                self._lengths.passed(job.bucket)
-                job.bucket += 1
-                job.bucket_end = EDGES[job.bucket + 1]
+            job.bucket = pass_buckets(job.bucket, made, self._lengths)
+            job.bucket_end = EDGES[job.bucket + 1]
             rest_tokens = min(self._lengths.mean_rest_tokens(job.bucket), left)
         self.forecasts[job.group].order.made_token(job, rest_tokens)
 
@@ -220,18 +224,8 @@ class Router:
         if not self._chooses:
             return
         self.forecasts[job.group].order.remove(job)
-        if reason in (EndReason.STOP, EndReason.LENGTH):
-            ended = bucket_of(job.output_tokens)
-            for bucket in range(job.bucket, ended):
-                self._lengths.passed(bucket)
-            self._lengths.ended(ended)
-
-    def _fade(self, now_s: float) -> None:
-        if self._faded_s is None:
-            self._faded_s = now_s
-        elif now_s - self._faded_s >= FADE_PERIOD_S:
-            self._lengths.fade(now_s - self._faded_s)
-            self._faded_s = now_s
+        if reason is not None and reason.completes:
+            end_in_bucket(job.bucket, job.output_tokens, self._lengths)
 
     # --- moves -------------------------------------------------------------------------------------------------------
 

@@ -51,10 +51,10 @@ def filled_model(
     beyond the model's context.
     """
     config = read_model_config(folder)
-    return _filled_share(folder, config, config, lambda _: None, device, dtype, max_model_len)
+    return filled_share(folder, config, config, lambda _: None, device, dtype, max_model_len)
 
 
-def load_share(
+def filled_share(
     folder: Path,
     whole: ModelConfig,
     share: ModelConfig,
@@ -63,24 +63,11 @@ def load_share(
     dtype: torch.dtype,
     max_model_len: int | None = None,
 ) -> DecoderModel:
-    """The share of the folder's model `whole` that `share` describes. `cut_of` says which part of a tensor it needs.
+    """The share of the folder's model `whole` that `share` describes, in plain layout. `cut_of` says which part of a
+    tensor it needs.
 
-    Raises like `load_model`.
+    Raises like `filled_model`.
     """
-    model = _filled_share(folder, whole, share, cut_of, device, dtype, max_model_len)
-    prepare(model)
-    return model
-
-
-def _filled_share(
-    folder: Path,
-    whole: ModelConfig,
-    share: ModelConfig,
-    cut_of: CutOf,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    max_model_len: int | None = None,
-) -> DecoderModel:
     if max_model_len is not None and not 1 <= max_model_len <= whole.max_position:
         raise InvalidFieldError(
             "max_model_len",

@@ -12,7 +12,7 @@ from services.worker.model.loader import load_model
 from tests.builders.model_folders import tiny_opt_folder
 from tests.worker.fake_kv_commands import FakeKvCommands
 from tests.worker.fake_scheduler_plans import FakeSchedulerPlans
-from tests.worker.random_swaps import swap_at_random
+from tests.worker.random_swaps import chunked_mixed_and_recomputed, swap_at_random
 from tests.worker.tiny_engine import new_engine, prompt_of, sampling
 
 OUTPUT_TOKENS = 12
@@ -42,12 +42,7 @@ def test_jobs_in_chunks_preempted_recomputed_and_swapped_give_the_tokens_of_the_
     jobs = [
         runner.add(f"{number}/0", prompt, sampling(max_tokens=OUTPUT_TOKENS)) for number, prompt in enumerate(prompts)
     ]
-    for number, job_id in enumerate(jobs[:3]):
-        runner.run(runner.entry(job_id, to_token=2 + number))
-    for _ in range(2):
-        runner.run(*(runner.entry(job_id) for job_id in jobs[:2]))
-    runner.kv.release(jobs[0])
-    runner.planned[jobs[0]] = 0
+    chunked_mixed_and_recomputed(runner, jobs)
     moves = swap_at_random(runner, jobs, random.Random(7))
     engine.check()
     engine.close()

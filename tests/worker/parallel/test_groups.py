@@ -20,7 +20,7 @@ from services.worker.parallel.layout import Layout
 from tests.worker.fake_kv_commands import FakeKvCommands
 from tests.worker.fake_scheduler_plans import FakeSchedulerPlans
 from tests.worker.parallel.rank_processes import LIMIT_S, GroupOfProcesses, group_of
-from tests.worker.random_swaps import swap_at_random
+from tests.worker.random_swaps import chunked_mixed_and_recomputed, swap_at_random
 from tests.worker.tiny_engine import new_engine, prompt_of, sampling
 
 LLAMA = replace(PRESETS["tiny"], layers=3)
@@ -70,12 +70,7 @@ def all_swapped(engine: Engine | GroupOfProcesses, epoch: int) -> list[Output]:
     """What the same jobs give in mixed batches, in chunks, recomputed, and swapped out all the time."""
     runner = RecordedPlans(engine, epoch)
     jobs = [runner.add(f"{number}/0", prompt_of(number, 6 + number), varied(number)) for number in range(JOBS)]
-    for number, job_id in enumerate(jobs[:3]):
-        runner.run(runner.entry(job_id, to_token=2 + number))
-    for _ in range(2):
-        runner.run(*(runner.entry(job_id) for job_id in jobs[:2]))
-    runner.kv.release(jobs[0])
-    runner.planned[jobs[0]] = 0
+    chunked_mixed_and_recomputed(runner, jobs)
     assert swap_at_random(runner, jobs, random.Random(7)) > 20
     return [runner.output(job_id) for job_id in jobs]
 
