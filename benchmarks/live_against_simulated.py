@@ -108,7 +108,7 @@ def _model_flags() -> list[str]:
 async def _measured_profile(settings: BenchSettings, by: ServedBy, name: str) -> Profile:
     """The profile that `fastserve profile` measures for a worker of this server."""
     file = settings.folder("profiles") / f"{name}.json"
-    argv = (*settings.engine_flags(), *by.pools(), *_model_flags(), "--out", str(file))
+    argv = (*settings.measuring_flags(), *by.pools(), *_model_flags(), "--out", str(file))
     await fastserve("profile", *argv, limit_s=PROFILE_LIMIT_S)
     return read_profile(file)
 

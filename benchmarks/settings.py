@@ -39,5 +39,9 @@ class BenchSettings:
 
     def engine_flags(self) -> list[str]:
         """Flags that servers and engines share. Cost models are measured once in a run, on a quiet machine."""
-        flags = ["--max-batch", str(self.max_batch), "--dtype", "bfloat16", "--state-dir", str(self.folder("state"))]
+        return [*self.measuring_flags(), "--state-dir", str(self.folder("state"))]
+
+    def measuring_flags(self) -> list[str]:
+        """Those of them that `fastserve profile` takes, which keeps nothing."""
+        flags = ["--max-batch", str(self.max_batch), "--dtype", "bfloat16"]
         return flags if self.threads is None else [*flags, "--threads", str(self.threads)]
