@@ -31,6 +31,7 @@ from services.scheduler.job import CLOSING, RESIDENT, Job
 from services.scheduler.machine.batching import build_batch
 from services.scheduler.machine.charging import Charging
 from services.scheduler.machine.lending import Lending
+from services.scheduler.machine.pace import Pace
 from services.scheduler.machine.promotion import Promotion
 from services.scheduler.machine.ranking import Ranking
 from services.scheduler.machine.scheduler_counters import SchedulerCounters
@@ -59,6 +60,7 @@ class Flight:
     entries: tuple[PlanEntry, ...]
     sampling_job_ids: list[JobId]
     cut_after_s: tuple[tuple[JobId, float], ...]
+    made_s: float = 0.0
 
     @property
     def parts(self) -> list[PlanPart]:
@@ -101,6 +103,7 @@ class Iterations:
         self.backlog = Backlog(config.max_batch, policy.lengths)
         """What the jobs still cost."""
         self._charging = Charging(config.charge)
+        self._pace = Pace()
         self._chunked = config.prefill_chunk_tokens is not None
         self._next_plan = 0
         self.stage_count = 1
@@ -120,6 +123,8 @@ class Iterations:
     def calibrate(self, profile: CostProfile, stage_count: int) -> None:
         """A worker joined: plan numbers restart at 0."""
         self._charging.calibrate(profile)
+        self._pace.calibrate(profile, stage_count)
+        self._policy.paced(self._pace.factor)
         self.stage_count = stage_count
         self._next_plan = 0
 
@@ -186,7 +191,7 @@ class Iterations:
         if len(running) > len(batch):
             self._note_preemptions(number)
         entries = tuple(records(PlanEntry, [(job.job_id, from_token, to_token) for job, from_token, to_token in batch]))
-        flight = Flight(PlanNumber(number), [job for job, _, _ in batch], entries, sampling, tuple(cuts))
+        flight = Flight(PlanNumber(number), [job for job, _, _ in batch], entries, sampling, tuple(cuts), now_s)
         self.unfinished.append(flight)
         return flight
 
@@ -194,6 +199,8 @@ class Iterations:
         """Take the result of the oldest plan. Raises ProtocolError if the result does not match that plan."""
         tokens = self._checked(result)
         flight = self.unfinished.popleft()
+        if self._pace.finished(flight.entries, flight.made_s, now_s):
+            self._policy.paced(self._pace.factor)
         outcome = Outcome()
         plan_number = result.plan_number
         token_count = 0

@@ -7,13 +7,14 @@ that are served (length_distribution.py). But an order by index alone makes some
 overload that is where most of the gain of the others comes from. So a job's key is the time at which it would have
 arrived if the order were first come, first served:
 
-    key = arrival + stretch x (backlog + long job) x (ln(index) - mean of ln(index) at arrival)
+    key = arrival + stretch x pace x (backlog + long job) x (ln(index) - mean of ln(index) at arrival)
 
 This is a boost in the sense of Yu and Scully ("Strongly Tail-Optimal Scheduling in the Light-Tailed M/G/1", 2024): a
 short job overtakes those that came a certain time before it, and no job is overtaken by one that came much later.
 There the unit of that time is the inverse of the decay rate of response times. Here it is what a response time is made
 of: the backlog, which is the expected seconds of work of all jobs in the system, and the time that a long job
-(LONG_SHARE) runs in a full batch. Twice the backlog allows twice the overtaking, so the tail stays about the same
+(LONG_SHARE) runs in a full batch. Both are the cost model's seconds; the pace makes them those of the clock, which
+arrivals are. Twice the backlog allows twice the overtaking, so the tail stays about the same
 multiple of what it is under first come, first served. How far to stretch depends on what there is to gain: where the
 spread of the work is great (its squared coefficient of variation above 3, where an exponential's is 1), overtaking
 gains much, and the jobs that are overtaken are few.
@@ -79,6 +80,7 @@ class Gittins(WithoutLevels):
         self._token_s = 0.0
         self._long_job_s = 0.0
         self._stretch = 0.0
+        self._pace = 1.0
         self._mean_prefill_s = self._mean_square_prefill_s2 = 0.0
         self.backlog_s = 0.0
         """Expected seconds of work of all living jobs."""
@@ -96,6 +98,10 @@ class Gittins(WithoutLevels):
         """Take the seconds of prefills and tokens from the profile."""
         self._profile = profile
         self._set_units()
+
+    def paced(self, factor: float) -> None:
+        """Arrivals are times of the clock, so the backlog that moves them must be, too."""
+        self._pace = factor
 
     def join(self, job: Job) -> Rank:
         """The place of a new job: by its prefill, and by what jobs of its class make."""
@@ -164,6 +170,7 @@ class Gittins(WithoutLevels):
             self._token_s,
             self._long_job_s,
             self._stretch,
+            self._pace,
             self._fade_clock.faded_s,
         )
         return (*means, *units, self._all_jobs.state_key(), tuple(tables), self._classes.state_key())
@@ -182,7 +189,7 @@ class Gittins(WithoutLevels):
 
     def behind_s(self, log_factor: float) -> float:
         """How much later than another a job would have to have come, as its index is larger by a factor."""
-        return self._stretch * (self.backlog_s + self._long_job_s) * log_factor
+        return self._stretch * self._pace * (self.backlog_s + self._long_job_s) * log_factor
 
     def _index_s(self, job: Job) -> float:
         return self._distribution(job).index_s(job.bucket, self._prefill_s(job), self._token_s)

@@ -102,6 +102,9 @@ class Mlfq:
         job.service_s = 0.0
         return self._tail(0, job)
 
+    def paced(self, factor: float) -> None:
+        """Jobs are charged what iterations took."""
+
     def residency_changed(self, job: Job) -> Rank | None:
         """Where its KV is does not count."""
         return None

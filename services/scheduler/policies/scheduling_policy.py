@@ -36,6 +36,9 @@ class SchedulingPolicy(Protocol):
     def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
         """A worker joined: take its cost model. `stage_count` batches run at a time. Called before any other method."""
 
+    def paced(self, factor: float) -> None:
+        """Iterations take so many times as long as the cost model says."""
+
     def join(self, job: Job) -> Rank:
         """The place of a new job."""
 

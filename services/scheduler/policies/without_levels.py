@@ -36,6 +36,9 @@ class WithoutLevels:
     def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
         """The cost model is not used."""
 
+    def paced(self, factor: float) -> None:
+        """No seconds are compared with a clock."""
+
     def ran(self, job: Job, service_s: float) -> Rank | None:
         return None
 

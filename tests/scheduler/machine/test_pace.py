@@ -1,0 +1,66 @@
+"""How long iterations take here compared with the cost model."""
+
+import pytest
+
+from services.domain.cost import CostProfile
+from services.domain.ids import JobId
+from services.domain.protocol import PlanEntry
+from services.scheduler.machine.pace import EVERY, LEAST_LOOKS, MOST, Pace
+from tests.simulator.simulated_servers import GROWING_COST
+
+DECODES = tuple(PlanEntry(JobId(f"j{number}"), 20, 21) for number in range(4))
+MIXED = (PlanEntry(JobId("new"), 0, 64), *DECODES)
+
+
+@pytest.fixture
+def profile() -> CostProfile:
+    return GROWING_COST
+
+
+def paced(profile: CostProfile, times: float, stages: int = 1, iterations: int = EVERY * LEAST_LOOKS) -> Pace:
+    """After so many iterations that each took so many times what the model says; results follow each other."""
+    pace = Pace()
+    pace.calibrate(profile, stages)
+    now_s = 0.0
+    for number in range(iterations):
+        entries = MIXED if number % 3 == 0 else DECODES
+        prefills = [(0, 64)] if entries is MIXED else []
+        made_s, now_s = now_s - 0.001, now_s + times * profile.iteration_s(prefills, 4, 20.0)
+        pace.finished(entries, made_s, now_s)
+    return pace
+
+
+@pytest.mark.parametrize("times", [0.5, 1.6, 3.0])
+def test_it_is_the_ratio_of_the_time_between_results_to_the_models(profile: CostProfile, times: float) -> None:
+    assert paced(profile, times).factor == pytest.approx(times)
+
+
+@pytest.mark.parametrize("times", [0.85, 1.0, 1.2])
+def test_a_model_that_is_nearly_right_is_taken_at_its_word(profile: CostProfile, times: float) -> None:
+    assert paced(profile, times).factor == 1.0
+
+
+def test_it_trusts_the_model_until_it_has_seen_enough_and_never_goes_beyond_its_limits(profile: CostProfile) -> None:
+    assert paced(profile, 3.0, iterations=EVERY * LEAST_LOOKS - 1).factor == 1.0
+    assert paced(profile, 1000.0).factor == MOST
+
+
+def test_as_many_iterations_run_at_a_time_as_there_are_stages(profile: CostProfile) -> None:
+    assert paced(profile, 0.5, stages=2).factor == 1.0
+
+
+def test_a_new_worker_begins_anew(profile: CostProfile) -> None:
+    pace = paced(profile, 3.0)
+    pace.calibrate(profile, 1)
+    assert pace.factor == 1.0
+
+
+def test_time_in_which_the_worker_had_nothing_to_do_does_not_count(profile: CostProfile) -> None:
+    pace = Pace()
+    pace.calibrate(profile, 1)
+    now_s = 0.0
+    for _ in range(EVERY * LEAST_LOOKS):
+        made_s = now_s + 5.0
+        now_s = made_s + profile.iteration_s([], 4, 20.0)
+        pace.finished(DECODES, made_s, now_s)
+    assert pace.factor == 1.0
