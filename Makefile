@@ -71,7 +71,7 @@ proto: $(INSTALLED) ## make the stubs anew
 	$(BIN)/python protos/generate.py --uv $(UV)
 
 # BASE=IMAGE is their base; TORCH=mounted leaves torch out of the worker's; IMAGES="gateway scheduler" builds those only.
-images: $(INSTALLED) ## build the container images and print their sizes
+images: $(INSTALLED) front ## build the container images and print their sizes
 	$(BIN)/python -m deploy.images.build $(IMAGES) $(if $(BASE),--base $(BASE)) $(if $(TAG),--tag $(TAG)) \
 		$(if $(TORCH),--torch $(TORCH)) $(if $(SAVE),--save $(SAVE))
 

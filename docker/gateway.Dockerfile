@@ -1,4 +1,4 @@
-# The gateway: the only service that clients talk to. `make images` fills build/wheels and builds this; without it: docker build -f docker/gateway.Dockerfile .
+# The gateway: the only service that clients talk to; beside it the REST front, which component rest runs. `make images` fills build/wheels and builds this; without it: docker build -f docker/gateway.Dockerfile .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
@@ -6,6 +6,7 @@ COPY build/wheels/gateway /wheels
 RUN python3 -m venv /opt/fastserve \
  && /opt/fastserve/bin/pip install --no-index --no-cache-dir --no-deps /wheels/*.whl \
  && /opt/fastserve/bin/pip uninstall --yes --quiet pip setuptools \
+ && install /wheels/fastserve-rest /opt/fastserve/bin/fastserve-rest \
  && find /opt/fastserve -name __pycache__ -prune -exec rm -rf {} +
 COPY docker/fastserve /opt/fastserve/bin/fastserve
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEELS = ROOT / "build" / "wheels"
+FRONT = ROOT / "build" / "rest" / "fastserve-rest"
 EXTRAS: dict[str, tuple[str, ...]] = {
     "gateway": ("gateway",),
     "scheduler": ("kubernetes",),
@@ -50,7 +51,9 @@ def _base_python() -> str:
 
 
 def fill(service: str, own_wheel: Path, without_torch: bool) -> Path:
-    """The folder of the service's wheels, of exactly the versions that it needs now."""
+    """The folder of the service's wheels, of exactly the versions that it needs now; the gateway's has the REST front
+    too.
+    """
     folder = WHEELS / service
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -64,6 +67,12 @@ def fill(service: str, own_wheel: Path, without_torch: bool) -> Path:
     )
     assert not found, found
     os.link(own_wheel, folder / own_wheel.name)
+    if service == "gateway":
+        if not FRONT.is_file():
+            raise SystemExit(
+                "make images: the gateway's image holds the REST front, which `make front` can't build here"
+            )
+        shutil.copy2(FRONT, folder)
     return folder
 
 

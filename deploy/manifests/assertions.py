@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from deploy.manifests.pods import (
+    FRONT,
     LOOPBACK,
     Workload,
     behind,
     by_name,
     dials,
+    front_flags,
     listens_on,
     matches,
     of_kind,
@@ -60,16 +62,29 @@ def settings_faults(objects: Objects) -> Iterator[str]:
                     yield f"{workload.name}: it needs what is not there: {error}"
 
 
-def _ports(container: Mapping[str, Any]) -> dict[str, int]:
+def ports_of(container: Mapping[str, Any]) -> dict[str, int]:
+    """By name."""
     return {one["name"]: one["containerPort"] for one in container.get("ports", [])}
+
+
+def _silent_faults(workload: Workload, container: Mapping[str, Any], settings: Settings) -> Iterator[str]:
+    """Of ranks that listen nowhere: a file says that they have joined."""
+    asked = container.get("startupProbe", {}).get("exec", {}).get("command", [])
+    if settings.ready_file is None or asked != ["test", "-e", str(settings.ready_file)]:
+        yield f"{workload.name}: its ranks write {settings.ready_file}, and its startupProbe runs {' '.join(asked)}"
+    if ports_of(container) or any("grpc" in container.get(probe, {}) for probe in PROBES):
+        yield f"{workload.name}: its ranks listen nowhere"
 
 
 def port_faults(objects: Objects) -> Iterator[str]:
     """Services listen where probes ask and other pods dial; every peer's name is a Service with that port."""
     by_service = by_name(objects, "Service")
     for workload, container, settings in _services(objects):
+        ports = ports_of(container)
+        if not workload.serves:
+            yield from _silent_faults(workload, container, settings)
+            continue
         host, port = listens_on(settings)
-        ports = _ports(container)
         if host.startswith(LOOPBACK):
             yield f"{workload.name}: listens on {host}, where no other pod reaches it"
         if ports.get("grpc") != port:
@@ -105,15 +120,19 @@ def selector_faults(objects: Objects) -> Iterator[str]:
             yield f"Service {name}: selects no pods"
         for port in service["spec"]["ports"]:
             target = port.get("targetPort", port["port"])
-            for pod in chosen:
-                ports = [item for container in pod.containers for item in _ports(container).items()]
+            for pod in (one for one in chosen if one.serves):
+                ports = [item for container in pod.containers for item in ports_of(container).items()]
                 if not any(target in item for item in ports):
                     yield f"Service {name}: {pod.name} has no port {target}"
-    for chooser in of_kind(objects, "PodDisruptionBudget", "NetworkPolicy"):
+    for chooser in of_kind(objects, "PodDisruptionBudget", "NetworkPolicy", "PodMonitor"):
         spec = chooser["spec"]
         selector = spec.get("selector", spec.get("podSelector"))
-        if not any(matches(selector, pod.labels) for pod in found):
+        selected = [pod for pod in found if matches(selector, pod.labels)]
+        if not selected:
             yield f"{chooser['kind']} {chooser['metadata']['name']}: selects no pods"
+        for scraped in spec.get("podMetricsEndpoints", []):
+            if not any(scraped["port"] in ports_of(one) for pod in selected for one in pod.containers):
+                yield f"{chooser['kind']} {chooser['metadata']['name']}: no pod has a port {scraped['port']}"
 
 
 def policy_faults(objects: Objects) -> Iterator[str]:
@@ -254,6 +273,30 @@ def scale_faults(objects: Objects) -> Iterator[str]:
                 yield f"{workload.name}: {settings.target_name} is not there, or has replicas of its own"
 
 
+def rest_faults(objects: Objects) -> Iterator[str]:
+    """The REST front has the flags that it is given, dials its own pod's gateway, and is asked where it listens."""
+    known = front_flags()
+    for workload in workloads(objects):
+        for front in (one for one in workload.containers if one.get("command") == [FRONT]):
+            given = dict(word.lstrip("-").split("=", 1) for word in front.get("args", []))
+            yield from (f"{workload.name}: {FRONT} has no flag --{name}" for name in given if name not in known)
+            port = split_address(given.get("listen", "127.0.0.1:0")).port
+            if given.get("listen", "127.").startswith(LOOPBACK) or ports_of(front).get("http") != port:
+                yield f"{workload.name}: {FRONT} listens on {given.get('listen')}, not on its container's port http"
+            for probe in PROBES:
+                if front.get(probe, {}).get("httpGet", {}).get("port") != port:
+                    yield f"{workload.name}: {probe} does not ask {FRONT}"
+            gateways = [settings for pod, _, settings in _services(objects) if pod.manifest is workload.manifest]
+            if [f"127.0.0.1:{listens_on(one)[1]}" for one in gateways] != [given.get("gateway")]:
+                yield f"{workload.name}: {FRONT} dials {given.get('gateway')}, which is no gateway of its pod"
+            grace_s = workload.spec.get("terminationGracePeriodSeconds", 30)
+            pre_stop_s = front.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+            drain_s = float(given.get("drain-limit", "30s").removesuffix("s"))
+            if grace_s <= pre_stop_s + drain_s:
+                takes = f"{pre_stop_s} + {drain_s:g} s"
+                yield f"{workload.name}: {FRONT} is killed after {grace_s} s, but takes {takes} to end"
+
+
 ASSERTIONS: tuple[Callable[[Objects], Iterator[str]], ...] = (
     settings_faults,
     port_faults,
@@ -263,6 +306,7 @@ ASSERTIONS: tuple[Callable[[Objects], Iterator[str]], ...] = (
     pod_faults,
     group_faults,
     scale_faults,
+    rest_faults,
 )
 
 

@@ -8,13 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from deploy.manifests.assertions import DENY_ALL, faults
 from deploy.manifests.rendering import (
     ROOT,
+    Manifest,
     RenderError,
     components,
     overlays,
@@ -32,6 +33,10 @@ UNSCORED = {
     "container-image-pull-policy",
 }
 UNSCORED_WITHOUT_POLICIES = UNSCORED | {"pod-networkpolicy"}
+UNSCORED_WITH_SETS = {
+    # It does not know the pods of a LeaderWorkerSet; our assertions do.
+    "networkpolicy-targets-pod",
+}
 
 
 def kube_score() -> str | None:
@@ -46,9 +51,11 @@ def kube_score() -> str | None:
     return str(built) if done.returncode == 0 else None
 
 
-def score_faults(program: str, text: str, has_policies: bool) -> list[str]:
+def score_faults(program: str, text: str, objects: Sequence[Manifest]) -> list[str]:
     """What kube-score calls critical."""
-    left_out = UNSCORED if has_policies else UNSCORED_WITHOUT_POLICIES
+    has_policies = any(one["metadata"]["name"] == DENY_ALL for one in objects)
+    has_sets = any(one["kind"] == "LeaderWorkerSet" for one in objects)
+    left_out = (UNSCORED if has_policies else UNSCORED_WITHOUT_POLICIES) | (UNSCORED_WITH_SETS if has_sets else set())
     argv = [program, "score", "--output-format", "ci", "--ignore-container-cpu-limit", "--kubernetes-version", "v1.32"]
     argv += [word for name in sorted(left_out) for word in ("--ignore-test", name)]
     done = subprocess.run([*argv, "-"], input=text, capture_output=True, text=True)
@@ -68,7 +75,7 @@ def judged(folder: Path, program: str | None) -> Iterator[str]:
     yield from schema_faults(objects)
     yield from faults(objects)
     if program is not None:
-        yield from score_faults(program, text, any(one["metadata"]["name"] == DENY_ALL for one in objects))
+        yield from score_faults(program, text, objects)
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.manifests.rendering import Manifest
+from deploy.manifests.rendering import ROOT, Manifest
 from services.autoscaler.settings import AutoscaleSettings
 from services.domain.errors import InvalidFieldError
 from services.gateway.settings import GatewaySettings
@@ -24,6 +24,8 @@ SERVICES: dict[str, type[Settings]] = {
     "autoscale": AutoscaleSettings,
 }
 WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
+FRONT = "fastserve-rest"
+"""The command of the REST front."""
 LOOPBACK = ("127.", "localhost", "[::1]")
 STAND_IN = "1"
 """For what only a running pod knows: its number, its processors."""
@@ -35,6 +37,8 @@ class Workload:
 
     manifest: Manifest
     pod: Mapping[str, Any]
+    serves: bool = True
+    """False: ranks that only their leader talks to, so they listen nowhere."""
 
     @property
     def name(self) -> str:
@@ -72,7 +76,7 @@ def workloads(objects: Sequence[Manifest]) -> Iterator[Workload]:
             template = one["spec"]["leaderWorkerTemplate"]
             for part in ("leaderTemplate", "workerTemplate"):
                 if part in template:
-                    yield Workload(one, template[part])
+                    yield Workload(one, template[part], serves=part == "leaderTemplate")
         else:
             yield Workload(one, one["spec"]["template"])
 
@@ -86,8 +90,8 @@ def matches(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bo
 def service_of(container: Mapping[str, Any]) -> str | None:
     """The service of ours that a container runs: by its command, or else by its image."""
     command = container.get("command", [])
-    if command[:1] == ["fastserve"]:
-        return command[1] if len(command) > 1 and command[1] in SERVICES else None
+    if command:
+        return command[1] if command[0] == "fastserve" and command[1:2] and command[1] in SERVICES else None
     found = re.fullmatch(r"(?:.*/)?fastserve/(\w+)(?:[:@].*)?", str(container.get("image", "")))
     return found[1] if found and found[1] in SERVICES else None
 
@@ -157,6 +161,12 @@ def _check_variables(service: str, container: Mapping[str, Any], values: Mapping
         }
         if variable not in known:
             raise InvalidFieldError(variable, "there is no such setting")
+
+
+def front_flags() -> frozenset[str]:
+    """The flags of the REST front, from its source: it is a Go program."""
+    source = (ROOT / "rest" / "main.go").read_text(encoding="utf-8")
+    return frozenset(re.findall(r'flags\.\w+Var\([^,]+, "([\w-]+)"', source))
 
 
 def listens_on(settings: Settings) -> tuple[str, int]:

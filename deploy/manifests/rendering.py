@@ -59,6 +59,8 @@ def components() -> list[str]:
 
 EXCLUSIVE: tuple[frozenset[str], ...] = (frozenset({"autoscaler", "keda"}),)
 """Components that must not be used together: both would scale the same object."""
+LAST = "lws"
+"""Takes over what the others have made of the workers, so it stands behind them."""
 
 
 def subsets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -79,7 +81,7 @@ def write_combination(chosen: Sequence[str]) -> Path:
         "kind": "Kustomization",
         "namespace": "fastserve",
         "resources": [f"{up}/base"],
-        "components": [f"{up}/components/{name}" for name in chosen],
+        "components": [f"{up}/components/{name}" for name in sorted(chosen, key=lambda name: name == LAST)],
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
     return folder

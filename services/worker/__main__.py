@@ -12,17 +12,24 @@ from services.runtime.model_files import fingerprint
 from services.runtime.process import process_main, run_service
 from services.worker.engine.compute_environment import set_compute_environment
 from services.worker.group.placement import placement_of
+from services.worker.group.pod_ranks import share_of_pod
 from services.worker.model.config_json import read_model_config
 from services.worker.parallel.layout import check_layout
 from services.worker.settings import WorkerSettings
 
 
 def _run(settings: WorkerSettings) -> None:
+    share = share_of_pod(settings, os.environ) if settings.pod_ranks else None
+    if share is not None:
+        settings = share.settings_of(0)
+        os.environ["LOCAL_RANK"] = "0"
     placement = placement_of(settings.layout, settings.rank, settings.leader, settings.group, os.environ)
     # A folder that can't be served is refused before torch is imported, which takes seconds.
     check_layout(read_model_config(settings.model), settings.layout)
     fingerprint(settings.model)
     set_compute_environment()
+    if share is not None:
+        share.start_others()
     if placement.rank.leads:
         from services.worker.serving import serve
 

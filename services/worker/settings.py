@@ -94,6 +94,11 @@ class WorkerSettings(KeptEngineSettings, Settings):
         description="HOST:PORT where rank 0 listens for the others; off: MASTER_ADDR and MASTER_PORT of torchrun, or "
         "LWS_LEADER_ADDRESS of LeaderWorkerSet",
     )
+    pod_ranks: bool = Field(
+        False,
+        description="for Kubernetes: a pod is a stage, and this process starts its other ranks and ends with them; "
+        "--rank and --leader are then known",
+    )
     group_timeout: float = Field(
         3.0, gt=0, le=600, description="seconds without a sign of life after which a rank of a group counts as lost"
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 from asyncio.subprocess import PIPE, Process
 from contextlib import AbstractAsyncContextManager
@@ -19,6 +20,7 @@ from services.domain.protocol import Assign, BlockMove, Offload, Upload
 from services.runtime.model_files import fingerprint
 from tests.builders.model_folders import tiny_model_folder
 from tests.builders.module_processes import running_module
+from tests.e2e.cluster import free_port
 from tests.worker.peers_of_worker import PeersOfWorker
 from tests.worker.tiny_engine import alone, prompt_of, sampling
 from tests.worker.worker_stream import LIMIT_S
@@ -119,3 +121,14 @@ async def test_a_worker_that_is_refused_ends_with_one_line(model: Path, tmp_path
             status, errors = await ended(process)
     assert status == 1
     assert errors == "fastserve worker: model_fingerprint: is another than the scheduler's\n"
+
+
+async def test_the_first_rank_of_a_pod_starts_the_others_and_ends_with_them(model: Path, tmp_path: Path) -> None:
+    flags = ("--tp", "2", "--pod-ranks", "--leader", f"127.0.0.1:{free_port()}", "--kernels", "torch")
+    async with PeersOfWorker() as peers, worker_of(peers, model, tmp_path, *flags) as process:
+        assert (await peers.scheduler.next()).facts.group == 0  # has joined, so the ranks have met
+        (other,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(other), signal.SIGKILL)
+        status, errors = await ended(process)
+    assert status == 1
+    assert errors.splitlines()[-1].endswith("rank 1 of this pod ended with status -9")

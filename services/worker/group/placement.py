@@ -17,6 +17,8 @@ from services.worker.parallel.layout import GroupRank, Layout
 
 LEADER_PORT = 29600
 """Where a leader listens in a LeaderWorkerSet, unless --leader says otherwise."""
+_POD_HOST = "127.0.0.1"
+"""Of a leader whose group is in one pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,24 @@ def placement_of(
         local_rank = group * layout.rank_count + number
     address, store = _leader(layout, leader, environ)
     return RankPlacement(GroupRank(number, layout), local_rank, address, store)
+
+
+def first_of_pod(layout: Layout, environ: Mapping[str, str]) -> tuple[int, Address]:
+    """Of a group whose pods are its stages: the number of this pod's first rank, and where the leader listens.
+
+    Raises InvalidFieldError if the group has other than `pp` pods.
+    """
+    pods, pod = _number(environ, "LWS_GROUP_SIZE"), _number(environ, "LWS_WORKER_INDEX")
+    host = environ.get("LWS_LEADER_ADDRESS")
+    if pods is None or pod is None or not host:
+        if layout.pp > 1:
+            raise InvalidFieldError(
+                "--pp", f"is {layout.pp}, but this pod is alone: stages are pods of a LeaderWorkerSet"
+            )
+        return 0, join_address(_POD_HOST, LEADER_PORT)
+    if pods != layout.pp:
+        raise InvalidFieldError("LWS_GROUP_SIZE", f"is {pods}, but --pp is {layout.pp}: a pod is a stage")
+    return pod * layout.tp, join_address(host, LEADER_PORT)
 
 
 def _leader(

@@ -5,7 +5,7 @@ LeaderWorkerSet.
 import pytest
 
 from services.domain.errors import InvalidFieldError
-from services.worker.group.placement import LEADER_PORT, RankPlacement, placement_of
+from services.worker.group.placement import LEADER_PORT, RankPlacement, first_of_pod, placement_of
 from services.worker.parallel.layout import GroupRank, Layout
 
 FOUR = Layout(tp=2, pp=2)
@@ -74,3 +74,28 @@ def test_what_is_missing_or_does_not_fit_is_named(
 def test_a_world_of_several_is_no_worker_of_one_rank() -> None:
     with pytest.raises(InvalidFieldError, match="WORLD_SIZE: is 4, but --tp 1 --pp 1 makes 1 ranks"):
         placed(TORCHRUN, Layout())
+
+
+@pytest.mark.parametrize(
+    ("layout", "environ", "first", "leader"),
+    [
+        (Layout(tp=4), {}, 0, f"127.0.0.1:{LEADER_PORT}"),
+        (FOUR, POD, 2, f"set-0.set.default:{LEADER_PORT}"),
+        (FOUR, {**POD, "LWS_WORKER_INDEX": "0"}, 0, f"set-0.set.default:{LEADER_PORT}"),
+    ],
+)
+def test_a_pod_is_a_stage(layout: Layout, environ: dict[str, str], first: int, leader: str) -> None:
+    assert first_of_pod(layout, environ) == (first, leader)
+
+
+@pytest.mark.parametrize(
+    ("layout", "environ", "reason"),
+    [
+        (Layout(), POD, "LWS_GROUP_SIZE: is 2, but --pp is 1: a pod is a stage"),
+        (Layout(tp=1, pp=4), POD, "LWS_GROUP_SIZE: is 2, but --pp is 4: a pod is a stage"),
+        (FOUR, {}, "--pp: is 2, but this pod is alone: stages are pods of a LeaderWorkerSet"),
+    ],
+)
+def test_a_group_whose_pods_are_not_its_stages_is_refused(layout: Layout, environ: dict[str, str], reason: str) -> None:
+    with pytest.raises(InvalidFieldError, match=reason):
+        first_of_pod(layout, environ)

@@ -1,0 +1,116 @@
+"""The options together: groups of several pods, the REST front, metrics. Each rule is broken once."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deploy.manifests.assertions import faults
+from deploy.manifests.rendering import parse, render_text, write_combination
+from deploy.manifests.schemas import schema_faults
+
+Objects = list[Any]
+SHAPE = "{name: fastserve-group-shape, behavior: merge, literals: [tp=4, pp=2]}"
+
+
+@pytest.fixture(scope="module")
+def stages() -> Objects:
+    """Groups of two pods with four ranks each, all options that go with that, and an autoscaler."""
+    options = ("autoscaler", "gpu-nvidia", "lws", "model-volume", "monitoring", "network-policies", "rest")
+    made = write_combination(options) / "kustomization.yaml"
+    folder = made.parent.with_name("two-stages-of-four-ranks")
+    folder.mkdir(exist_ok=True)
+    (folder / "kustomization.yaml").write_text(f"{made.read_text()}\nconfigMapGenerator: [{SHAPE}]\n")
+    return list(parse(render_text(folder)))
+
+
+def found(objects: Objects, kind: str, name: str = "fastserve") -> Any:
+    return next(one for one in objects if one["kind"] == kind and one["metadata"]["name"].startswith(name))
+
+
+def template(objects: Objects, part: str) -> Any:
+    return found(objects, "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"][part]["spec"]
+
+
+def ranks(objects: Objects) -> Any:
+    return template(objects, "workerTemplate")["containers"][0]
+
+
+def front(objects: Objects) -> Any:
+    return found(objects, "Deployment", "fastserve-gateway")["spec"]["template"]["spec"]["containers"][1]
+
+
+def test_a_group_of_several_pods_is_what_the_map_says_in_one_place(stages: Objects) -> None:
+    assert schema_faults(stages) == []
+    assert faults(stages) == []
+    assert found(stages, "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]["size"] == 2
+    for part in ("leaderTemplate", "workerTemplate"):
+        assert int(template(stages, part)["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) == 4
+    assert not [one for one in stages if one["kind"] == "StatefulSet"]
+
+
+def test_the_autoscaler_scales_the_object_that_holds_the_groups(stages: Objects) -> None:
+    container = found(stages, "Deployment", "fastserve-autoscaler")["spec"]["template"]["spec"]["containers"][0]
+    assert "--target-kind=LeaderWorkerSet" in container["args"]
+    rule = found(stages, "Role", "fastserve-autoscaler")["rules"][0]
+    assert (rule["apiGroups"], rule["resources"]) == (["leaderworkerset.x-k8s.io"], ["leaderworkersets/scale"])
+    assert rule["resourceNames"] == ["fastserve-worker"]
+
+
+BROKEN: dict[str, tuple[Callable[[Objects], Any], str]] = {
+    "as many pods as there are not stages": (
+        lambda all: found(all, "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"].update(size=3),
+        "fastserve-worker: a group has 3 pods, but 2 stages",
+    ),
+    "ranks that say in another file that they have joined": (
+        lambda all: ranks(all)["args"].append("--ready-file=/tmp/other"),
+        "fastserve-worker: its ranks write /tmp/other, and its startupProbe runs test -e /tmp/joined",
+    ),
+    "ranks that are asked although they serve nothing": (
+        lambda all: ranks(all).update(livenessProbe={"grpc": {"port": 50054}}),
+        "fastserve-worker: its ranks listen nowhere",
+    ),
+    "a flag that the REST front does not have": (
+        lambda all: front(all)["args"].append("--workers=2"),
+        "fastserve-gateway: fastserve-rest has no flag --workers",
+    ),
+    "a REST front that listens where nobody asks": (
+        lambda all: front(all)["ports"][0].update(containerPort=8081),
+        "fastserve-gateway: fastserve-rest listens on 0.0.0.0:8080, not on its container's port http",
+    ),
+    "a REST front that is asked elsewhere": (
+        lambda all: front(all)["readinessProbe"]["httpGet"].update(port=50051),
+        "fastserve-gateway: readinessProbe does not ask fastserve-rest",
+    ),
+    "a REST front without its gateway": (
+        lambda all: front(all)["args"].__setitem__(1, "--gateway=127.0.0.1:50052"),
+        "fastserve-gateway: fastserve-rest dials 127.0.0.1:50052, which is no gateway of its pod",
+    ),
+    "a REST front that drains for too long": (
+        lambda all: front(all)["args"].append("--drain-limit=60s"),
+        "fastserve-gateway: fastserve-rest is killed after 60 s, but takes 5 + 60 s to end",
+    ),
+    "metrics that no pod has": (
+        lambda all: found(all, "PodMonitor")["spec"]["podMetricsEndpoints"][0].update(port="http-metrics"),
+        "PodMonitor fastserve: no pod has a port http-metrics",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_rule_of_an_option_is_told(what: str, stages: Objects) -> None:
+    break_it, told = BROKEN[what]
+    objects = copy.deepcopy(stages)
+    break_it(objects)
+    assert any(told in fault for fault in faults(objects)), faults(objects)
+
+
+def test_a_field_that_our_schemas_do_not_know_is_refused_also_inside_a_template(stages: Objects) -> None:
+    objects = copy.deepcopy(stages)
+    found(objects, "PodMonitor")["spec"]["every"] = "1s"
+    template(objects, "workerTemplate")["graceSeconds"] = 3
+    found(objects, "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]["pods"] = 2
+    told = "\n".join(schema_faults(objects))
+    for name in ("every", "graceSeconds", "pods"):
+        assert f"'{name}' was unexpected" in told
