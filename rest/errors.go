@@ -26,7 +26,11 @@ var edgeKinds = func() map[string]kind {
 	return kinds
 }()
 
-const infoDomain = "openai"
+// Who says what in an ErrorInfo: OpenAI's names of the error, or how a stream that was lost is resumed.
+const (
+	infoDomain = "openai"
+	ownDomain  = "fastserve"
+)
 
 // kind is what of an error does not depend on the request.
 type kind struct {
@@ -34,12 +38,14 @@ type kind struct {
 	Code *string `json:"code"`
 }
 
-// problem is an error object, with all four keys always present.
+// problem is an error object, with OpenAI's four keys always present, and two more where a stream of Generate ended before its output did.
 type problem struct {
-	Message string  `json:"message"`
-	Type    string  `json:"type"`
-	Param   *string `json:"param"`
-	Code    *string `json:"code"`
+	Message         string  `json:"message"`
+	Type            string  `json:"type"`
+	Param           *string `json:"param"`
+	Code            *string `json:"code"`
+	RequestID       string  `json:"request_id,omitempty"`
+	ResumeFromToken *uint64 `json:"resume_from_token,omitempty"`
 }
 
 // refusal is an error as a client gets it. retryAfter is 0 if it need not wait.
@@ -74,6 +80,12 @@ func refusalOf(err error) refusal {
 			if said.Domain == infoDomain {
 				answer.problem.Type = said.Metadata["type"]
 				answer.problem.Param, answer.problem.Code = given(said.Metadata["param"]), given(said.Reason)
+			}
+			if said.Domain == ownDomain {
+				answer.problem.RequestID = said.Metadata["request_id"]
+				if number, err := strconv.ParseUint(said.Metadata["resume_from_token"], 10, 64); err == nil {
+					answer.problem.ResumeFromToken = &number
+				}
 			}
 		case *errdetails.BadRequest:
 			if answer.problem.Param == nil && len(said.FieldViolations) > 0 {

@@ -44,6 +44,26 @@ class NotReadyError(FastServeError):
         self.retry_after_s = retry_after_s
 
 
+class StreamLostError(NotReadyError):
+    """A stream ends before its output does, and can be resumed elsewhere (UNAVAILABLE): by the same request with this
+    `request_id` and `resume_from_token`. `reason` says why, without the way on.
+    """
+
+    def __init__(self, reason: str, retry_after_s: float, request_id: str, resume_from_token: int = 0) -> None:
+        super().__init__(
+            f"{reason}; to resume, repeat the request with request_id {request_id} and resume_from_token "
+            f"{resume_from_token}",
+            retry_after_s,
+        )
+        self.reason = reason
+        self.request_id = request_id
+        self.resume_from_token = resume_from_token
+
+    def at(self, token_number: int) -> "StreamLostError":
+        """The same for a stream whose next token has this number."""
+        return StreamLostError(self.reason, self.retry_after_s, self.request_id, token_number)
+
+
 class PeerMismatchError(FastServeError):
     """A peer that dialled in is incompatible (FAILED_PRECONDITION): its model, block size or context differs.
 

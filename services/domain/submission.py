@@ -3,7 +3,7 @@
 import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.domain.errors import FastServeError
@@ -34,10 +34,18 @@ class ServingLimits:
     device_pool_tokens: int
 
 
+def no_tokens() -> "array[int]":
+    """Token ids, none so far."""
+    return array("I")
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A job as a gateway submits it. `body_digest` is the digest of the request's body. `client_number`: see
     client_number_of.
+
+    If it is submitted again (PROTOCOL 37), `output` has the tokens that the gateway has got, `output_logprobs` one for
+    each if they are asked for, and `age_s` is the time since the gateway took the request.
     """
 
     job_id: JobId
@@ -47,6 +55,9 @@ class Submission:
     resume_from_token: int = 0
     deadline_in_s: float | None = None
     client_number: int = 0
+    output: "array[int]" = field(default_factory=no_tokens)
+    output_logprobs: Sequence[TokenLogprob] = ()
+    age_s: float = 0.0
 
 
 class JobTimings(NamedTuple):

@@ -8,9 +8,10 @@ import uuid
 import grpc
 
 from services.gateway.admin_client import AdminClient
-from services.gateway.driver import GatewayDriver, GatewayModel
+from services.gateway.driver import GatewayBounds, GatewayDriver
 from services.gateway.front_service import FRONT_SERVICE, FrontService, register_front
 from services.gateway.gateway_link import GatewayLink
+from services.gateway.gateway_model import GatewayModel
 from services.gateway.generation.validation import ModelLimits
 from services.gateway.metrics import GatewayMetrics, ServerStatusCollector
 from services.gateway.model_tokenizer import ModelTokenizer
@@ -52,7 +53,8 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
     async with open_channel(settings.scheduler) as channel:
         link = GatewayLink(channel, settings.scheduler, uuid.uuid4().hex, fingerprint(settings.model))
         admin = AdminClient(channel)
-        driver = GatewayDriver(model, link, metrics, settings.max_open_requests, readiness.set)
+        bounds = GatewayBounds(settings.max_open_requests, settings.resubmit_limit)
+        driver = GatewayDriver(model, link, metrics, bounds, readiness.set)
         calls = OpenAiCalls(driver, load_template(settings.model), QuietStreams())
         front = FrontService(calls)
 

@@ -3,7 +3,8 @@
 The life of a request: if `open` finds its id among the open requests, the client only listens. Otherwise the prompt is
 tokenized, on the event loop if it is short and in a thread if it is long, and each choice is submitted as a job.
 `on_updates` brings tokens, which become text at once and wake the listeners. A job ends when the scheduler says so, at
-a stop string (of which the scheduler is told), or when the last listener leaves.
+a stop string (of which the scheduler is told), or when the last listener leaves. If the scheduler is lost, its jobs
+wait for the next one (resubmissions.py).
 
 Everything here runs on the event loop and is called by the link to the scheduler and by the RPC handlers.
 """
@@ -20,22 +21,25 @@ from typing import Protocol
 
 from services.domain.errors import (
     AdmissionFullError,
-    ContextLengthError,
     DuplicateRequestError,
+    FastServeError,
     NotReadyError,
     ProtocolError,
+    StreamLostError,
 )
 from services.domain.generation import EndReason, GenerateRequest
 from services.domain.ids import JobId
 from services.domain.submission import JobUpdate, ServingLimits, Submission, client_number_of
 from services.gateway.cancelled_requests import CancelledRequests
+from services.gateway.choice_measurements import measure_end, measure_tokens
+from services.gateway.gateway_model import GatewayModel
 from services.gateway.generation.choice_output import ChoiceOutput
 from services.gateway.generation.detokenizer import CONTEXT_TOKENS
 from services.gateway.generation.sampling_defaults import job_id_of, resolve, seed_of
-from services.gateway.generation.validation import ModelLimits, check_prompt, check_request, utf8_length
+from services.gateway.generation.validation import check_prompt
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.model_tokenizer import ModelTokenizer
 from services.gateway.open_request import Choice, Listener, OpenRequest
+from services.gateway.resubmissions import Resubmissions
 
 _log = logging.getLogger(__name__)
 
@@ -56,19 +60,11 @@ class JobLink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayModel:
-    """The model that the gateway serves. `created_s` is Unix time."""
+class GatewayBounds:
+    """At most so many requests are open; their jobs wait `resubmit_limit_s` seconds for a scheduler after the last."""
 
-    name: str
-    limits: ModelLimits
-    tokenizer: ModelTokenizer
-    created_s: int
-
-
-def _over_context(context: int, least: int) -> ContextLengthError:
-    return ContextLengthError(
-        "text", f"must leave room for output in the context of {context} tokens, got at least {least} tokens"
-    )
+    most_requests: int
+    resubmit_limit_s: float
 
 
 class GatewayDriver:
@@ -79,17 +75,20 @@ class GatewayDriver:
         model: GatewayModel,
         link: JobLink,
         metrics: GatewayMetrics,
-        most_requests: int,
+        bounds: GatewayBounds,
         on_ready: Callable[[bool], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model = model
         self._link = link
         self._metrics = metrics
-        self._most_requests = most_requests
+        self._most_requests = bounds.most_requests
         self._on_ready = on_ready
         self._clock = clock
         self._limits: ServingLimits | None = None
+        self._last_limits = ServingLimits(ready=False, max_model_len=0, device_pool_tokens=0)
+        """Those of the last scheduler that took jobs."""
+        self._resubmissions = Resubmissions(bounds.resubmit_limit_s, clock, self._send, self._on_no_scheduler)
         self._draining = False
         self._requests: dict[str, OpenRequest] = {}
         self._choices: dict[JobId, Choice] = {}
@@ -126,12 +125,7 @@ class GatewayDriver:
 
     def check(self, request: GenerateRequest) -> None:
         """Refuses whatever can be refused without tokenizing and whatever state the server is in."""
-        check_request(request, self.model.name, self.model.limits)
-        context = self.model.limits.max_model_len
-        if request.text is not None:
-            least = self.model.tokenizer.least_tokens(utf8_length(request.text))
-            if least >= context:
-                raise _over_context(context, least)
+        self.model.check(request)
 
     def open(self, request: GenerateRequest, body_digest: bytes, deadline_in_s: float | None) -> Listener:
         """A listener to this request's output, which the caller must close. `request` has passed `check`.
@@ -170,7 +164,7 @@ class GatewayDriver:
         """Submits the jobs now, or once a long text is tokenized and earlier jobs with the same ids are gone."""
         is_long = request.text is not None and len(request.text) > SHORT_TEXT_CHARACTERS
         if not is_long and opened.request_id not in self._leaving:
-            self._submit(opened, request, self._encode(request), deadline_s)
+            self._submit(opened, request, self.model.encode(request), deadline_s)
             return
         if self._long_texts >= MOST_LONG_TEXTS:
             self._metrics.refused += 1
@@ -182,7 +176,7 @@ class GatewayDriver:
         try:
             await self._leaving.wait_gone(opened.request_id)
             loop = asyncio.get_running_loop()
-            prompt = await loop.run_in_executor(self._executor, self._encode, request)
+            prompt = await loop.run_in_executor(self._executor, self.model.encode, request)
             self._submit(opened, request, prompt, deadline_s)
         except Exception as error:  # whatever it is, the listeners must be told
             self._fail(opened, error)
@@ -190,36 +184,32 @@ class GatewayDriver:
             self._long_texts -= 1
             opened.preparation = None
 
-    def _encode(self, request: GenerateRequest) -> "array[int]":
-        """Raises InvalidFieldError for a text that is far too long, without tokenizing all of it."""
-        if request.text is None:
-            return array("I", request.token_ids or ())
-        context = self.model.limits.max_model_len
-        if self.model.tokenizer.far_exceeds(request.text, context):
-            raise _over_context(context, context)
-        return self.model.tokenizer.encode(request.text)
-
     def _submit(
         self, opened: OpenRequest, request: GenerateRequest, prompt: "array[int]", deadline_s: float | None
     ) -> None:
-        """Submits one job per choice. Raises InvalidFieldError, NotReadyError."""
-        limits = self.usable_limits()
+        """Submits one job per choice, or leaves them to the next scheduler. Raises InvalidFieldError."""
         field = "text" if request.text is not None else "token_ids.ids"
-        check_prompt(field, len(prompt), request.sampling.max_tokens_or_default, self.model.limits, limits)
+        check_prompt(field, len(prompt), request.sampling.max_tokens_or_default, self.model.limits, self._last_limits)
         seed = seed_of(opened.request_id, opened.body_digest)
         context = prompt[-CONTEXT_TOKENS:]
         choices: list[Choice] = []
         for sampling in resolve(request.sampling, self.model.limits.eos_token_ids, seed):
             output = ChoiceOutput(sampling, self.model.tokenizer.detokenizer(context), request.sampling.stop)
-            choice = Choice(opened, job_id_of(opened.request_id, sampling.choice), sampling.choice, output)
-            choices.append(choice)
-            self._choices[choice.job_id] = choice
-            remaining_s = None if deadline_s is None else max(0.0, deadline_s - self._clock())
-            digest, client_number = opened.body_digest, client_number_of(request.client)
-            self._link.submit(Submission(choice.job_id, digest, prompt, sampling, 0, remaining_s, client_number))
+            job_id, client_number = job_id_of(opened.request_id, sampling.choice), client_number_of(request.client)
+            job = Submission(job_id, opened.body_digest, prompt, sampling, client_number=client_number)
+            choices.append(Choice(opened, job, output, deadline_s))
+            self._choices[job_id] = choices[-1]
         opened.prompt_tokens = len(prompt)
         opened.choices = tuple(choices)
         opened.open_choices = len(choices)
+        if self._limits is None:
+            self._resubmissions.lost(choices)
+            return
+        for choice in choices:
+            self._send(choice)
+
+    def _send(self, choice: Choice) -> None:
+        self._link.submit(choice.submission_now(self._clock()))
 
     def _leave(self, listener: Listener, reason: EndReason) -> None:
         opened = listener.request
@@ -244,7 +234,7 @@ class GatewayDriver:
         now_s = self._clock()
         left: list[JobId] = []
         for choice in opened.choices:
-            if self._choices.pop(choice.job_id, None) is None:
+            if not self._close(choice):
                 continue
             if choice.stop_timer is None:
                 left.append(choice.job_id)
@@ -261,7 +251,7 @@ class GatewayDriver:
         """Ends a request with an error for all its listeners. `failed_job_id`: the scheduler itself ended it."""
         left: list[JobId] = []
         for choice in opened.choices:
-            if self._choices.pop(choice.job_id, None) is not None:
+            if self._close(choice):
                 if not choice.is_joined:
                     self._metrics.choice_failed()
                 choice.end_timer()
@@ -275,21 +265,46 @@ class GatewayDriver:
         self._forget(opened)
         opened.wake()
 
+    def _interrupt(self, opened: OpenRequest, reason: str) -> None:
+        """Ends a request whose clients can resume it elsewhere; its jobs go on at the scheduler."""
+        for choice in opened.choices:
+            if self._close(choice):
+                if choice.output.stop_found:
+                    self._end(choice, EndReason.STOP, self._clock())
+                elif not choice.is_joined:
+                    self._metrics.choice_failed()
+        if not opened.over:
+            opened.error = StreamLostError(reason, RETRY_S, opened.request_id)
+        self._forget(opened)
+        opened.wake()
+
+    def _close(self, choice: Choice) -> bool:
+        """Whether the choice was open; its job is no longer followed."""
+        self._resubmissions.forget(choice)
+        return self._choices.pop(choice.job_id, None) is not None
+
     # --- the scheduler -----------------------------------------------------------------------------------------------
 
     def on_limits(self, limits: ServingLimits) -> None:
         """The scheduler has been reached, or its limits have changed."""
         self._limits = limits
+        if limits.ready:
+            self._last_limits = limits
         self._on_ready(self.ready)
+        self._resubmissions.taken(limits.ready)
 
     def on_lost(self) -> None:
-        """The stream to the scheduler has ended, and with it every job."""
+        """The stream to the scheduler has ended, or an attempt to dial one: its jobs wait for the next."""
         self._limits = None
         self._on_ready(self.ready)
         self._leaving.clear()
-        for opened in list(self._requests.values()):
-            if not opened.over and opened.preparation is None:
-                self._fail(opened, NotReadyError("the connection to the scheduler was lost", RETRY_S))
+        for choice in [one for one in self._choices.values() if one.output.stop_found]:
+            self._on_no_last_word(choice)
+        self._resubmissions.lost(list(self._choices.values()))
+
+    def _on_no_scheduler(self, choice: Choice) -> None:
+        reason = "no scheduler has taken the job since the last one was lost"
+        self._fail(choice.request, StreamLostError(reason, RETRY_S, choice.request.request_id))
 
     def on_updates(self, updates: Sequence[JobUpdate]) -> None:
         """Takes news of jobs. News of a job that nobody is waiting for any more is dropped."""
@@ -307,16 +322,19 @@ class GatewayDriver:
 
     def _apply(self, choice: Choice, update: JobUpdate, now_s: float) -> None:
         output = choice.output
-        choice.is_joined = choice.is_joined or update.is_joined
+        # A job of this gateway's own that it finds again is none that somebody else submitted.
+        choice.is_joined = choice.is_joined or (update.is_joined and not choice.is_resumed)
         if update.error is not None:
             if output.stop_found:
                 self._finish(choice, EndReason.STOP, now_s)
-            else:
-                self._fail(choice.request, update.error, failed_job_id=choice.job_id)
+            elif (error := self._refusal(choice, update.error)) is not None:
+                self._fail(choice.request, error, failed_job_id=choice.job_id)
             return
+        choice.lost_s, choice.losses = None, 0
         was_stopped = output.stop_found
         if not was_stopped and update.token_ids:
-            self._measure(choice, output.extend(update.first_token_number, update.token_ids, update.logprobs), now_s)
+            new_tokens = output.extend(update.first_token_number, update.token_ids, update.logprobs)
+            measure_tokens(self._metrics, choice, new_tokens, now_s)
         choice.timings = update.timings
         if update.finish is not None:
             self._finish(choice, EndReason.STOP if output.stop_found else update.finish, now_s)
@@ -330,48 +348,41 @@ class GatewayDriver:
         self._finish(choice, EndReason.STOP, self._clock())
         choice.request.wake()
 
-    def _measure(self, choice: Choice, new_tokens: int, now_s: float) -> None:
-        if not new_tokens or choice.is_joined:
-            return
-        self._metrics.tokens_made(new_tokens)
-        if choice.first_token_s is None:
-            choice.first_token_s = now_s
-            self._metrics.first_token(now_s - choice.request.arrived_s)
-            if not any(other.first_token_s is not None for other in choice.request.choices if other is not choice):
-                self._metrics.prompt_admitted(choice.request.prompt_tokens)
-        else:
-            self._metrics.token_gap(now_s - choice.last_token_s)
-        for _ in range(new_tokens - 1):
-            self._metrics.token_gap(0.0)
-        choice.last_token_s = now_s
+    def _refusal(self, choice: Choice, error: FastServeError) -> FastServeError | None:
+        """The error of a refused job's request; None: it was submitted again, and will be once more."""
+        if choice.lost_s is None or not isinstance(error, AdmissionFullError | NotReadyError):
+            return error
+        if self._resubmissions.refused(choice, error.retry_after_s):
+            return None
+        return StreamLostError(str(error), error.retry_after_s, choice.request.request_id)
 
     def _finish(self, choice: Choice, finish: EndReason, now_s: float) -> None:
         """Ends a choice whose job is over at the scheduler too."""
-        self._choices.pop(choice.job_id, None)
+        self._close(choice)
         self._end(choice, finish, now_s)
 
     def _end(self, choice: Choice, finish: EndReason, now_s: float) -> None:
         choice.output.end(finish)
         choice.request.open_choices -= 1
         choice.end_timer()
-        if choice.is_joined:
-            return
-        decode_s = 0.0 if choice.first_token_s is None else choice.last_token_s - choice.first_token_s
-        self._metrics.choice_ended(
-            finish, len(choice.output.token_ids), now_s - choice.request.arrived_s, decode_s, choice.timings
-        )
+        measure_end(self._metrics, choice, finish, now_s)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def drain(self, limit_s: float) -> None:
-        """Refuses new requests, waits for the open ones, and ends those still open after `limit_s` with ABORT."""
+        """Refuses new requests, waits for the open ones, and ends those still open after `limit_s` with UNAVAILABLE and
+        what it takes to resume them. Their jobs go on for a while at the scheduler, once the stream to it ends.
+        """
         self._draining = True
         self._on_ready(self.ready)
         if await self._all_left(limit_s):
             return
-        _log.warning("aborting %d requests that did not end within %g s", len(self._requests), limit_s)
+        _log.warning("%d requests that did not end within %g s are left to be resumed", len(self._requests), limit_s)
         for opened in list(self._requests.values()):
-            self._abort(opened)
+            if opened.preparation is not None:
+                opened.preparation.cancel()
+            if not opened.over:
+                self._interrupt(opened, "this gateway is shutting down")
         await self._all_left(LAST_MESSAGES_LIMIT_S)
 
     async def _all_left(self, limit_s: float) -> bool:
@@ -382,18 +393,8 @@ class GatewayDriver:
             return self._idle.is_set()
         return True
 
-    def _abort(self, opened: OpenRequest) -> None:
-        if opened.over:
-            return
-        if opened.preparation is not None:
-            opened.preparation.cancel()
-        if not opened.choices:
-            self._fail(opened, NotReadyError("this gateway is shutting down", RETRY_S))
-            return
-        self._cancel_jobs(opened, EndReason.CANCELLED)
-        opened.wake()
-
     def close(self) -> None:
-        """Stops the tokenizer's threads."""
+        """Stops timers and the tokenizer's threads."""
+        self._resubmissions.close()
         self._leaving.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)

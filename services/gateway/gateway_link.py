@@ -1,7 +1,7 @@
 """The gateway's stream to the scheduler (GatewayLink), for jobs and tokens; dialled again whenever it ends.
 
 What is to be sent is bounded by the open requests, of which the driver bounds the number. What waits for a stream that
-ended is dropped with it: the driver ends the requests.
+ended is dropped with it: the driver submits all open jobs again on the next one.
 """
 
 import asyncio

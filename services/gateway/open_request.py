@@ -10,34 +10,50 @@ All of this runs on one event loop, and nothing else runs between two awaits, so
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
+from services.domain.errors import StreamLostError
 from services.domain.generation import EndReason, OutputPiece, Usage
-from services.domain.ids import JobId
-from services.domain.submission import JobTimings
+from services.domain.submission import JobTimings, Submission
 from services.gateway.generation.choice_output import ChoiceOutput, Cursor
 
 
 class Choice:
-    """One choice of a request: its output so far, and its measurements."""
+    """One choice of a request: its job as it was submitted first, its output so far, and its measurements."""
 
     __slots__ = (
+        "deadline_s",
         "first_token_s",
         "index",
         "is_joined",
+        "is_resumed",
         "job_id",
         "last_token_s",
+        "losses",
+        "lost_s",
         "output",
         "request",
         "stop_timer",
+        "submission",
         "timings",
     )
 
-    def __init__(self, request: "OpenRequest", job_id: JobId, index: int, output: ChoiceOutput) -> None:
+    def __init__(
+        self, request: "OpenRequest", submission: Submission, output: ChoiceOutput, deadline_s: float | None
+    ) -> None:
         self.request = request
-        self.job_id = job_id
-        self.index = index
+        self.submission = submission
+        self.job_id = submission.job_id
+        self.index = submission.sampling.choice
         self.output = output
+        self.deadline_s = deadline_s
+        self.lost_s: float | None = None
+        """When its scheduler was lost, until the next one sends a token."""
+        self.losses = 0
+        """Schedulers that it lost since its last token."""
+        self.is_resumed = False
+        """Whether it was submitted again, so that no scheduler has seen all its time."""
         self.is_joined = False
         """Whether the job had been submitted before; its tokens were counted in the metrics then."""
         self.timings: JobTimings | None = None
@@ -45,6 +61,21 @@ class Choice:
         self.last_token_s = 0.0
         self.stop_timer: asyncio.TimerHandle | None = None
         """Runs from a stop string until the scheduler's last update on the job."""
+
+    def submission_now(self, now_s: float) -> Submission:
+        """The job with the output that is known."""
+        output, submission = self.output, self.submission
+        left_s = None if self.deadline_s is None else max(0.0, self.deadline_s - now_s)
+        if not self.is_resumed:
+            return replace(submission, deadline_in_s=left_s)
+        return replace(
+            submission,
+            resume_from_token=len(output.token_ids),
+            deadline_in_s=left_s,
+            output=output.token_ids[:],
+            output_logprobs=tuple(output.logprobs),
+            age_s=max(0.0, now_s - self.request.arrived_s),
+        )
 
     def end_timer(self) -> None:
         """Stops the timer: the last update has arrived or is no longer awaited."""
@@ -142,9 +173,17 @@ class Listener:
             if piece.finish is not None:
                 self._open_cursors -= 1
             return Taken(piece, self.request.usage if self._open_cursors == 0 else None)
-        if self.request.error is not None:
-            raise self.request.error
+        error = self.request.error
+        if isinstance(error, StreamLostError):
+            raise error.at(self._next_token())
+        if error is not None:
+            raise error
         return None
+
+    def _next_token(self) -> int:
+        """The number of the first token that this stream lacks in a choice that has not ended."""
+        open_cursors = (cursor.token_number for cursor in self._cursors if not cursor.finished)
+        return min(open_cursors, default=self._from_token)
 
     async def wait(self) -> None:
         """Waits until there is something to take. Call it right after `take` has returned None."""

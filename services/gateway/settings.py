@@ -26,7 +26,13 @@ class GatewaySettings(Settings):
         30.0,
         ge=0,
         le=3600,
-        description="seconds that open streams are given to end after SIGTERM before they are aborted",
+        description="seconds that open streams are given to end after SIGTERM; the others can be resumed elsewhere",
+    )
+    resubmit_limit: float = Field(
+        60.0,
+        ge=0,
+        le=3600,
+        description="seconds that open streams wait for the next scheduler when theirs is lost; then they end",
     )
 
     @property

@@ -2,8 +2,8 @@
 
 `status_of` and `error_of` convert a typed error to an ErrorStatus (code, message, field, time to wait) and back.
 `to_grpc` and `from_grpc` convert between an ErrorStatus and the wire, with google.rpc details: BadRequest names the
-field, PreconditionFailure what differs, RetryInfo how long to wait. An error that is not in the table becomes INTERNAL;
-a code that is not in the table comes back as PeerFailedError.
+field, PreconditionFailure what differs, RetryInfo how long to wait, ErrorInfo how a lost stream is resumed. An error
+that is not in the table becomes INTERNAL; a code that is not in the table comes back as PeerFailedError.
 """
 
 import math
@@ -25,6 +25,7 @@ from services.domain.errors import (
     NotReadyError,
     PeerFailedError,
     PeerMismatchError,
+    StreamLostError,
     SupersededError,
     UnknownModelError,
     UnreachableError,
@@ -34,6 +35,8 @@ MOST_MESSAGE_BYTES = 1000
 """Messages travel in HTTP/2 trailers, twice and encoded, and trailers are limited to 8 KiB: longer ones are cut off."""
 
 _DETAILS_KEY = "grpc-status-details-bin"
+OWN_DOMAIN = "fastserve"
+STREAM_LOST = "STREAM_LOST"
 
 
 class ErrorInformation(NamedTuple):
@@ -62,6 +65,18 @@ class _Row(NamedTuple):
 
 _DEFAULT_RETRY_S = 1.0
 
+
+def _not_ready(status: ErrorStatus) -> NotReadyError:
+    said = status.information
+    if status.retry_after_s is None:
+        return UnreachableError(status.message)
+    if said is not None and (said.reason, said.domain) == (STREAM_LOST, OWN_DOMAIN):
+        reason, number = status.message.partition("; to resume")[0], said.metadata.get("resume_from_token", "")
+        request_id = said.metadata.get("request_id", "")
+        return StreamLostError(reason, status.retry_after_s, request_id, int(number) if number.isdecimal() else 0)
+    return NotReadyError(status.message, status.retry_after_s)
+
+
 _TABLE = (
     _Row(
         InvalidFieldError,
@@ -75,15 +90,7 @@ _TABLE = (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         lambda status: AdmissionFullError(status.message, status.retry_after_s or _DEFAULT_RETRY_S),
     ),
-    _Row(
-        NotReadyError,
-        grpc.StatusCode.UNAVAILABLE,
-        lambda status: (
-            UnreachableError(status.message)
-            if status.retry_after_s is None
-            else NotReadyError(status.message, status.retry_after_s)
-        ),
-    ),
+    _Row(NotReadyError, grpc.StatusCode.UNAVAILABLE, _not_ready),
     _Row(
         PeerMismatchError,
         grpc.StatusCode.FAILED_PRECONDITION,
@@ -114,6 +121,10 @@ def status_of(error: FastServeError) -> ErrorStatus:
         return ErrorStatus(grpc.StatusCode.INTERNAL, message)
     if isinstance(error, InvalidFieldError | PeerMismatchError):
         return ErrorStatus(row.code, message.removeprefix(f"{error.field}: "), field=error.field)
+    if isinstance(error, StreamLostError):
+        metadata = {"request_id": error.request_id, "resume_from_token": str(error.resume_from_token)}
+        information = ErrorInformation(STREAM_LOST, OWN_DOMAIN, metadata)
+        return ErrorStatus(row.code, message, retry_after_s=error.retry_after_s, information=information)
     if isinstance(error, AdmissionFullError | NotReadyError):
         return ErrorStatus(row.code, message, retry_after_s=error.retry_after_s)
     return ErrorStatus(row.code, message)
@@ -168,10 +179,11 @@ def to_status(status: ErrorStatus) -> status_pb2.Status:
 
 def _read_details(message: status_pb2.Status, status: ErrorStatus) -> ErrorStatus:
     for packed in message.details:
-        bad, failure, retry = (
+        bad, failure, retry, said = (
             error_details_pb2.BadRequest(),
             error_details_pb2.PreconditionFailure(),
             error_details_pb2.RetryInfo(),
+            error_details_pb2.ErrorInfo(),
         )
         if packed.Unpack(bad) and bad.field_violations:
             violation = bad.field_violations[0]
@@ -181,6 +193,8 @@ def _read_details(message: status_pb2.Status, status: ErrorStatus) -> ErrorStatu
             status = status._replace(field=mismatch.subject, message=mismatch.description)
         elif packed.Unpack(retry):
             status = status._replace(retry_after_s=retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
+        elif packed.Unpack(said):
+            status = status._replace(information=ErrorInformation(said.reason, said.domain, dict(said.metadata)))
     return status
 
 

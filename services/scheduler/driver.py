@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from services.domain.errors import NotReadyError, PeerMismatchError
-from services.domain.generation import EndReason
 from services.domain.group_backlog import GroupBacklog
 from services.domain.ids import JobId
 from services.domain.server_status import IterationTokens, ServerCounters, ServerStatus
@@ -22,11 +21,10 @@ from services.domain.worker_facts import WorkerFacts
 from services.runtime.inbox import Inbox, Wakeup
 from services.runtime.recording.recorder import Recorder
 from services.runtime.terms import NO_TERM
-from services.scheduler.gateways import Gateways
+from services.scheduler.gateways import Gateways, NewJob
 from services.scheduler.job_store import JobStore
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.machine.scheduler_events import (
-    Cancel,
     Emit,
     End,
     Event,
@@ -34,7 +32,6 @@ from services.scheduler.machine.scheduler_events import (
     KvLost,
     MovingJob,
     Reject,
-    Submit,
     TakeIn,
     Tick,
     Withdraw,
@@ -98,6 +95,7 @@ class SchedulerDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s: float | None = None
         self._was_ready = False
+        self._is_over = False
         self._started_s = self._clock()
 
     @property
@@ -112,20 +110,23 @@ class SchedulerDriver:
 
     def check_gateway(self, model_fingerprint: str) -> None:
         """Raises PeerMismatchError for a gateway that serves a different model, NotReadyError while on standby."""
-        self._check_leads()
+        self.check_leads()
         check_agrees("model_fingerprint", model_fingerprint, self._served.model_fingerprint)
 
     def check_worker(self, facts: WorkerFacts) -> None:
         """Raises PeerMismatchError for an incompatible worker, SupersededError for an old epoch, NotReadyError while on
         standby.
         """
-        self._check_leads()
+        self.check_leads()
         group = self._groups.get(facts.group)
         if group is None:
             raise PeerMismatchError("group", f"is {facts.group}, but must be less than {len(self._groups)} (--groups)")
         group.check_worker(facts)
 
-    def _check_leads(self) -> None:
+    def check_leads(self) -> None:
+        """Raises NotReadyError unless peers may dial this scheduler now."""
+        if self._is_over:
+            raise NotReadyError("the scheduler is shutting down")
         if self.term is None:
             raise NotReadyError("this scheduler is on standby: dial the one that leads")
 
@@ -170,26 +171,22 @@ class SchedulerDriver:
             self._turn(await self.inbox.take())
 
     async def drain(self, limit_s: float) -> None:
-        """Stops admitting jobs, gives the running ones `limit_s` seconds to end, aborts the rest and notifies their
-        gateways.
+        """Stops admitting jobs and gives the running ones `limit_s` seconds to end. What is left goes on with the next
+        scheduler: the gateways submit it there.
         """
         self._gateways.draining = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_idle.wait(), limit_s)
         left = sum(len(group.machine.jobs) for group in self._groups.values())
         if left:
-            _log.warning("aborting %d jobs that did not end within %g s", left, limit_s)
-            aborts: dict[int, list[Event]] = {
-                number: [Cancel(job_id, EndReason.ABORT) for job_id in group.machine.jobs]
-                for number, group in self._groups.items()
-            }
-            self._decide(aborts, self._clock())
+            _log.warning("%d jobs that did not end within %g s wait for the next scheduler", left, limit_s)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._gateways.flushed(), LAST_WORDS_LIMIT_S)
         self.hand_over()
 
     def hand_over(self) -> None:
         """Ends all streams; the peers dial again, and reach whoever leads by then."""
+        self._is_over = True
         goodbye = NotReadyError("the scheduler is shutting down")
         self._gateways.close_all(goodbye)
         for group in self._groups.values():
@@ -272,9 +269,9 @@ class SchedulerDriver:
             case WorkerSaid(stream, result):
                 _add(events[stream.group], self._groups[stream.group].worker_said(stream, result))
             case Submitted():
-                submit = self._gateways.submit(item, self._knows(item.submission.job_id), now_s)
-                if submit is not None:
-                    self._route(submit, events, now_s)
+                new = self._gateways.submit(item, self._knows(item.submission.job_id), now_s)
+                if new is not None:
+                    self._route(new, events, now_s)
             case Cancelled(_, job_id):
                 _add(events[self._group_of(job_id)], self._gateways.cancel(item))
             case GatewayJoined(stream):
@@ -312,9 +309,9 @@ class SchedulerDriver:
                 case Wakeup():
                     events[number].append(Tick())
 
-    def _route(self, submit: Submit, events: Mapping[int, list[Event]], now_s: float) -> None:
+    def _route(self, new: NewJob, events: Mapping[int, list[Event]], now_s: float) -> None:
         """Pass a new job on to its group, unless it is refused."""
-        routed = self._router.submit(submit, now_s)
+        routed = self._router.submit(new.submit, now_s, new.resumed)
         if isinstance(routed, Reject):
             self._gateways.reject(routed)
         else:

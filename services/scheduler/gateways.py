@@ -6,6 +6,7 @@ driver within a turn.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from services.domain.errors import (
     AdmissionFullError,
@@ -22,6 +23,7 @@ from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Sub
 from services.scheduler.job_store import READ_LIMIT_S, JobStore, StoredJob
 from services.scheduler.machine.scheduler_events import Cancel, Emit, End, Reject, RejectKind, Submit
 from services.scheduler.outgoing_streams import GatewayStream
+from services.scheduler.routing.router import Resumed
 from services.scheduler.scheduler_inbox import Cancelled, Submitted
 
 MOST_DEFERRED = 1000
@@ -38,6 +40,23 @@ _CANCELS = {
     EndReason.STOP: EndReason.STOP,
     EndReason.DEADLINE: EndReason.DEADLINE,
 }
+
+
+class NewJob(NamedTuple):
+    """A job to be routed. `resumed`: another scheduler had it before (PROTOCOL 37)."""
+
+    submit: Submit
+    resumed: Resumed | None
+
+
+def whole_output(submission: Submission) -> EndReason | None:
+    """How a job ended whose last token came just before its scheduler was lost; None: it has not ended."""
+    output, sampling = submission.output, submission.sampling
+    if not output:
+        return None
+    if output[-1] in sampling.stop_token_ids and len(output) > sampling.min_tokens:
+        return EndReason.STOP
+    return EndReason.LENGTH if len(output) >= sampling.max_tokens else None
 
 
 def error_of_rejection(reject: Reject) -> FastServeError:
@@ -101,7 +120,7 @@ class Gateways:
         """Whether an id that a submission is waiting for has been released."""
         return any(not is_leaving(item.submission.job_id) for item in self._deferred)
 
-    def submit(self, item: Submitted, is_leaving: bool, now_s: float) -> Submit | None:
+    def submit(self, item: Submitted, is_leaving: bool, now_s: float) -> NewJob | None:
         """Take a submission: open a job, join one, or refuse. `is_leaving`: the machine has not released the id yet."""
         peer, submission = item
         if self._peers.get(peer.gateway_id) is not peer:
@@ -118,15 +137,21 @@ class Gateways:
             return None
         entry = self.jobs.open(submission)
         entry.followers[peer.gateway_id] = submission.resume_from_token
+        if (finish := whole_output(submission)) is not None:
+            self.jobs.end(entry, finish, NO_TIME, now_s)
+            peer.tell_news(entry.job_id)
+            return None
         in_s = submission.deadline_in_s
         deadline_s = None if in_s is None else now_s + in_s
-        return Submit(
+        submit = Submit(
             submission.job_id,
             len(submission.prompt),
             submission.sampling.max_tokens,
             deadline_s,
             submission.client_number,
         )
+        is_resumed = len(submission.output) > 0 or submission.age_s > 0.0
+        return NewJob(submit, Resumed(len(submission.output), now_s - submission.age_s) if is_resumed else None)
 
     def cancel(self, item: Cancelled) -> Cancel | None:
         """A gateway no longer wants a job. A stop string ends the job for all followers, as they sent the same body."""
@@ -185,8 +210,9 @@ class Gateways:
         """What is wrong with a new job, before the machine checks its counts."""
         if self.draining:
             return NotReadyError("the scheduler is shutting down")
-        if submission.prompt and max(submission.prompt) >= self._vocabulary_size:
-            return InvalidFieldError("prompt", f"token ids must be less than {self._vocabulary_size}")
+        for field, token_ids in (("prompt", submission.prompt), ("output_token_ids", submission.output)):
+            if token_ids and max(token_ids) >= self._vocabulary_size:
+                return InvalidFieldError(field, f"token ids must be less than {self._vocabulary_size}")
         return None
 
     def _defer(self, item: Submitted) -> None:

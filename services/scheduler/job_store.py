@@ -90,10 +90,11 @@ class JobStore:
         return [entry for entry in self._entries.values() if gateway_id in entry.followers]
 
     def open(self, submission: Submission) -> StoredJob:
-        """Add a new job."""
+        """Add a new job, with the output that it brings from another scheduler."""
         entry = StoredJob(submission.job_id, submission.body_digest, submission.prompt, submission.sampling)
+        entry.output.extend(submission.output)
         if submission.sampling.logprobs is not None:
-            entry.logprobs = []
+            entry.logprobs = list(submission.output_logprobs)
         self._entries[submission.job_id] = entry
         return entry
 

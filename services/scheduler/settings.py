@@ -110,7 +110,10 @@ class SchedulerSettings(RecordingSettings):
         description="maximum number of tokens, prompt plus max_tokens, of all admitted jobs that have not ended",
     )
     drain_limit: float = Field(
-        5.0, ge=0, le=3600, description="seconds after SIGTERM in which jobs may end before they are aborted"
+        5.0,
+        ge=0,
+        le=3600,
+        description="seconds after SIGTERM in which jobs may end; the gateways keep the others for the next scheduler",
     )
 
     lease: str | None = Field(

@@ -17,6 +17,7 @@ from services.runtime.error_statuses import ErrorStatus, code_of_number, error_o
 from services.wire.shared_fields import logprob_from_wire, logprob_to_wire, sampling_from_wire, sampling_to_wire
 
 MOST_ID_BYTES = 256
+MOST_AGE_S = 1e6
 
 FINISH_TO_WIRE = {
     EndReason.STOP: inference_pb2.FINISH_REASON_STOP,
@@ -34,19 +35,30 @@ _DEFAULT_RETRY_S = 1.0
 
 
 def submission_from_wire(message: wire.SubmitJob) -> Submission:
-    """A job from a gateway. Raises ProtocolError for an invalid id or client number."""
+    """A job from a gateway. Raises ProtocolError for an invalid id, client number, age, or output so far."""
     if not 0 < len(message.job_id) <= MOST_ID_BYTES:
         raise ProtocolError(f"SubmitJob: job_id must have 1 to {MOST_ID_BYTES} characters")
     if message.client_number >= CLIENT_NUMBERS:
         raise ProtocolError(f"SubmitJob: client_number must be less than {CLIENT_NUMBERS}")
+    if not 0.0 <= message.age_s <= MOST_AGE_S:
+        raise ProtocolError(f"SubmitJob: age_s must be from 0 to {MOST_AGE_S:g}, got {message.age_s:g}")
+    sampling = sampling_from_wire(message.sampling)
+    made = len(message.output_token_ids)
+    if made > sampling.max_tokens:
+        raise ProtocolError(f"SubmitJob: output_token_ids: at most max_tokens, {sampling.max_tokens}, got {made}")
+    if len(message.output_logprobs) != (0 if sampling.logprobs is None else made):
+        raise ProtocolError("SubmitJob: output_logprobs: one for each output token if they are asked for, else none")
     return Submission(
         JobId(message.job_id),
         message.body_digest,
         array("I", message.prompt_token_ids),
-        sampling_from_wire(message.sampling),
+        sampling,
         message.resume_from_token,
         max(0.0, message.deadline_in_s) if message.HasField("deadline_in_s") else None,
         message.client_number,
+        array("I", message.output_token_ids),
+        tuple(logprob_from_wire(one) for one in message.output_logprobs),
+        message.age_s,
     )
 
 
@@ -59,6 +71,9 @@ def submission_to_wire(submission: Submission) -> wire.SubmitJob:
         sampling=sampling_to_wire(submission.sampling),
         resume_from_token=submission.resume_from_token,
         client_number=submission.client_number,
+        output_token_ids=submission.output,
+        output_logprobs=[logprob_to_wire(one) for one in submission.output_logprobs],
+        age_s=submission.age_s,
     )
     if submission.deadline_in_s is not None:
         message.deadline_in_s = submission.deadline_in_s

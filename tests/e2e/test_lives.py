@@ -40,7 +40,10 @@ def jobs() -> list[api.GenerateRequest]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     flags = ("--dtype", "float32", "--threads", "1", "--kv-device-tokens", str(POOL_TOKENS), "--kv-host-tokens", "4096")
-    with running_cluster(BUNDLED, tmp_path_factory.mktemp("cluster"), worker_flags=flags) as running:
+    # A scheduler that is told to end gives no job time.
+    scheduler_flags = ("--drain-limit", "0")
+    folder = tmp_path_factory.mktemp("cluster")
+    with running_cluster(BUNDLED, folder, worker_flags=flags, scheduler_flags=scheduler_flags) as running:
         yield running
 
 
@@ -78,8 +81,8 @@ class PausedReader:
         return self.choice
 
 
-async def give_through(client: Client, cluster: Cluster, service: str) -> list[Choice]:
-    """Runs the jobs, and kills and restarts the service when the first of them are under way."""
+async def give_through(client: Client, cluster: Cluster, service: str, how: signal.Signals) -> list[Choice]:
+    """Runs the jobs, and ends and restarts the service when the first of them are under way."""
     readers = [PausedReader(client, request) for request in jobs()]
     reading = [asyncio.create_task(reader.read()) for reader in readers]
     begun = [asyncio.create_task(reader.has_begun.wait()) for reader in readers]
@@ -88,7 +91,9 @@ async def give_through(client: Client, cluster: Cluster, service: str) -> list[C
     assert not any(task.done() for task in reading)
     for task in waiting.intersection(begun):
         task.cancel()
-    cluster.processes[service].stop(signal.SIGKILL)
+    status = await asyncio.to_thread(cluster.processes[service].stop, how)
+    assert status == (0 if how is signal.SIGTERM else -how)
+    assert not any(task.done() for task in reading), "the streams only pause"
     cluster.restart(service)
     return list(await asyncio.gather(*reading))
 
@@ -97,15 +102,24 @@ def same_output(one: Choice, other: Choice) -> bool:
     return (one.token_ids, one.text, one.finish_reason) == (other.token_ids, other.text, other.finish_reason)
 
 
-@pytest.mark.parametrize("service", ["worker", "kvmanager"])
+@pytest.mark.parametrize(
+    ("service", "how"),
+    [
+        ("worker", signal.SIGKILL),
+        ("kvmanager", signal.SIGKILL),
+        ("scheduler", signal.SIGKILL),
+        ("scheduler", signal.SIGTERM),
+    ],
+    ids=["worker", "kvmanager", "scheduler", "scheduler-told-to-end"],
+)
 async def test_a_killed_service_pauses_the_streams_and_changes_no_token(
-    service: str, client: Client, cluster: Cluster, undisturbed: list[Choice]
+    service: str, how: signal.Signals, client: Client, cluster: Cluster, undisturbed: list[Choice]
 ) -> None:
-    joins = cluster.status().groups[0].worker_joins
-    given = await give_through(client, cluster, service)
+    joins = 0 if service == "scheduler" else cluster.status().groups[0].worker_joins
+    given = await give_through(client, cluster, service, how)
     assert [number for number, pair in enumerate(zip(given, undisturbed, strict=True)) if not same_output(*pair)] == []
     assert all(len(choice.token_ids) == TOKENS for choice in given)
-    assert [len(choice.logprobs) for choice in given] == [len(choice.logprobs) for choice in undisturbed]
+    assert [choice.logprobs for choice in given] == [choice.logprobs for choice in undisturbed]
     assert cluster.status().groups[0].worker_joins > joins
 
 

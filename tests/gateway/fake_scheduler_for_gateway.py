@@ -33,8 +33,8 @@ class FakeJob:
         self._scheduler = scheduler
         self.streams = [stream]
         self.submission = submission
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
+        self.token_ids = list(submission.output)
+        self.logprobs = list(submission.output_logprobs)
         self.finish: EndReason | None = None
         self.cancelled: asyncio.Future[EndReason] = asyncio.get_running_loop().create_future()
 
@@ -115,9 +115,13 @@ class FakeSchedulerForGateway(scheduler_pb2_grpc.SchedulerServiceServicer, admin
         await self._server.start()
 
     async def stop(self) -> None:
+        self.break_streams()
+        await self._server.stop(0.1)
+
+    def break_streams(self) -> None:
+        """Ends the streams; the scheduler lives on, and keeps its jobs."""
         for stream in self._streams:
             stream.put_nowait(None)
-        await self._server.stop(0.1)
 
     async def next_job(self) -> FakeJob:
         return await asyncio.wait_for(self._arrived.get(), SOON_S)

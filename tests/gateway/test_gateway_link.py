@@ -37,10 +37,10 @@ async def test_without_a_scheduler_requests_are_unavailable_and_the_gateway_live
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_lost_scheduler_ends_open_requests_as_unavailable_and_a_new_one_is_found(model: Path) -> None:
+async def test_streams_whose_scheduler_stays_away_end_as_unavailable_and_a_new_one_is_found(model: Path) -> None:
     scheduler = FakeSchedulerForGateway()
     await scheduler.start()
-    async with running_gateway(model, scheduler.address) as gateway:
+    async with running_gateway(model, scheduler.address, resubmit_limit=0.1) as gateway:
         streams = [gateway.generate(REQUEST) for _ in range(3)]
         for job in [await scheduler.next_job() for _ in streams]:
             job.send(5)

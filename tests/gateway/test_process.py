@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from fastserve.v1 import inference_pb2 as api
 from fastserve.v1 import inference_pb2_grpc
+from services.domain.errors import StreamLostError
 from services.domain.generation import EndReason
 from services.runtime.channel import open_channel
+from services.runtime.error_statuses import from_grpc
 from tests.builders.module_processes import start_module
 from tests.gateway.fake_scheduler_for_gateway import SOON_S, FakeSchedulerForGateway
+from tests.gateway.running_gateway import running_gateway
 
 STREAMS = 300
 TOKENS = 20
@@ -120,21 +124,31 @@ async def until_refused(stub: Any, scheduler: FakeSchedulerForGateway) -> None:
         await code
 
 
-async def test_streams_that_outlast_the_drain_are_aborted_with_what_they_have(
+async def test_a_stream_that_outlasts_the_drain_is_resumed_at_another_gateway_where_it_was(
     model: Path, tmp_path: Path, scheduler: FakeSchedulerForGateway
 ) -> None:
     async with gateway_process(model, scheduler, tmp_path, "--drain-limit", "0.1") as (process, stub):
         stream = stub.Generate(api.GenerateRequest(text="the dog"), timeout=SOON_S)
         job = await scheduler.next_job()
-        job.send(5)
-        assert isinstance(await stream.read(), api.GenerateResponse)
+        job.send(5, 6)
+        first = await stream.read()
+        assert isinstance(first, api.GenerateResponse)
         process.send_signal(signal.SIGTERM)
-        last = await stream.read()
-        assert isinstance(last, api.GenerateResponse)
-        assert last.finish_reason == api.FINISH_REASON_ABORT
-        assert last.usage.completion_tokens == 1
-        await job.cancel_reason()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.read()
+        lost = from_grpc(caught.value)
+        assert isinstance(lost, StreamLostError)
+        assert (lost.request_id, lost.resume_from_token) == (first.request_id, 2)
         assert await asyncio.wait_for(process.wait(), SOON_S) == 0
+    assert not job.cancelled.done(), "the job goes on, so that it can be joined"
+    async with running_gateway(model, scheduler.address) as other:
+        again = other.generate(
+            api.GenerateRequest(text="the dog", request_id=lost.request_id, resume_from_token=lost.resume_from_token)
+        )
+        job.send(7)
+        job.send(8, finish=EndReason.LENGTH)
+        rest = [message async for message in again]
+    assert (rest[0].first_token_number, [token_id for one in rest for token_id in one.token_ids]) == (2, [7, 8])
 
 
 async def test_an_error_at_the_start_is_reported_in_one_line(model: Path, tmp_path: Path) -> None:

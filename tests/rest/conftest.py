@@ -28,8 +28,8 @@ def tokenizer(model: Path) -> Tokenizer:
 
 @pytest.fixture
 async def rest(model: Path, tmp_path: Path) -> AsyncIterator[Served]:
-    """A front whose jobs the test runs."""
-    async with served(model, tmp_path) as everything:
+    """A front whose jobs the test runs. Its gateway does not wait long for another scheduler."""
+    async with served(model, tmp_path, resubmit_limit=0.1) as everything:
         yield everything
 
 

@@ -109,6 +109,22 @@ async def test_a_failure_midway_is_an_event(rest: Served) -> None:
         assert b"[DONE]" not in await asyncio.wait_for(reader.read(), SOON_S)
 
 
+async def test_a_lost_stream_of_generate_ends_with_what_it_takes_to_resume_it(rest: Served) -> None:
+    body = {"text": "the dog", "request_id": "mine", "sampling": {"max_tokens": 3}}
+
+    async def begin() -> None:
+        (await rest.scheduler.next_job()).send(50, 51)
+
+    beginning = asyncio.create_task(begin())
+    async with rest.http.stream("POST", "/fastserve/v1/generate", json=body) as response:
+        await beginning
+        lines = response.aiter_lines()
+        assert json.loads(await anext(lines))["result"]["token_ids"] == [50, 51]
+        await rest.scheduler.stop()
+        error = json.loads(await anext(lines))["error"]
+    assert (error["code"], error["request_id"], error["resume_from_token"]) == ("unavailable", "mine", 2)
+
+
 async def test_a_reader_that_stops_is_bounded_cut_off_and_slows_nobody(model: Path, tmp_path: Path) -> None:
     """Its answer would be several MiB. Only as much is made into events as the connection and the credit hold."""
     top = tuple((token_id, -1.0) for token_id in range(60, 80))

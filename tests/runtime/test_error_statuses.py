@@ -16,6 +16,7 @@ from services.domain.errors import (
     PeerFailedError,
     PeerMismatchError,
     ProtocolError,
+    StreamLostError,
     SupersededError,
     UnknownModelError,
     UnreachableError,
@@ -37,6 +38,7 @@ CROSSING = [
     (DuplicateRequestError("request_id 'a' is known with another body"), grpc.StatusCode.ALREADY_EXISTS),
     (AdmissionFullError("20000 jobs are queued", 2.25), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (NotReadyError("no worker group is ready", 0.5), grpc.StatusCode.UNAVAILABLE),
+    (StreamLostError("this gateway is shutting down", 0.5, "a/b; c", 17), grpc.StatusCode.UNAVAILABLE),
     (PeerMismatchError("model_fingerprint", "differs"), grpc.StatusCode.FAILED_PRECONDITION),
     (SupersededError("a newer worker took group 0"), grpc.StatusCode.ABORTED),
     (DeadlineError("the deadline passed"), grpc.StatusCode.DEADLINE_EXCEEDED),
@@ -57,6 +59,19 @@ def test_an_error_comes_back_from_the_wire_as_it_was_raised(error: FastServeErro
     assert (type(back), str(back)) == (type(error), str(error))
     assert getattr(back, "field", None) == getattr(error, "field", None)
     assert getattr(back, "retry_after_s", None) == getattr(error, "retry_after_s", None)
+
+
+def test_a_lost_stream_is_told_with_all_that_it_takes_to_resume_it() -> None:
+    lost = StreamLostError("this gateway is shutting down", 0.5, "mine", 3).at(17)
+    message = rpc_status.from_call(over_the_wire(status_of(lost)))  # type: ignore[arg-type]
+    assert message is not None
+    said = error_details_pb2.ErrorInfo()
+    assert [detail.Unpack(said) for detail in message.details] == [False, True]
+    assert (said.reason, said.domain) == ("STREAM_LOST", "fastserve")
+    assert dict(said.metadata) == {"request_id": "mine", "resume_from_token": "17"}
+    back = from_grpc(over_the_wire(status_of(lost)))
+    assert isinstance(back, StreamLostError)
+    assert (back.reason, back.request_id, back.resume_from_token) == (lost.reason, "mine", 17)
 
 
 def test_an_invalid_field_is_told_as_a_bad_request_and_in_the_message() -> None:

@@ -18,6 +18,11 @@ from tests.builders.waits import LIMIT_S
 from tests.scheduler.served_setup import FINGERPRINT
 
 
+def logprob_of(token_id: int) -> TokenLogprob:
+    """What the worker of these tests says of its tokens."""
+    return TokenLogprob(token_id, -0.5, ((token_id, -0.5),))
+
+
 class FakeGatewayForScheduler:
     """A gateway's stream, collecting what it is told."""
 
@@ -46,9 +51,17 @@ class FakeGatewayForScheduler:
         resume: int = 0,
         deadline_in_s: float | None = None,
         logprobs: int | None = None,
+        made: Sequence[int] = (),
+        age_s: float = 0.0,
+        stop_token_ids: tuple[int, ...] = (),
     ) -> None:
-        sampling = JobSampling(max_tokens=output, seed=1, logprobs=logprobs)
-        submission = Submission(JobId(job), body, array("I", prompt), sampling, resume, deadline_in_s)
+        """`made`: the output so far of a job that another scheduler had."""
+        sampling = JobSampling(max_tokens=output, seed=1, logprobs=logprobs, stop_token_ids=stop_token_ids)
+        made_logprobs = () if logprobs is None else tuple(logprob_of(token_id) for token_id in made)
+        submission = Submission(
+            JobId(job), body, array("I", prompt), sampling, resume, deadline_in_s,
+            output=array("I", made), output_logprobs=made_logprobs, age_s=age_s,
+        )  # fmt: skip
         self.last.pop(job, None)
         await self.call.write(wire.GatewayLinkRequest(submit=submission_to_wire(submission)))
 

@@ -170,18 +170,22 @@ async def test_a_deadline_ends_the_job_by_the_clock_alone() -> None:
         await until(lambda: served.kv.kv.released == ["a"])
 
 
-async def test_draining_refuses_new_jobs_and_aborts_those_that_do_not_end() -> None:
+async def test_draining_refuses_new_jobs_and_leaves_those_that_do_not_end_to_the_next_scheduler() -> None:
     async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=50)
         await worker.step()
         drain = asyncio.create_task(served.driver.drain(0.2))
         await asyncio.sleep(0)
         await gateway.submit("b")
-        await gateway.until_ended("a", "b")
-        assert gateway.last["a"].finish is EndReason.ABORT
+        await gateway.until_ended("b")
         assert isinstance(gateway.last["b"].error, NotReadyError)
         await drain
         assert isinstance(await error_at_end(gateway.call), NotReadyError)
+        assert "a" not in gateway.last
+        # Who dials again before the process has ended is sent to the next one.
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await FakeGatewayForScheduler(served.channel).join()
+        assert isinstance(from_grpc(caught.value), NotReadyError)
 
 
 async def test_release_is_told_to_the_kv_manager_only_after_the_last_plan_of_a_cancelled_job() -> None:

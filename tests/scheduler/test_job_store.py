@@ -17,7 +17,7 @@ from services.domain.protocol import PlanEntry
 from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Submission
 from services.scheduler import job_store as books
 from services.scheduler import outgoing_streams as peers
-from services.scheduler.gateways import Gateways
+from services.scheduler.gateways import Gateways, NewJob
 from services.scheduler.job_store import JobStore, StoredJob
 from services.scheduler.machine.scheduler_events import Emit, End, Submit
 from services.scheduler.outgoing_streams import GatewayStream
@@ -194,7 +194,7 @@ def test_the_machine_is_told_the_clients_number() -> None:
     gateways, peer = Gateways(1000), GatewayStream("g")
     gateways.join(peer, 0.0)
     named = replace(submission(), deadline_in_s=2.0, client_number=17)
-    assert gateways.submit(Submitted(peer, named), False, 3.0) == Submit(A, 10, 8, 5.0, 17)
+    assert gateways.submit(Submitted(peer, named), False, 3.0) == NewJob(Submit(A, 10, 8, 5.0, 17), None)
 
 
 def test_a_request_whose_choices_end_together_is_told_whole_however_large_it_is(

@@ -4,6 +4,7 @@ from array import array
 
 import pytest
 
+from fastserve.v1 import inference_pb2
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import (
     AdmissionFullError,
@@ -36,6 +37,31 @@ def test_a_submission_comes_back_from_the_wire(deadline_in_s: float | None, logp
     sampling = JobSampling(3, -7, choice=2, top_p=0.5, stop_token_ids=(4, 2), logprobs=logprobs, logit_bias=((1, 0.5),))
     one = Submission(A, b"digest", array("I", [7, 0]), sampling, 2, deadline_in_s, client_number=17)
     assert submission_from_wire(submission_to_wire(one)) == one
+
+
+def test_a_submission_with_its_output_comes_back_from_the_wire() -> None:
+    logprobs = (TokenLogprob(5, -0.5, ((5, -0.5), (6, -1.0))), TokenLogprob(6, -0.25, ()))
+    sampling = JobSampling(3, -7, logprobs=2)
+    one = Submission(
+        A, b"digest", array("I", [7]), sampling, 2, output=array("I", [5, 6]), output_logprobs=logprobs, age_s=2.5
+    )
+    assert submission_from_wire(submission_to_wire(one)) == one
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        (wire.SubmitJob(sampling=wire.JobSampling(max_tokens=1), output_token_ids=[1, 2]), "output_token_ids"),
+        (wire.SubmitJob(sampling=wire.JobSampling(max_tokens=2, logprobs=0), output_token_ids=[1]), "output_logprobs"),
+        (wire.SubmitJob(output_logprobs=[inference_pb2.TokenLogprob()]), "output_logprobs"),
+        (wire.SubmitJob(age_s=-1.0), "age_s"),
+        (wire.SubmitJob(age_s=float("nan")), "age_s"),
+    ],
+)
+def test_an_output_or_an_age_that_can_not_be_is_a_gateways_bug(message: wire.SubmitJob, named: str) -> None:
+    message.job_id = A
+    with pytest.raises(ProtocolError, match=named):
+        submission_from_wire(message)
 
 
 TOLD_TO_CLIENTS = (EndReason.STOP, EndReason.LENGTH, EndReason.ABORT)

@@ -65,9 +65,11 @@ class InferenceServiceServicer:
         and trying again can't help.
         UNAVAILABLE          no worker group has joined yet, the scheduler can't be reached, or the server is shutting down: wait as long as RetryInfo
         says (without one, back off), then try again. (While a group that had joined is being restarted, requests are taken
-        and wait for it.) It may also end a stream after some of its tokens, when the gateway or its link to the scheduler is
-        lost: then repeat the request with the same `request_id`, and `resume_from_token` for the rest alone. A job that
-        still runs is joined; one that was lost is made anew, with the same draws.
+        and wait for it. Open streams also outlive the scheduler: they pause until the next one leads.) It may also end a
+        stream after some of its tokens, when the gateway ends, or no scheduler comes for long: then repeat the request with
+        the `request_id` and the `resume_from_token` of the ErrorInfo (STREAM_LOST), at any gateway. Where the gateway itself
+        is lost there is no ErrorInfo: both are in what the stream brought. A job that still runs (it does for 30 s) is
+        joined; one that was lost is made anew, with the same draws.
         DEADLINE_EXCEEDED    the client's deadline passed before the end.
         CANCELLED            the client went away.
         INTERNAL             a bug of the server; it has been logged.

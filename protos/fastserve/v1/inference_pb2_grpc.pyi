@@ -6,7 +6,8 @@ The public interface of FastServe: what a client needs to generate text. A clien
 Conventions. Token ids are indices into the served model's vocabulary. Output tokens are numbered from 0 per choice. Times are seconds.
 A refusal by FastServe carries in its status details a google.rpc.BadRequest (INVALID_ARGUMENT: `field_violations[].field` is the path of the
 field, the description names the limit) or a google.rpc.RetryInfo (RESOURCE_EXHAUSTED, UNAVAILABLE: wait that long before trying again); the
-other codes have their message alone. What gRPC itself refuses or loses (a message that is too large, a connection) has no details.
+other codes have their message alone. A stream that ends with UNAVAILABLE after it had begun carries in addition a google.rpc.ErrorInfo of reason
+STREAM_LOST and domain "fastserve", whose metadata are `request_id` and `resume_from_token`: repeat the request with both. What gRPC itself refuses or loses (a message that is too large, a connection) has no details.
 """
 
 from collections import abc as _abc
@@ -53,9 +54,11 @@ class InferenceServiceStub:
                            and trying again can't help.
       UNAVAILABLE          no worker group has joined yet, the scheduler can't be reached, or the server is shutting down: wait as long as RetryInfo
                            says (without one, back off), then try again. (While a group that had joined is being restarted, requests are taken
-                           and wait for it.) It may also end a stream after some of its tokens, when the gateway or its link to the scheduler is
-                           lost: then repeat the request with the same `request_id`, and `resume_from_token` for the rest alone. A job that
-                           still runs is joined; one that was lost is made anew, with the same draws.
+                           and wait for it. Open streams also outlive the scheduler: they pause until the next one leads.) It may also end a
+                           stream after some of its tokens, when the gateway ends, or no scheduler comes for long: then repeat the request with
+                           the `request_id` and the `resume_from_token` of the ErrorInfo (STREAM_LOST), at any gateway. Where the gateway itself
+                           is lost there is no ErrorInfo: both are in what the stream brought. A job that still runs (it does for 30 s) is
+                           joined; one that was lost is made anew, with the same draws.
       DEADLINE_EXCEEDED    the client's deadline passed before the end.
       CANCELLED            the client went away.
       INTERNAL             a bug of the server; it has been logged.
@@ -86,9 +89,11 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
                            and trying again can't help.
       UNAVAILABLE          no worker group has joined yet, the scheduler can't be reached, or the server is shutting down: wait as long as RetryInfo
                            says (without one, back off), then try again. (While a group that had joined is being restarted, requests are taken
-                           and wait for it.) It may also end a stream after some of its tokens, when the gateway or its link to the scheduler is
-                           lost: then repeat the request with the same `request_id`, and `resume_from_token` for the rest alone. A job that
-                           still runs is joined; one that was lost is made anew, with the same draws.
+                           and wait for it. Open streams also outlive the scheduler: they pause until the next one leads.) It may also end a
+                           stream after some of its tokens, when the gateway ends, or no scheduler comes for long: then repeat the request with
+                           the `request_id` and the `resume_from_token` of the ErrorInfo (STREAM_LOST), at any gateway. Where the gateway itself
+                           is lost there is no ErrorInfo: both are in what the stream brought. A job that still runs (it does for 30 s) is
+                           joined; one that was lost is made anew, with the same draws.
       DEADLINE_EXCEEDED    the client's deadline passed before the end.
       CANCELLED            the client went away.
       INTERNAL             a bug of the server; it has been logged.
@@ -122,9 +127,11 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
                                and trying again can't help.
           UNAVAILABLE          no worker group has joined yet, the scheduler can't be reached, or the server is shutting down: wait as long as RetryInfo
                                says (without one, back off), then try again. (While a group that had joined is being restarted, requests are taken
-                               and wait for it.) It may also end a stream after some of its tokens, when the gateway or its link to the scheduler is
-                               lost: then repeat the request with the same `request_id`, and `resume_from_token` for the rest alone. A job that
-                               still runs is joined; one that was lost is made anew, with the same draws.
+                               and wait for it. Open streams also outlive the scheduler: they pause until the next one leads.) It may also end a
+                               stream after some of its tokens, when the gateway ends, or no scheduler comes for long: then repeat the request with
+                               the `request_id` and the `resume_from_token` of the ErrorInfo (STREAM_LOST), at any gateway. Where the gateway itself
+                               is lost there is no ErrorInfo: both are in what the stream brought. A job that still runs (it does for 30 s) is
+                               joined; one that was lost is made anew, with the same draws.
           DEADLINE_EXCEEDED    the client's deadline passed before the end.
           CANCELLED            the client went away.
           INTERNAL             a bug of the server; it has been logged.

@@ -116,7 +116,10 @@ Global___GatewayHello: _TypeAlias = GatewayHello  # noqa: Y015
 
 @_typing.final
 class SubmitJob(_message.Message):
-    """A job: one choice of one request."""
+    """A job: one choice of one request. A gateway whose stream ended submits all its open jobs again on the next one, to whichever scheduler that leads
+    to, with the output that it has, and with as many messages as jobs (PROTOCOL 37). A scheduler that knows the job goes on sending it; one that does
+    not goes on from the output as if the tokens had been made here.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -127,6 +130,9 @@ class SubmitJob(_message.Message):
     RESUME_FROM_TOKEN_FIELD_NUMBER: _builtins.int
     DEADLINE_IN_S_FIELD_NUMBER: _builtins.int
     CLIENT_NUMBER_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    OUTPUT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Id of the job: "<request id>/<choice>"."""
     body_digest: _builtins.bytes
@@ -137,6 +143,8 @@ class SubmitJob(_message.Message):
     """Time left until the client's deadline. Unset: none."""
     client_number: _builtins.int
     """Stands for the client's name: the same for all its jobs, 1 to 4095; a few clients may share one. 0: the client gave no name."""
+    age_s: _builtins.float
+    """Seconds since the gateway took the request: the job keeps its age from scheduler to scheduler. 0: it came just now. At most 1000000."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt."""
@@ -144,6 +152,14 @@ class SubmitJob(_message.Message):
     @_builtins.property
     def sampling(self) -> Global___JobSampling:
         """How to sample, with all defaults filled in: 0 in a field is a value. Only `logprobs` may be unset."""
+
+    @_builtins.property
+    def output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Submitted again: the output tokens that the gateway has, from number 0 on, at most max_tokens."""
+
+    @_builtins.property
+    def output_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprob]:
+        """One per token of output_token_ids if log probabilities are asked for, else empty."""
 
     def __init__(
         self,
@@ -155,10 +171,13 @@ class SubmitJob(_message.Message):
         resume_from_token: _builtins.int = ...,
         deadline_in_s: _builtins.float | None = ...,
         client_number: _builtins.int = ...,
+        output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        output_logprobs: _abc.Iterable[_inference_pb2.TokenLogprob] | None = ...,
+        age_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "deadline_in_s", b"deadline_in_s", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "body_digest", b"body_digest", "client_number", b"client_number", "deadline_in_s", b"deadline_in_s", "job_id", b"job_id", "prompt_token_ids", b"prompt_token_ids", "resume_from_token", b"resume_from_token", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "age_s", b"age_s", "body_digest", b"body_digest", "client_number", b"client_number", "deadline_in_s", b"deadline_in_s", "job_id", b"job_id", "output_logprobs", b"output_logprobs", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "resume_from_token", b"resume_from_token", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_in_s: _TypeAlias = _typing.Literal["deadline_in_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_in_s: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s"]  # noqa: Y015

@@ -99,6 +99,11 @@ class Cursor:
         self._text_start: int | None = None
         self.finished = False
 
+    @property
+    def token_number(self) -> int:
+        """The number of the next token."""
+        return self._token_number
+
     def take(self) -> OutputPiece | None:
         """The next piece, or None if there is nothing new or the last one was taken."""
         output, number = self._output, self._token_number

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.domain.errors import FastServeError, NotReadyError
+from services.domain.errors import FastServeError, NotReadyError, StreamLostError
 from services.domain.generation import EndReason, OutputPiece
 from services.gateway.driver import RETRY_S
 from services.gateway.model_tokenizer import ModelTokenizer
@@ -136,9 +136,13 @@ class OpenAnswer:
                 await listener.wait()
 
     def _take(self, part: Part) -> OutputPiece | None:
-        """The next piece of a request. Raises its error with the client's names, NotReadyError if it was aborted."""
+        """The next piece of a request. Raises its error with the client's names, NotReadyError if it was aborted or
+        lost: OpenAI's API has no way to resume a stream.
+        """
         try:
             taken = part.listener.take()
+        except StreamLostError as error:
+            raise NotReadyError(error.reason, error.retry_after_s) from None
         except FastServeError as error:
             raise part.paths.refusal(error) from None
         if taken is None:

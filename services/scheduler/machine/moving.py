@@ -1,4 +1,4 @@
-"""A job's way out of a group and into another (PROTOCOL rule 27).
+"""A job's way out of a group and into another (PROTOCOL rule 27), or from another scheduler into one (rule 37).
 
 A job leaves only while no unfinished plan names it, and while it is OUT, or has blocks but has computed nothing. For
 the KV manager it ends here and arrives there; a move takes its tokens, its age and its level with it, and leaves its KV
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from services.scheduler.machine.scheduler import Scheduler
 
 NO_LEVEL = -1
-"""The level of a job that is in no group so far."""
+"""The level of a job that is in no group of this scheduler so far."""
 
 
 def may_leave(scheduler: "Scheduler", job_id: JobId) -> bool:
@@ -65,10 +65,14 @@ def withdraw(scheduler: "Scheduler", job_id: JobId, now_s: float) -> tuple[Relea
 
 
 def take_in(scheduler: "Scheduler", moving: MovingJob, stay_number: int, now_s: float) -> Arrive:
-    """Go on with a job of another group, from its last token."""
+    """Go on with a job of another group, or of another scheduler if its level is NO_LEVEL, from its last token."""
     assert moving.job_id not in scheduler.jobs, f"job {moving.job_id} is in this group already"
     job = _arriving(moving, stay_number)
-    job.place = job.rank = scheduler.policy.rejoin(job, moving.level)
+    level = moving.level
+    if level == NO_LEVEL:
+        level = scheduler.policy.foresee(job, None).level
+        scheduler.counters.jobs_admitted += 1
+    job.place = job.rank = scheduler.policy.rejoin(job, level)
     scheduler.jobs[job.job_id] = job
     scheduler.ranking.add(job)
     scheduler.promotion.watch(job)

@@ -30,6 +30,7 @@ from services.scheduler.machine.scheduler_events import (
     Reject,
     SendPlan,
     Submit,
+    TakeIn,
     ToKv,
     WorkerJoined,
 )
@@ -37,6 +38,7 @@ from services.scheduler.policies.length_distribution import (
     EDGES,
     FadeClock,
     LengthDistribution,
+    bucket_entered,
     end_in_bucket,
     pass_buckets,
 )
@@ -54,11 +56,20 @@ MOVING_GAIN = 0.9
 """A job moves between living groups if it ends in this share of the time."""
 
 
+class Resumed(NamedTuple):
+    """What a job has that another scheduler began (PROTOCOL 37): its output so far, and when it arrived, on the clock
+    of `now_s`.
+    """
+
+    output_tokens: int
+    arrived_s: float
+
+
 class Routed(NamedTuple):
     """An admitted job, for the machine of its group."""
 
     group: int
-    submit: Submit
+    submit: Submit | TakeIn
 
 
 class JobMove(NamedTuple):
@@ -91,7 +102,7 @@ class Router:
 
     # --- admission and the choice of a group -------------------------------------------------------------------------
 
-    def submit(self, submit: Submit, now_s: float) -> Routed | Reject:
+    def submit(self, submit: Submit, now_s: float, resumed: Resumed | None = None) -> Routed | Reject:
         """Admit a job and choose its group, or say why it is refused."""
         refusal = self.admission.refusal(submit)
         if refusal is not None:
@@ -101,8 +112,11 @@ class Router:
             self._lengths.fade(elapsed_s)
         number = self._arrivals
         self._arrivals += 1
-        job = RoutedJob(submit.job_id, number, submit.prompt_tokens, submit.max_tokens, now_s, submit.client_number)
-        job.bucket_end = EDGES[1]
+        output_tokens, arrived_s = (0, now_s) if resumed is None else resumed
+        job = RoutedJob(submit.job_id, number, submit.prompt_tokens, submit.max_tokens, arrived_s, submit.client_number)
+        job.known_tokens += output_tokens
+        job.bucket = bucket_entered(output_tokens)
+        job.bucket_end = EDGES[job.bucket + 1]
         job.rest_tokens = self._expected_rest(job)
         self.jobs[submit.job_id] = job
         self.admission.enter(submit.prompt_tokens, submit.max_tokens)
@@ -111,7 +125,9 @@ class Router:
             chosen = self._choose(job, list(self.forecasts.values()))
         assert chosen is not None, "an admitted job fits one group at least"
         self._enter(job, *chosen)
-        return Routed(job.group, submit._replace(arrival_number=number))
+        if resumed is None:
+            return Routed(job.group, submit._replace(arrival_number=number))
+        return Routed(job.group, TakeIn(_taken_up(job, submit.deadline_s, now_s)))
 
     @property
     def limits(self) -> ServingLimits:
@@ -295,3 +311,29 @@ class Router:
             assert here == {job.job_id for job in alive}, f"group {number} has other jobs than the router thinks"
             assert not self._chooses or here == {job.job_id for job in forecast.order}
         assert self.admission.queued_jobs == len(self.jobs)
+
+
+def _taken_up(job: RoutedJob, deadline_s: float | None, now_s: float) -> MovingJob:
+    """The job as its machine takes it in. Its KV was another scheduler's. When that one first ran it nobody knows any
+    more, so a job with output counts as first run now.
+    """
+    began_s = now_s if job.output_tokens else None
+    return MovingJob(
+        job_id=job.job_id,
+        arrival_number=job.arrival_number,
+        prompt_tokens=job.prompt_tokens,
+        known_tokens=job.known_tokens,
+        finished_tokens=job.known_tokens - 1 if job.output_tokens else 0,
+        max_tokens=job.max_tokens,
+        arrived_s=job.arrived_s,
+        waiting_since_s=now_s,
+        deadline_s=deadline_s,
+        client_number=job.client_number,
+        level=NO_LEVEL,
+        service_s=0.0,
+        promoted=False,
+        preemptions=0,
+        first_planned_s=began_s,
+        first_token_s=began_s,
+        last_token_s=began_s,
+    )

@@ -32,7 +32,7 @@ from services.scheduler.machine.scheduler_events import (
     WorkerJoined,
     WorkerLost,
 )
-from services.scheduler.routing.router import JobMove, Router
+from services.scheduler.routing.router import JobMove, Resumed, Router
 from services.scheduler.scheduler_config import SchedulerConfig
 from tests.scheduler.machine.fake_kv_answers import FakeKvAnswers
 
@@ -101,17 +101,31 @@ class RoutedGroups:
         self._plans[group].clear()
         self.turn(group, WorkerLost(Epoch(self._epochs[group])))
 
-    def submit(self, name: str, prompt_tokens: int = 10, max_tokens: int = 100, deadline_s: float | None = None) -> int:
+    def submit(
+        self,
+        name: str,
+        prompt_tokens: int = 10,
+        max_tokens: int = 100,
+        deadline_s: float | None = None,
+        resumed: Resumed | None = None,
+    ) -> int:
         """A job arrives; returns its group."""
-        routed = self.route(name, prompt_tokens, max_tokens, deadline_s)
+        routed = self.route(name, prompt_tokens, max_tokens, deadline_s, resumed)
         assert not isinstance(routed, Reject), routed
         return routed
 
     def route(
-        self, name: str, prompt_tokens: int = 10, max_tokens: int = 100, deadline_s: float | None = None
+        self,
+        name: str,
+        prompt_tokens: int = 10,
+        max_tokens: int = 100,
+        deadline_s: float | None = None,
+        resumed: Resumed | None = None,
     ) -> int | Reject:
         """The group that the router chose, after the machine's turn, or why it refused the job."""
-        routed = self.router.submit(Submit(JobId(name), prompt_tokens, max_tokens, deadline_s), self.now_s)
+        if resumed is not None:
+            self.tokens[JobId(name)] = resumed.output_tokens
+        routed = self.router.submit(Submit(JobId(name), prompt_tokens, max_tokens, deadline_s), self.now_s, resumed)
         if isinstance(routed, Reject):
             return routed
         self.turn(routed.group, routed.submit)
