@@ -18,6 +18,7 @@ from services.gateway.openai.error_kinds import edge_errors_document
 
 PROTO_ROOT = Path(__file__).resolve().parent
 PACKAGE = Path("fastserve") / "v1"
+PACKAGES = (PACKAGE, Path("fastserve") / "keda")
 GO_ROOT = PROTO_ROOT.parent / "rest" / "gen"
 GO_PROTOS = ("admin", "front", "inference", "openai")
 """What the REST front speaks."""
@@ -36,7 +37,8 @@ def _include_paths() -> list[str]:
 
 
 def _protos() -> list[str]:
-    return sorted(str(path.relative_to(PROTO_ROOT)) for path in (PROTO_ROOT / PACKAGE).glob("*.proto"))
+    found = (path for package in PACKAGES for path in (PROTO_ROOT / package).glob("*.proto"))
+    return sorted(str(path.relative_to(PROTO_ROOT)) for path in found)
 
 
 def _plugins() -> list[str]:
@@ -80,7 +82,8 @@ def stale(plugins: Path | None) -> list[str]:
     names: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
-        names += _stale(Path(folder) / PACKAGE, PROTO_ROOT / PACKAGE)
+        for package in PACKAGES:
+            names += _stale(Path(folder) / package, PROTO_ROOT / package)
     if plugins is not None:
         with tempfile.TemporaryDirectory() as folder:
             generate_go(Path(folder), plugins)

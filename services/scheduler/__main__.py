@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+import grpc
+
 from services.domain.errors import InvalidFieldError
 from services.runtime.channel import open_channel
 from services.runtime.metrics_server import MetricsServer, asking_loop, new_registry
@@ -20,6 +22,7 @@ from services.scheduler.driver import SchedulerDriver
 from services.scheduler.leadership.candidate import Candidate
 from services.scheduler.leadership.election import Election
 from services.scheduler.metrics import SchedulerCollector
+from services.scheduler.scaler_service import EXTERNAL_SCALER, ExternalScaler, register_scaler
 from services.scheduler.scheduler_link import SchedulerLink
 from services.scheduler.scheduler_recording import SCHEDULER_FORMAT
 from services.scheduler.service import ADMIN_SERVICE, SCHEDULER_SERVICE, register
@@ -72,12 +75,16 @@ async def _serve(
     async with open_channel(settings.kv_manager) as channel:
         link = SchedulerLink(channel, settings.kv_manager)
         driver = SchedulerDriver(served, link, readiness.set, recorders)
-        server = RpcServer(
-            settings.listen, (SCHEDULER_SERVICE, ADMIN_SERVICE), lambda grpc_server: register(grpc_server, driver)
-        )
+        demand = DemandWatch(settings.demand_limits, driver.backlogs, driver.ready_groups)
+        scaler = ExternalScaler(demand.update, driver.check_leads, settings.backlog_target)
+
+        def register_all(grpc_server: grpc.aio.Server) -> None:
+            register(grpc_server, driver)
+            register_scaler(grpc_server, scaler)
+
+        server = RpcServer(settings.listen, (SCHEDULER_SERVICE, ADMIN_SERVICE, EXTERNAL_SCALER), register_all)
         metrics_server = MetricsServer(split_address(settings.listen).host, settings.metrics_port, registry)
         registry.register(SchedulerCollector(asking_loop(driver.status)))
-        demand = DemandWatch(settings.demand_limits, driver.backlogs, driver.ready_groups)
         asked = asking_loop(lambda: (demand.update(), demand.ready_count))
         registry.register(DemandCollector(served.model_name, asked))
         await server.start()
@@ -93,7 +100,9 @@ async def _serve(
             await server.set_ready(False)
             if candidate is None:
                 await driver.drain(settings.drain_limit)
+                scaler.hand_over()
             else:
+                scaler.hand_over()
                 # The jobs go on with the next leader, who waits for the Lease.
                 driver.hand_over()
                 await cancelled(*tasks)
@@ -105,7 +114,7 @@ async def _serve(
             await asyncio.to_thread(metrics_server.stop)
 
 
-def candidate_for(settings: SchedulerSettings, grpc: str, metrics_port: int) -> Candidate | None:
+def candidate_for(settings: SchedulerSettings, grpc_address: str, metrics_port: int) -> Candidate | None:
     """This scheduler's part in the election, or None without one. Raises InvalidFieldError outside of a pod."""
     if settings.lease is None:
         return None
@@ -116,7 +125,7 @@ def candidate_for(settings: SchedulerSettings, grpc: str, metrics_port: int) -> 
         raise InvalidFieldError("--lease", "needs the package kubernetes: install fastserve[kubernetes]") from None
     address = None
     if settings.leader_service is not None and settings.pod_ip is not None:
-        ports = (("grpc", split_address(grpc).port), ("metrics", metrics_port))
+        ports = (("grpc", split_address(grpc_address).port), ("metrics", metrics_port))
         address = LeaderAddress(settings.leader_service, settings.pod_ip, ports)
     # Another one in each life: who comes back under the same name has forgotten what it commanded.
     identity = f"{settings.pod_name}_{uuid.uuid4().hex[:12]}"

@@ -60,6 +60,9 @@ class GroupDemand:
         by_work = ceil(round(work_s / limits.target_s, 6))
         by_room = ceil(round(self._busy_groups / MOST_BUSY_SHARE, 6))
         waits = 1 if any(one is None or one.work_s > 0.0 for one in backlogs) else 0
+        if not waits and by_room == 1:
+            # The mean takes minutes to fade, and nothing runs.
+            by_room = 0
         now_wanted = min(max(by_work, by_room, waits, limits.least), limits.most)
         return Demand(self._held(now_wanted, now_s), work_s, self._busy_groups)
 

@@ -186,6 +186,13 @@ def test_groups_that_stay_full_ask_for_room_although_nobody_waits() -> None:
     assert wanted.update([of_work(1.0, busy_share=1.0)], 60.0).wanted == 2
 
 
+def test_what_ran_a_moment_ago_asks_for_no_group_once_nothing_runs() -> None:
+    wanted = demand(least=0, quiet_s=0.0)
+    assert wanted.update([of_work(1.0, busy_share=1.0)], 0.0).wanted == 1
+    assert wanted.update([of_work(1.0, busy_share=1.0)], 5.0).wanted == 1
+    assert wanted.update([IDLE], 5.1).wanted == 0
+
+
 def test_more_are_wanted_at_once_and_fewer_only_after_the_quiet_time() -> None:
     wanted = demand(quiet_s=60.0)
     assert [wanted.update([of_work(work_s)], now_s).wanted for now_s, work_s in ((0, 4), (1, 19), (2, 4))] == [1, 4, 4]
