@@ -32,6 +32,7 @@ const (
 
 type settings struct {
 	listen, gateway, metrics, readyFile string
+	logFormat                           string
 	maxBodyBytes                        int64
 	writeLimit, drainLimit              time.Duration
 	parent                              int
@@ -47,6 +48,7 @@ func parse(arguments []string) (settings, error) {
 	flags.DurationVar(&s.writeLimit, "write-limit", 30*time.Second, "a client that takes nothing for so long is cut off")
 	flags.DurationVar(&s.drainLimit, "drain-limit", 30*time.Second, "time for open requests to end after SIGTERM")
 	flags.StringVar(&s.readyFile, "ready-file", "", "file to write the address to, as JSON, when ready")
+	flags.StringVar(&s.logFormat, "log-format", "human", "human: a line of text per record; json: an object per line")
 	flags.IntVar(&s.parent, "die-with-parent", 0, "process id of the parent, with which this process ends")
 	if err := flags.Parse(arguments); err != nil {
 		return s, err
@@ -54,6 +56,8 @@ func parse(arguments []string) (settings, error) {
 	switch {
 	case flags.NArg() > 0:
 		return s, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	case s.logFormat != "human" && s.logFormat != "json":
+		return s, fmt.Errorf("-log-format must be human or json, got %q", s.logFormat)
 	case s.gateway == "":
 		return s, errors.New("-gateway is required")
 	case s.maxBodyBytes < 1 || s.maxBodyBytes > 15<<20:
@@ -164,8 +168,9 @@ func announce(path, address string) error {
 }
 
 func main() {
-	slog.SetDefault(slog.New(newLogHandler(os.Stderr)))
 	s, err := parse(os.Args[1:])
+	asJSON := err == nil && s.logFormat == "json"
+	slog.SetDefault(slog.New(newLogHandler(os.Stderr, asJSON)))
 	if errors.Is(err, flag.ErrHelp) {
 		return
 	}
@@ -173,7 +178,11 @@ func main() {
 		err = run(s)
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "fastserve rest: %v\n", err)
+		if asJSON {
+			slog.Error(err.Error())
+		} else {
+			fmt.Fprintf(os.Stderr, "fastserve rest: %v\n", err)
+		}
 		os.Exit(1)
 	}
 }

@@ -15,6 +15,7 @@ from services.domain.errors import NotReadyError
 from services.domain.generation import EndReason, ServedModel
 from services.gateway.admin_client import AdminClient
 from services.gateway.driver import RETRY_S, GatewayDriver
+from services.gateway.request_log import log_opened
 from services.wire.client_gateway import body_digest, model_to_wire, piece_to_wire, request_from_wire
 
 INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -47,6 +48,7 @@ class InferenceService:
         driver.check(wanted)
         deadline_in_s = context.time_remaining()
         listener = driver.open(wanted, body_digest(message, driver.model.name), deadline_in_s)
+        log_opened([(listener.request.request_id, wanted)])
         del message, wanted
         try:
             while not listener.finished:

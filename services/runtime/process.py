@@ -149,14 +149,18 @@ def process_main(
     status. A signal to stop ends it at once with status 0, until somebody handles signals otherwise.
     """
     end_on_stop_signals()
+    settings: SettingsT | None = None
     try:
         settings = load(settings_class, name, sys.argv[1:] if argv is None else argv, os.environ)
         if settings.die_with_parent is not None:
             die_with_parent(settings.die_with_parent)
-        set_up_logs(name, settings.log_level)
+        set_up_logs(name, settings.log_level, settings.log_format)
         run(settings)
     except FastServeError as error:
-        print(f"fastserve {name}: {error}", file=sys.stderr)
+        if settings is not None and settings.log_format == "json":
+            _log.error("%s", error)
+        else:
+            print(f"fastserve {name}: {error}", file=sys.stderr)
         return 1
     except Exception:
         _log.exception("the service ended because of a bug")

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from services.domain.errors import InvalidFieldError
-from services.runtime.logs import LogLevel
+from services.runtime.logs import LogFormat, LogLevel
 
 ENVIRONMENT_PREFIX = "FASTSERVE_"
 TABLES = frozenset({"autoscale", "gateway", "kvmanager", "profile", "scheduler", "simulate", "up", "worker"})
@@ -73,6 +73,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     log_level: LogLevel = Field("info", description="lowest level that is logged")
+    log_format: LogFormat = Field("human", description="human: a line of text per record; json: an object per line")
     metrics_port: int = Field(
         0, ge=0, le=65535, description="port of /metrics, on the same host as the gRPC server; 0 picks a free port"
     )

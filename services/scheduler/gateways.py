@@ -5,6 +5,7 @@ driver within a turn.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ from services.scheduler.machine.scheduler_events import Cancel, Emit, End, Rejec
 from services.scheduler.outgoing_streams import GatewayStream
 from services.scheduler.routing.router import Resumed
 from services.scheduler.scheduler_inbox import Cancelled, Submitted
+
+_log = logging.getLogger(__name__)
 
 MOST_DEFERRED = 1000
 NO_TIME = JobTimings(0.0, 0.0, 0.0, 0)
@@ -137,6 +140,8 @@ class Gateways:
             return None
         entry = self.jobs.open(submission)
         entry.followers[peer.gateway_id] = submission.resume_from_token
+        about = {"job_id": submission.job_id}
+        _log.debug("submitted by gateway %s, %d prompt tokens", peer.gateway_id, len(submission.prompt), extra=about)
         if (finish := whole_output(submission)) is not None:
             self.jobs.end(entry, finish, NO_TIME, now_s)
             peer.tell_news(entry.job_id)
@@ -182,6 +187,7 @@ class Gateways:
         entry = self.jobs.get(end.job_id)
         assert entry is not None, f"job {end.job_id} is alive but not in the book"
         timings = JobTimings(end.queue_s, end.prefill_s, end.decode_s, end.preemptions)
+        _log.debug("ended (%s) after %d preemptions", end.reason.value, end.preemptions, extra={"job_id": end.job_id})
         if end.reason.completes:
             entry.is_cancelled = False
             self.jobs.end(entry, _FINISHES[end.reason], timings, now_s)

@@ -28,7 +28,7 @@ FASTSERVE = (sys.executable, "-m", "services.cli")
 class Up:
     """One `fastserve up` of the bundled model."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
         self.log_path = folder / "log"
         flags = (
             "--grpc-port",
@@ -41,6 +41,7 @@ class Up:
             "1",
             "--kv-device-tokens",
             "4096",
+            *more,
         )
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
@@ -102,6 +103,12 @@ def rest_completion(address: str) -> str | None:
         return None
 
 
+def services_that_logged_ready(up: Up) -> set[str]:
+    """Of a log that is JSON, whatever its lines say."""
+    lines = [json.loads(line) for line in up.log().splitlines(keepends=True) if line.endswith("\n")]
+    return {line["service"] for line in lines if line["message"].startswith(f"ready {line['service']} ")}
+
+
 def are_gone(pids: dict[int, str]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
@@ -155,10 +162,20 @@ def check_generate(server: str) -> None:
     assert generate("127.0.0.1:1", "x").returncode == 3
 
 
-def test_no_service_outlives_a_sigkill_of_up(up: Up) -> None:
+@pytest.fixture
+def up_with_json_log(tmp_path: Path) -> Iterator[Up]:
+    run = Up(tmp_path, "--log-format", "json")
+    yield run
+    run.process.kill()
+    run.process.communicate()
+
+
+def test_no_service_outlives_a_sigkill_of_up(up_with_json_log: Up) -> None:
+    up = up_with_json_log
     up.wait_ready()
     children = up.children()
     assert set(children.values()) == SERVICES
+    wait_until(lambda: services_that_logged_ready(up) == SERVICES, "every line of the log is an object", 20.0)
     up.process.send_signal(signal.SIGKILL)
     assert up.ended() == (-signal.SIGKILL, "")
     wait_until(lambda: are_gone(children), "no child is left", 20.0)

@@ -79,6 +79,18 @@ async def test_what_the_world_breaks_ends_in_one_line_and_status_1() -> None:
                 assert await end_of(process) == (1, line)
 
 
+async def test_a_json_log_has_nothing_but_objects_whatever_ends_the_service() -> None:
+    for ending, message in (("drains", "stopping on SIGTERM"), ("refuses", "the folder is missing"), ("breaks", "bug")):
+        async with started("--log-format", "json", "--ending", ending) as process:
+            if ending == "drains":
+                await read_until(process, "ready example")
+                process.send_signal(signal.SIGTERM)
+            _, err = await end_of(process)
+        lines = [json.loads(line) for line in err.splitlines()]
+        assert message in lines[-1]["message"]
+        assert {line["service"] for line in lines} == {"example"}
+
+
 async def test_a_bug_at_the_start_is_logged_with_its_story() -> None:
     async with started("--ending", "breaks") as process:
         status, err = await end_of(process)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from services.cli.up.service_process import ServiceAddresses, ServiceCommand
+from services.runtime.logs import LogFormat
 from services.runtime.settings import join_address
 
 FRONT = Path(__file__).resolve().parents[3] / "build" / "rest" / "fastserve-rest"
@@ -12,7 +13,7 @@ REST = "rest"
 
 
 def front_command(
-    program: Path, host: str, port: int, drain_limit_s: float, stop_limit_s: float
+    program: Path, host: str, port: int, drain_limit_s: float, stop_limit_s: float, log_format: LogFormat = "human"
 ) -> ServiceCommand | None:
     """How to run the front beside the gateway; None if the program is not there."""
     if not program.is_file():
@@ -22,6 +23,8 @@ def front_command(
         own, gateway = known.get(REST), known["gateway"]
         listen = own.http if own is not None and own.http is not None else join_address(host, port)
         argv = [str(program), "--listen", listen, "--gateway", gateway.grpc, "--drain-limit", f"{drain_limit_s:g}s"]
+        if log_format != "human":
+            argv += ["--log-format", log_format]
         return [*argv, "--gateway-metrics", gateway.metrics] if gateway.metrics else argv
 
     return ServiceCommand(REST, build, after=("gateway",), stop_limit_s=stop_limit_s)

@@ -1,7 +1,7 @@
 """One process of a service: how it is started, when it is ready, its output and its end.
 
-A service is ready when it has written its ready file, which also names its ports. Its output goes to stderr under its
-name; its last line is kept, because that says why it ended.
+A service is ready when it has written its ready file, which also names its ports. Its output goes to the log of `up`
+under its name; its last line is kept, because that says why it ended.
 """
 
 import asyncio
@@ -9,12 +9,13 @@ import json
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from services.cli.up.up_log import TEXT_LOG, UpLog, message_of
 
 READY_POLL_S = 0.02
 LONGEST_LINE_BYTES = 64 * 1024
@@ -60,23 +61,25 @@ def cause_of_death(status: int) -> str:
 def reason_of(name: str, last_line: str, status: int) -> str:
     """The last line that a service wrote, without log prefix and name; its exit status if it wrote none."""
     service = name.partition("-")[0]  # worker-1 calls itself worker
-    text = _LOG_HEAD.sub("", last_line).removeprefix(f"fastserve {service}: ").strip()
+    line = message_of(last_line) or last_line
+    text = _LOG_HEAD.sub("", line).removeprefix(f"fastserve {service}: ").strip()
     return text or cause_of_death(status)
 
 
 class SupervisedProcess:
     """One process of a service."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, ready_file: Path) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, ready_file: Path, log: UpLog = TEXT_LOG) -> None:
         self.name = name
         self._process = process
+        self._log = log
         self.began_s = time.monotonic()
         self.last_line = ""
         self._ready_file = ready_file
         self._pump = asyncio.create_task(self._pass_on())
 
     async def _pass_on(self) -> None:
-        """Copies the process's lines to stderr under its name."""
+        """Copies the process's lines to the log under its name."""
         assert self._process.stdout is not None, self.name
         rest = b""
         while data := await self._process.stdout.read(LONGEST_LINE_BYTES):
@@ -90,10 +93,7 @@ class SupervisedProcess:
     def _write(self, lines: Sequence[bytes]) -> None:
         texts = [line.decode("utf-8", "replace").rstrip() for line in lines]
         self.last_line = next((text for text in reversed(texts) if text.strip()), self.last_line)
-        # The reader of our stderr may be gone; the services go on without it.
-        with suppress(OSError, ValueError):
-            sys.stderr.write("".join(f"[{self.name}] {text}\n" for text in texts))
-            sys.stderr.flush()
+        self._log.pass_on(self.name, texts)
 
     async def addresses(self) -> ServiceAddresses | None:
         """Waits until the service is ready; None if it ended first."""
@@ -135,7 +135,9 @@ class SupervisedProcess:
             return False
 
 
-async def begin(command: ServiceCommand, argv: Sequence[str], ready_file: Path) -> SupervisedProcess:
+async def begin(
+    command: ServiceCommand, argv: Sequence[str], ready_file: Path, log: UpLog = TEXT_LOG
+) -> SupervisedProcess:
     """Starts a process of a service, in a session of its own."""
     ready_file.unlink(missing_ok=True)  # noqa: ASYNC240 (a file of ours, in memory)
     process = await asyncio.create_subprocess_exec(
@@ -147,10 +149,4 @@ async def begin(command: ServiceCommand, argv: Sequence[str], ready_file: Path) 
         env={"GRPC_VERBOSITY": "NONE", **os.environ, **command.environ},
         start_new_session=True,
     )
-    return SupervisedProcess(command.name, process, ready_file)
-
-
-def log(text: str) -> None:
-    """A line of `up` itself among the services' logs."""
-    with suppress(OSError, ValueError):
-        print(f"[up] {text}", file=sys.stderr, flush=True)
+    return SupervisedProcess(command.name, process, ready_file, log)

@@ -21,8 +21,8 @@ from services.cli.up.service_process import (
     SupervisedProcess,
     begin,
     cause_of_death,
-    log,
 )
+from services.cli.up.up_log import TEXT_LOG, UpLog
 from services.runtime.backoff import Backoff
 from services.runtime.command_line import CommandError
 
@@ -37,7 +37,8 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Supervisor:
     """Runs a set of services. `start`, then `ready` once they all serve, and `stop` or `kill` at the end."""
 
-    def __init__(self, commands: Sequence[ServiceCommand], state_dir: Path) -> None:
+    def __init__(self, commands: Sequence[ServiceCommand], state_dir: Path, log: UpLog = TEXT_LOG) -> None:
+        self.log = log
         self._commands = commands
         self._state_dir = state_dir
         self._processes: dict[str, SupervisedProcess] = {}
@@ -68,7 +69,7 @@ class Supervisor:
     async def _spawn(self, command: ServiceCommand) -> SupervisedProcess:
         ready_file = self._state_dir / f"{command.name}.ready.json"
         argv = [*command.build(self._addresses), "--ready-file", str(ready_file), "--die-with-parent", str(os.getpid())]
-        process = self._processes[command.name] = await begin(command, argv, ready_file)
+        process = self._processes[command.name] = await begin(command, argv, ready_file, self.log)
         return process
 
     async def _keep(self, command: ServiceCommand, first: Mapping[str, asyncio.Future[ServiceAddresses]]) -> None:
@@ -90,7 +91,7 @@ class Supervisor:
                 backoff.reset()
             pause_s = backoff.next_s()
             cause = cause_of_death(process.status or 0)
-            log(f"{command.name} ended ({cause}): {reason}; restarting in {pause_s:.1f} s")
+            self.log.say(f"{command.name} ended ({cause}): {reason}; restarting in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
@@ -109,7 +110,7 @@ class Supervisor:
         for command in reversed(self._commands):
             process = self._processes.get(command.name)
             if process is not None and not await process.stop(command.stop_limit_s):
-                log(f"{command.name} did not end within {command.stop_limit_s:.0f} s and was killed")
+                self.log.say(f"{command.name} did not end within {command.stop_limit_s:.0f} s and was killed")
         await asyncio.gather(*(process.ended() for process in self._processes.values()))
 
     def kill(self) -> None:
@@ -133,7 +134,7 @@ class _Signals:
         if self.stopping.is_set():
             self._supervisor.kill()
             os._exit(128 + number)
-        log(f"stopping on {number.name}; a second signal ends at once")
+        self._supervisor.log.say(f"stopping on {number.name}; a second signal ends at once")
         self.stopping.set()
 
 
@@ -142,12 +143,13 @@ async def supervise(
     state_dir: Path,
     serves: Callable[[Mapping[str, ServiceAddresses]], Awaitable[None]],
     announce: Callable[[Mapping[str, ServiceAddresses]], None],
+    log: UpLog = TEXT_LOG,
 ) -> None:
     """Runs the services until a signal: start, wait until `serves` returns, `announce`, keep alive, drain.
 
     Raises CommandError if one fails to start; no process is left behind.
     """
-    supervisor = Supervisor(commands, state_dir)
+    supervisor = Supervisor(commands, state_dir, log)
     signals = _Signals(supervisor)
 
     async def come_up() -> None:

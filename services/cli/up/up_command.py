@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from services.cli.up.rest_front import FRONT, REST, front_command
-from services.cli.up.service_process import ServiceAddresses, ServiceCommand, log
+from services.cli.up.service_process import ServiceAddresses, ServiceCommand
 from services.cli.up.supervisor import supervise
+from services.cli.up.up_log import TEXT_LOG, UpLog
 from services.cli.up.up_settings import SERVICES, UpOnlySettings, UpSettings, names, passed_on, resolved
 from services.cli.up.worker_groups import WORKER, worker_flags
 from services.domain.errors import FastServeError
@@ -45,7 +46,11 @@ def _port(address: str | None) -> str:
 
 
 def service_commands(
-    flags: Mapping[str, Sequence[str]], environ: Mapping[str, str], http_port: int = 0, front: Path = FRONT
+    flags: Mapping[str, Sequence[str]],
+    environ: Mapping[str, str],
+    http_port: int = 0,
+    front: Path = FRONT,
+    log: UpLog = TEXT_LOG,
 ) -> list[ServiceCommand]:
     """The services with their own flags, in the order in which they start; the one that ends first comes last. The REST
     front is left out, with a line in the log, if its program is not there.
@@ -56,9 +61,9 @@ def service_commands(
     gateway_settings = resolved(GatewaySettings, "gateway", flags["gateway"], environ)
     gateway_drain_s = gateway_settings.drain_limit
     stop_limit_s = gateway_drain_s + STOP_MARGIN_S
-    rest = front_command(front, gateway_settings.host, http_port, gateway_drain_s, stop_limit_s)
+    rest = front_command(front, gateway_settings.host, http_port, gateway_drain_s, stop_limit_s, log.log_format)
     if rest is None:
-        log(f"no REST front: {front} is not there (`make install` builds it, with Go); serving gRPC alone")
+        log.say(f"no REST front: {front} is not there (`make install` builds it, with Go); serving gRPC alone")
 
     def command(name: str, *links: str) -> list[str]:
         return [sys.executable, "-m", f"services.{name}", *flags[name], *links]
@@ -139,14 +144,15 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> None:
         die_with_parent(settings.die_with_parent)
     named = given.get("config") or environ.get(ENVIRONMENT_PREFIX + "CONFIG")
     flags = flags_of_services(settings, environ, Path(named) if named else None)
-    commands = service_commands(flags, environ, settings.http_port)
+    log = UpLog(settings.log_format)
+    commands = service_commands(flags, environ, settings.http_port, log=log)
     with tempfile.TemporaryDirectory(prefix="fastserve-") as scratch:
         state_dir = settings.state_dir or Path(scratch)
         try:
             state_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CommandError(f"--state-dir: can't create {state_dir}: {error.strerror}") from error
-        asyncio.run(supervise(commands, state_dir, gateway_serves, _announcer(settings.ready_file)))
+        asyncio.run(supervise(commands, state_dir, gateway_serves, _announcer(settings.ready_file), log))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -19,6 +19,7 @@ from services.gateway.openai.quiet_streams import QuietStreams
 from services.gateway.openai.reading import read_chat, read_completion
 from services.gateway.openai.requests import ChatBody, CompletionBody
 from services.gateway.openai.translation import ClientPaths, chat_paths, chat_request, completion_requests
+from services.gateway.request_log import log_opened
 
 
 class FixedAnswer:
@@ -167,6 +168,8 @@ class OpenAiCalls:
                 if len(requests) > 1:
                     # Short prompts are tokenized here and now; other calls may have their turn in between.
                     await asyncio.sleep(0)
+            opened = zip(parts, requests, strict=True)
+            log_opened([(part.listener.request.request_id, request) for part, (request, _) in opened])
             return OpenAnswer(parts, shape, self._driver.model.tokenizer, self._quiet)
         except BaseException:
             for part in parts:

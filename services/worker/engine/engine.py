@@ -289,4 +289,5 @@ def _log_overflows(parts: Iterable[BatchPart]) -> None:
                 "meaningless; other jobs are not affected; bfloat16 has the range",
                 part.entry.job_id,
                 part.entry.to_token,
+                extra={"job_id": part.entry.job_id},
             )

@@ -9,6 +9,7 @@ import pytest
 from services.cli.__main__ import main
 from services.cli.up.service_process import ServiceAddresses
 from services.cli.up.up_command import STOP_MARGIN_S, flags_of_services, service_commands
+from services.cli.up.up_log import UpLog
 from services.cli.up.up_settings import SERVICES, UpOnlySettings, UpSettings
 from services.cli.up.worker_groups import worker_flags
 from services.domain.errors import InvalidFieldError
@@ -245,6 +246,18 @@ def test_the_rest_front_is_told_its_port_and_its_gateway_and_comes_last(tmp_path
     assert rest.build(known) == [str(program), "--listen", "127.0.0.1:8080", *gateway]
     known["rest"] = ServiceAddresses("", None, "127.0.0.1:9")
     assert rest.build(known)[1:3] == ["--listen", "127.0.0.1:9"]
+
+
+def test_one_log_format_is_for_all_services_and_the_rest_front(tmp_path: Path) -> None:
+    program = tmp_path / "fastserve-rest"
+    program.touch()
+    given = flags("--log-format", "json")
+    for service in SERVICES:
+        at = given[service].index("--log-format")
+        assert given[service][at + 1] == "json"
+    *_, rest = service_commands(given, {}, 8080, program, UpLog("json"))
+    command = rest.build({"gateway": ServiceAddresses("127.0.0.1:5", None)})
+    assert command[-2:] == ["--log-format", "json"]
 
 
 def test_without_the_rest_front_one_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
