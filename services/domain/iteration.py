@@ -60,6 +60,12 @@ class WorkerCounters:
     offloaded_bytes: int = 0
     uploaded_bytes: int = 0
 
+    @property
+    def plan_wait_share(self) -> float:
+        """Share of the time with jobs that passed without a plan, 0 to 1; 0 before the first job."""
+        with_jobs_s = self.busy_s + self.stall_s + self.plan_wait_s
+        return self.plan_wait_s / with_jobs_s if with_jobs_s > 0 else 0.0
+
     def since(self, earlier: "WorkerCounters") -> "WorkerCounters":
         """The difference to `earlier` counters."""
         return WorkerCounters(

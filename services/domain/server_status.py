@@ -105,10 +105,18 @@ class ServerCounters:
         return ServerCounters(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
 
+class IterationTokens(NamedTuple):
+    """A histogram of tokens per iteration. `counts` are not cumulative and have one entry more than `bounds`."""
+
+    bounds: tuple[float, ...] = ITERATION_TOKEN_BOUNDS
+    counts: tuple[int, ...] = (0,) * (len(ITERATION_TOKEN_BOUNDS) + 1)
+    sum: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
     """One worker group. Every job is in exactly one state: running (in a plan under way), swapped out (its KV cache is
-    in host memory or on its way there) or waiting.
+    in host memory or on its way there) or waiting. The wire carries `iteration_tokens` of all groups together only.
     """
 
     group: int
@@ -119,6 +127,7 @@ class GroupStatus:
     device: str
     worker_joins: int
     counters: ServerCounters = field(default_factory=ServerCounters)
+    iteration_tokens: IterationTokens = field(default_factory=IterationTokens)
 
     @property
     def running(self) -> int:
@@ -154,14 +163,6 @@ class GroupStatus:
             "device": self.device,
             "worker_joins": self.worker_joins,
         }
-
-
-class IterationTokens(NamedTuple):
-    """A histogram of tokens per iteration. `counts` are not cumulative and have one entry more than `bounds`."""
-
-    bounds: tuple[float, ...] = ITERATION_TOKEN_BOUNDS
-    counts: tuple[int, ...] = (0,) * (len(ITERATION_TOKEN_BOUNDS) + 1)
-    sum: int = 0
 
 
 @dataclass(frozen=True, slots=True)

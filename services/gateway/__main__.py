@@ -71,7 +71,11 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
         metrics_server = MetricsServer(settings.host, settings.metrics_port, registry)
         registry.register(
             ServerStatusCollector(
-                model.name, asking_loop(lambda: admin.server_status(SCRAPE_LIMIT_S)), lambda: metrics.refused
+                model.name,
+                asking_loop(lambda: admin.server_status(SCRAPE_LIMIT_S)),
+                lambda: metrics.refused,
+                old_metrics=settings.old_metrics,
+                vllm_metrics=settings.vllm_metrics,
             )
         )
         await server.start()

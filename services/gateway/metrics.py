@@ -1,8 +1,9 @@
-"""What the gateway measures, and what it asks the scheduler for during a scrape.
+"""What the gateway measures, and what it repeats of the scheduler's figures where it is told to.
 
 Durations and token counts are measured here, as clients see them: once per choice, except that a prompt is counted once
-per request. Running and waiting jobs, pools, preemptions and iterations are the scheduler's: they are read from it
-during the scrape, so that they are current, and left out if it does not answer within a second.
+per request. Jobs, pools, preemptions and iterations are told by the services that know them. Two settings have the
+gateway repeat them, for those who scrape nothing else: read from the scheduler during the scrape, so that they are
+current, and left out if it does not answer within a second.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,9 +16,17 @@ from prometheus_client.registry import Collector
 from services.domain.generation import EndReason
 from services.domain.server_status import ServerStatus
 from services.domain.submission import JobTimings
-from services.runtime.status_metrics import LABELS, PREFIX, group_gauges, iteration_token_histogram
+from services.runtime.status_metrics import (
+    LABELS,
+    PREFIX,
+    iteration_token_histogram,
+    job_gauges,
+    pool_gauges,
+    vllm_gauges,
+)
 
 _GROUP = 0
+"""Clients see one server, so what is measured here is not told apart by group."""
 _FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560
 )  # fmt: skip
@@ -115,31 +124,49 @@ class GatewayMetrics:
 
 
 class ServerStatusCollector(Collector):
-    """The scheduler's figures. `read_status` asks for them during the scrape and returns None if there is no answer."""
+    """The gateway's refusals, and the scheduler's figures if they are wanted. `read_status` asks for these during the
+    scrape and returns None if there is no answer. `old_metrics`: those that the scheduler and the KV manager export;
+    `vllm_metrics`: three under vLLM's own names.
+    """
 
     def __init__(
-        self, model_name: str, read_status: Callable[[], ServerStatus | None], gateway_refused: Callable[[], int]
+        self,
+        model_name: str,
+        read_status: Callable[[], ServerStatus | None],
+        gateway_refused: Callable[[], int],
+        *,
+        old_metrics: bool = False,
+        vllm_metrics: bool = False,
     ) -> None:
         self._model_name = model_name
         self._read_status = read_status
         self._gateway_refused = gateway_refused
+        self._old_metrics = old_metrics
+        self._vllm_metrics = vllm_metrics
 
     def describe(self) -> Iterable[Metric]:
         """Nothing, because registering the collector must not ask the scheduler."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        status = self._read_status()
+        status = self._read_status() if self._old_metrics or self._vllm_metrics else None
         labels = (self._model_name, str(_GROUP))
         rejections = CounterMetricFamily(
             PREFIX + "admission_rejections", "Jobs refused because the server was full.", labels=(*LABELS, "reason")
         )
         rejections.add_metric((*labels, "gateway_full"), self._gateway_refused())
-        if status is not None:
+        if status is not None and self._vllm_metrics:
+            yield from vllm_gauges(self._model_name, status.groups)
+        if status is not None and self._old_metrics:
             rejections.add_metric((*labels, "queue_full"), status.admission_rejections)
-            preemptions = CounterMetricFamily(PREFIX + "num_preemptions", "Preemptions.", labels=LABELS)
-            preemptions.add_metric(labels, status.counters.preemptions)
-            yield preemptions
-            yield from group_gauges(self._model_name, status.groups)
-            yield iteration_token_histogram(self._model_name, _GROUP, status.iteration_tokens)
+            yield from self._repeated(status)
         yield rejections
+
+    def _repeated(self, status: ServerStatus) -> Iterator[Metric]:
+        """What the scheduler and the KV manager export too."""
+        preemptions = CounterMetricFamily(PREFIX + "num_preemptions", "Preemptions.", labels=LABELS)
+        preemptions.add_metric((self._model_name, str(_GROUP)), status.counters.preemptions)
+        yield preemptions
+        yield from job_gauges(self._model_name, status.groups)
+        yield from pool_gauges(self._model_name, [(group.group, group.pools) for group in status.groups])
+        yield iteration_token_histogram(self._model_name, [(_GROUP, status.iteration_tokens)])

@@ -34,6 +34,11 @@ class GatewaySettings(Settings):
         le=3600,
         description="seconds that open streams wait for the next scheduler when theirs is lost; then they end",
     )
+    vllm_metrics: bool = Field(
+        False,
+        description="also export vllm:num_requests_running, vllm:num_requests_waiting and vllm:kv_cache_usage_perc, "
+        "for endpoint pickers of the Gateway API Inference Extension",
+    )
 
     @property
     def model_name(self) -> str:

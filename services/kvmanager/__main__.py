@@ -4,10 +4,12 @@ import asyncio
 import logging
 from contextlib import ExitStack
 
+from prometheus_client import CollectorRegistry
+
 from services.domain.errors import InvalidFieldError
 from services.kvmanager.driver import KvManagerDriver
 from services.kvmanager.kv_manager_recording import KV_MANAGER_FORMAT
-from services.kvmanager.metrics import PoolCollector
+from services.kvmanager.metrics import EnstErrorHistogram, PoolCollector
 from services.kvmanager.service import KV_MANAGER_SERVICE, register
 from services.kvmanager.settings import KvManagerSettings
 from services.runtime.metrics_server import MetricsServer, new_registry
@@ -25,6 +27,8 @@ CLOSE_LIMIT_S = 0.5
 async def serve(process: ServiceProcess[KvManagerSettings]) -> None:
     """The KV manager's life: listen, serve, close the streams."""
     settings = process.settings
+    registry = new_registry()
+    enst_errors = EnstErrorHistogram(registry, settings.served_model_name or "")
     with ExitStack() as recordings:
 
         def recorder_of(group: int) -> Recorder | None:
@@ -38,14 +42,17 @@ async def serve(process: ServiceProcess[KvManagerSettings]) -> None:
                 _log.warning("group %d is not recorded: %s", group, error)
                 return None
 
-        await _serve(process, settings, KvManagerDriver(settings.knobs, recorder_of))
+        driver = KvManagerDriver(settings.knobs, recorder_of, enst_errors.judged)
+        await _serve(process, settings, driver, registry)
 
 
 async def _serve(
-    process: ServiceProcess[KvManagerSettings], settings: KvManagerSettings, driver: KvManagerDriver
+    process: ServiceProcess[KvManagerSettings],
+    settings: KvManagerSettings,
+    driver: KvManagerDriver,
+    registry: CollectorRegistry,
 ) -> None:
     server = RpcServer(settings.listen, (KV_MANAGER_SERVICE,), lambda grpc_server: register(grpc_server, driver))
-    registry = new_registry()
     registry.register(PoolCollector(settings.served_model_name or "", driver.pool_usages))
     metrics_server = MetricsServer(split_address(settings.listen).host, settings.metrics_port, registry)
     try:

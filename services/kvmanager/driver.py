@@ -14,6 +14,7 @@ from services.domain.errors import NotReadyError, PeerMismatchError, SupersededE
 from services.domain.ids import MOST_GROUPS
 from services.domain.server_status import PoolUsage
 from services.domain.worker_facts import KvWorkerFacts
+from services.kvmanager.enst_errors import EnstErrors, OnJudged
 from services.kvmanager.kv_group import KvGroup, check_pools
 from services.kvmanager.kv_manager_inbox import (
     Inbound,
@@ -41,9 +42,17 @@ Events = dict[int, list[Event]]
 
 
 class KvManagerDriver:
-    """Runs the machines; `recorder_of` makes the recorder of a new group. Must be created on its event loop."""
+    """Runs the machines; `recorder_of` makes the recorder of a new group, `on_enst_judged` hears how good the estimates
+    of ENST were. Must be created on its event loop.
+    """
 
-    def __init__(self, knobs: KvConfig, recorder_of: Callable[[int], Recorder | None] = lambda group: None) -> None:
+    def __init__(
+        self,
+        knobs: KvConfig,
+        recorder_of: Callable[[int], Recorder | None] = lambda group: None,
+        on_enst_judged: OnJudged | None = None,
+    ) -> None:
+        self._on_enst_judged = on_enst_judged
         self._loop = asyncio.get_running_loop()
         self._knobs = knobs
         self._recorder_of = recorder_of
@@ -87,7 +96,14 @@ class KvManagerDriver:
     def _group(self, number: int) -> KvGroup:
         group = self._groups.get(number)
         if group is None:
-            group = self._groups[number] = KvGroup(number, self._knobs, self._recorder_of(number), self._wake_in)
+            judged = self._on_enst_judged
+            group = self._groups[number] = KvGroup(
+                number,
+                self._knobs,
+                self._recorder_of(number),
+                self._wake_in,
+                None if judged is None else EnstErrors(number, judged),
+            )
         return group
 
     def _turn(self, items: Sequence[Inbound]) -> None:

@@ -13,6 +13,7 @@ from services.domain.ids import Epoch
 from services.domain.protocol import Applied, Done, KvToWorker, WorkerPools
 from services.domain.server_status import KvLinkItem, PoolStatus, PoolUsage
 from services.domain.worker_facts import KvWorkerFacts
+from services.kvmanager.enst_errors import EnstErrors
 from services.kvmanager.kv_streams import KvWorkerStream
 from services.kvmanager.machine.kv_manager import KvManager
 from services.kvmanager.machine.kv_manager_events import (
@@ -45,12 +46,20 @@ def check_pools(pools: WorkerPools) -> None:
 
 
 class KvGroup:
-    """The group with this number. `recorder` sees every turn; `wake_in` asks for a turn after so many seconds."""
+    """The group with this number. `recorder` and `enst_errors` see every turn; `wake_in` asks for a turn after so many
+    seconds.
+    """
 
     def __init__(
-        self, number: int, knobs: KvConfig, recorder: Recorder | None, wake_in: Callable[[float], None]
+        self,
+        number: int,
+        knobs: KvConfig,
+        recorder: Recorder | None,
+        wake_in: Callable[[float], None],
+        enst_errors: EnstErrors | None = None,
     ) -> None:
         self.number = number
+        self._enst_errors = enst_errors
         self._knobs = knobs
         self._recorder = recorder
         self._wake_in = wake_in
@@ -125,6 +134,8 @@ class KvGroup:
         try:
             if events:
                 commands = self._handle(events, now_s)
+                if self._enst_errors is not None:
+                    self._enst_errors.after_turn(self._machine, events, now_s)
         except ProtocolError as error:
             self.start_over(error)
         return self._machine.epoch, [*self._execute(commands), *self._status(now_s)]

@@ -77,6 +77,9 @@ class Settings(BaseModel):
     metrics_port: int = Field(
         0, ge=0, le=65535, description="port of /metrics, on the same host as the gRPC server; 0 picks a free port"
     )
+    old_metrics: bool = Field(
+        False, description="also export the series that repeat what another service exports; sums then count twice"
+    )
     ready_file: Path | None = Field(
         None, description="file to write as JSON when the service is ready, with the addresses it listens on"
     )

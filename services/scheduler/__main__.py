@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import grpc
+from prometheus_client import CollectorRegistry
 
 from services.domain.errors import InvalidFieldError
+from services.domain.server_status import ServerStatus
 from services.runtime.channel import open_channel
 from services.runtime.metrics_server import MetricsServer, asking_loop, new_registry
 from services.runtime.model_files import fingerprint, read_facts
@@ -22,6 +24,7 @@ from services.scheduler.driver import SchedulerDriver
 from services.scheduler.leadership.candidate import Candidate
 from services.scheduler.leadership.election import Election
 from services.scheduler.metrics import SchedulerCollector
+from services.scheduler.policies.group_demand import Demand
 from services.scheduler.scaler_service import EXTERNAL_SCALER, ExternalScaler, register_scaler
 from services.scheduler.scheduler_link import SchedulerLink
 from services.scheduler.scheduler_recording import SCHEDULER_FORMAT
@@ -84,9 +87,7 @@ async def _serve(
 
         server = RpcServer(settings.listen, (SCHEDULER_SERVICE, ADMIN_SERVICE, EXTERNAL_SCALER), register_all)
         metrics_server = MetricsServer(split_address(settings.listen).host, settings.metrics_port, registry)
-        registry.register(SchedulerCollector(asking_loop(driver.status)))
-        asked = asking_loop(lambda: (demand.update(), demand.ready_count))
-        registry.register(DemandCollector(served.model_name, asked))
+        export_metrics(registry, served.model_name, driver, demand, settings.old_metrics)
         await server.start()
         following = asyncio.create_task(readiness.follow(server))
         candidate = candidate_for(settings, server.address, metrics_server.port)
@@ -112,6 +113,21 @@ async def _serve(
             await cancelled(*tasks)
             # The metrics server's thread may be waiting for this loop, so the loop must not block on stopping it.
             await asyncio.to_thread(metrics_server.stop)
+
+
+def export_metrics(
+    registry: CollectorRegistry, model_name: str, driver: SchedulerDriver, demand: DemandWatch, old_metrics: bool
+) -> None:
+    """The metrics. On standby there are none: the leader's are the server's."""
+
+    def status() -> ServerStatus | None:
+        return None if driver.term is None else driver.status()
+
+    def wanted() -> tuple[Demand, int] | None:
+        return None if driver.term is None else (demand.update(), demand.ready_count)
+
+    registry.register(SchedulerCollector(asking_loop(status), old_metrics=old_metrics))
+    registry.register(DemandCollector(model_name, asking_loop(wanted)))
 
 
 def candidate_for(settings: SchedulerSettings, grpc_address: str, metrics_port: int) -> Candidate | None:

@@ -1,5 +1,6 @@
-"""The scheduler's Prometheus metrics, read from one status per scrape. The gateway exports what clients experience
-(times to tokens, finish reasons), the worker how it spends its time.
+"""The scheduler's Prometheus metrics, read from one status per scrape: jobs, and what was decided about them. The
+gateway exports what clients experience (times to tokens, finish reasons), the KV manager the pools, the worker how it
+spends its time.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -9,11 +10,20 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from services.domain.server_status import ServerStatus
-from services.runtime.status_metrics import LABELS, PREFIX, group_gauges, iteration_token_histogram
+from services.runtime.status_metrics import (
+    LABELS,
+    PREFIX,
+    iteration_token_histogram,
+    job_gauges,
+    level_gauge,
+    pool_gauges,
+)
+from services.scheduler.machine.scheduler_events import RejectKind
 
 SERVER_GROUP = 0
-"""The `group` label of metrics that cover the whole server: the router's refusals, and the histogram."""
+"""The `group` label of what no group does: a refusal comes before a group is chosen."""
 
+_NO_REJECTIONS = {kind.value: 0 for kind in RejectKind}
 _COUNTERS = (
     ("num_preemptions", "Number of times a job left the running batch before it ended.", "preemptions"),
     ("num_promotions", "Number of promotions of a job to the highest level.", "promotions"),
@@ -27,10 +37,13 @@ _COUNTERS = (
 
 
 class SchedulerCollector(Collector):
-    """`read` returns the status, or None if the scheduler is too busy to answer."""
+    """`read` returns the status, or None if the scheduler is too busy to answer. `old_metrics`: also the pools, which
+    are the KV manager's to tell.
+    """
 
-    def __init__(self, read: Callable[[], ServerStatus | None]) -> None:
+    def __init__(self, read: Callable[[], ServerStatus | None], *, old_metrics: bool = False) -> None:
         self._read = read
+        self._old_metrics = old_metrics
 
     def describe(self) -> Iterable[Metric]:
         """Empty, so that registering the collector does not read the status."""
@@ -40,17 +53,21 @@ class SchedulerCollector(Collector):
         status = self._read()
         if status is None:
             return
-        yield from group_gauges(status.model, status.groups)
+        groups = status.groups
+        yield from job_gauges(status.model, groups)
+        yield level_gauge(status.model, groups)
+        if self._old_metrics:
+            yield from pool_gauges(status.model, [(group.group, group.pools) for group in groups])
         for name, text, field in _COUNTERS:
             family = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
-            for group in status.groups:
+            for group in groups:
                 family.add_metric((status.model, str(group.group)), getattr(group.counters, field))
             yield family
         labels = (status.model, str(SERVER_GROUP))
         rejections = CounterMetricFamily(
             PREFIX + "admission_rejections", "Number of jobs that were not admitted.", labels=(*LABELS, "reason")
         )
-        for reason, count in sorted(status.rejections.items()):
+        for reason, count in sorted((_NO_REJECTIONS | dict(status.rejections)).items()):
             rejections.add_metric((*labels, reason), count)
         yield rejections
-        yield iteration_token_histogram(status.model, SERVER_GROUP, status.iteration_tokens)
+        yield iteration_token_histogram(status.model, [(group.group, group.iteration_tokens) for group in groups])

@@ -144,6 +144,7 @@ class WorkerGroup:
             device="" if facts is None else facts.device,
             worker_joins=self.machine.counters.worker_joins,
             counters=self._counters(),
+            iteration_tokens=self.machine.counters.iteration_tokens,
         )
 
     def _counters(self) -> ServerCounters:

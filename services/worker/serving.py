@@ -100,7 +100,13 @@ async def _work(
     facts = replace(working.facts, group=settings.group)
     driver = WorkerDriver(working.ranks, facts, addresses, readiness.set)
     registry.register(
-        EngineCollector(settings.model_name, settings.group, engine.counters, lambda: driver.epochs_begun)
+        EngineCollector(
+            settings.model_name,
+            settings.group,
+            engine.counters,
+            lambda: driver.epochs_begun,
+            old_metrics=settings.old_metrics,
+        )
     )
     try:
         await driver.run()

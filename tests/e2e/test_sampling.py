@@ -3,7 +3,6 @@ counts of it.
 """
 
 import math
-import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from tests.builders.repository_paths import BUNDLED
 from tests.builders.waits import wait_until
 from tests.e2e.client import Client, client_of
 from tests.e2e.cluster import Cluster, running_cluster
+from tests.e2e.scraping import scrape
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -145,19 +145,6 @@ async def test_a_named_request_is_resumed_from_a_token(client: Client) -> None:
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
 
-def scrape(cluster: Cluster) -> dict[str, float]:
-    """Samples without their labels, but for the reason of an end."""
-    with urllib.request.urlopen(f"http://{cluster.metrics_address}/metrics", timeout=20) as response:
-        lines = response.read().decode().splitlines()
-    samples: dict[str, float] = {}
-    for line in lines:
-        if line.startswith("fastserve:"):
-            name, _, value = line.rpartition(" ")
-            reason = name.partition('finished_reason="')[2].partition('"')[0]
-            samples[name.partition("{")[0].removeprefix("fastserve:") + (f"/{reason}" if reason else "")] = float(value)
-    return samples
-
-
 async def test_metrics_count_known_traffic(client: Client, cluster: Cluster) -> None:
     wait_until(cluster.is_idle, "nothing else runs")
     before = scrape(cluster)
@@ -167,18 +154,19 @@ async def test_metrics_count_known_traffic(client: Client, cluster: Cluster) -> 
     await client.refusal(ids_request([20], top_p=7.0))
     stream = client.open(ids_request(range(20, 28), max_tokens=2000, ignore_eos=True))
     await anext(aiter(stream))
-    wait_until(lambda: scrape(cluster)["num_requests_running"] == 1, "it runs")
+    wait_until(lambda: scrape(cluster).sum("num_requests_running") == 1, "it runs")
     stream.cancel()
-    wait_until(lambda: scrape(cluster)["request_success_total/abort"] > before["request_success_total/abort"], "ended")
+    aborted = before.sum("request_success_total", finished_reason="abort") + 1
+    wait_until(lambda: scrape(cluster).sum("request_success_total", finished_reason="abort") == aborted, "ended")
     wait_until(cluster.is_idle, "every block free")
     after = scrape(cluster)
 
-    def more(name: str) -> float:
-        return after[name] - before[name]
+    def more(name: str, **labels: str) -> float:
+        return after.sum(name, **labels) - before.sum(name, **labels)
 
-    assert more("request_success_total/length") == 5
-    assert more("request_success_total/stop") == 1
-    assert more("request_success_total/abort") == 1
+    assert more("request_success_total", finished_reason="length") == 5
+    assert more("request_success_total", finished_reason="stop") == 1
+    assert more("request_success_total", finished_reason="abort") == 1
     assert more("prompt_tokens_total") == 3 * 5 + 10 + 6 + 8
     assert more("generation_tokens_total") - more("request_generation_tokens_sum") == 0
     assert more("generation_tokens_total") > 3 * 7 + 2 * 4 + 1
@@ -187,4 +175,5 @@ async def test_metrics_count_known_traffic(client: Client, cluster: Cluster) -> 
     assert more("inter_token_latency_seconds_count") == more("generation_tokens_total") - 7
     assert more("iteration_tokens_count") > 0
     for gauge in ("num_requests_running", "num_requests_waiting", "num_requests_swapped", "kv_cache_usage_perc"):
-        assert after[gauge] == 0
+        assert after.sum(gauge) == 0
+    assert after.sum("jobs") == 0

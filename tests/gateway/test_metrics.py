@@ -9,7 +9,7 @@ from fastserve.v1.admin_pb2 import LevelStatus
 from services.domain.errors import AdmissionFullError
 from services.domain.generation import EndReason
 from tests.builders.generate_requests import ids_request
-from tests.gateway.fake_scheduler_for_gateway import SOON_S
+from tests.gateway.fake_scheduler_for_gateway import SOON_S, FakeSchedulerForGateway
 from tests.gateway.running_gateway import Pair, running_pair
 
 LABELS = '{group="0",model_name="tiny"}'
@@ -101,39 +101,62 @@ async def test_a_repeat_of_a_finished_request_does_not_count_as_new_work(pair: P
     assert counted(await gateway.metrics()) == before
 
 
-async def test_the_scheduler_s_figures_are_read_during_the_scrape(pair: Pair) -> None:
-    gateway, scheduler = pair
+def a_busy_group(scheduler: FakeSchedulerForGateway, group: int = 0) -> None:
+    """One more group in the scheduler's status, and its counters."""
     status = scheduler.status
     status.groups.add(
-        group=0, levels=[LevelStatus(running=3, waiting=4, swapped_out=2)],
+        group=group, levels=[LevelStatus(running=3, waiting=4, swapped_out=2)],
         device_blocks_total=40, device_blocks_free=10, host_blocks_total=100, host_blocks_free=75,
     )  # fmt: skip
     status.counters.preemptions = 11
     status.admission_rejections = 5
-    status.iteration_tokens.bounds.extend([1, 8])
-    status.iteration_tokens.counts.extend([2, 3, 4])
+    status.iteration_tokens.bounds[:] = [1, 8]
+    status.iteration_tokens.counts[:] = [2, 3, 4]
     status.iteration_tokens.sum = 77
-    metrics = await gateway.metrics()
-    assert value(metrics, "num_requests_running") == 3
-    assert value(metrics, "num_requests_waiting") == 6
-    assert value(metrics, "num_requests_swapped") == 2
-    assert value(metrics, "kv_cache_usage_perc") == 0.75
-    assert value(metrics, "kv_offload_cpu_cache_usage_perc") == 0.25
-    assert value(metrics, "num_preemptions_total") == 11
-    assert value(metrics, "admission_rejections_total", reason="queue_full") == 5
-    assert value(metrics, "iteration_tokens_bucket", le="8.0") == 5
-    assert value(metrics, "iteration_tokens_bucket", le="+Inf") == 9
-    assert value(metrics, "iteration_tokens_sum") == 77
-    status.groups[0].levels[0].running = 1
-    assert value(await gateway.metrics(), "num_requests_running") == 1
 
 
-async def test_without_the_scheduler_its_figures_are_left_out_and_the_gateway_s_stay(pair: Pair) -> None:
+async def test_the_scheduler_s_figures_are_repeated_only_where_a_switch_says_so(pair: Pair) -> None:
     gateway, scheduler = pair
-    await scheduler.stop()
-    metrics = await asyncio.wait_for(gateway.metrics(), SOON_S)
-    assert f"fastserve:num_requests_running{LABELS}" not in metrics
-    assert value(metrics, "generation_tokens_total") == 0
+    a_busy_group(scheduler)
+    repeated = ("num_requests_", "kv_cache", "kv_offload", "num_preemptions", "iteration_tokens")
+    names = [name.removeprefix("fastserve:") for name in await gateway.metrics()]
+    assert not [name for name in names if name.startswith(("vllm:", *repeated)) or "queue_full" in name]
+
+
+async def test_old_metrics_are_read_from_the_scheduler_during_the_scrape(model: Path) -> None:
+    async with running_pair(model, old_metrics=True) as (gateway, scheduler):
+        a_busy_group(scheduler)
+        metrics = await gateway.metrics()
+        assert value(metrics, "num_requests_running") == 3
+        assert value(metrics, "num_requests_waiting") == 6
+        assert value(metrics, "num_requests_swapped") == 2
+        assert value(metrics, "kv_cache_usage_perc") == 0.75
+        assert value(metrics, "kv_offload_cpu_cache_usage_perc") == 0.25
+        assert value(metrics, "num_preemptions_total") == 11
+        assert value(metrics, "admission_rejections_total", reason="queue_full") == 5
+        assert value(metrics, "iteration_tokens_bucket", le="8.0") == 5
+        assert value(metrics, "iteration_tokens_bucket", le="+Inf") == 9
+        assert value(metrics, "iteration_tokens_sum") == 77
+        scheduler.status.groups[0].levels[0].running = 1
+        assert value(await gateway.metrics(), "num_requests_running") == 1
+        await scheduler.stop()
+        metrics = await asyncio.wait_for(gateway.metrics(), SOON_S)
+        assert f"fastserve:num_requests_running{LABELS}" not in metrics
+        assert value(metrics, "generation_tokens_total") == 0
+
+
+async def test_an_endpoint_picker_reads_all_groups_together_under_vllm_s_names(model: Path) -> None:
+    async with running_pair(model, vllm_metrics=True) as (gateway, scheduler):
+        a_busy_group(scheduler)
+        a_busy_group(scheduler, group=1)
+        scheduler.status.groups[1].device_blocks_free = 40
+        metrics = await gateway.metrics()
+        shown = {name: figure for name, figure in metrics.items() if name.startswith("vllm:")}
+        assert shown == {
+            'vllm:num_requests_running{model_name="tiny"}': 6,
+            'vllm:num_requests_waiting{model_name="tiny"}': 12,
+            'vllm:kv_cache_usage_perc{model_name="tiny"}': 0.375,
+        }
 
 
 async def test_refusals_by_a_full_gateway_are_counted(model: Path) -> None:

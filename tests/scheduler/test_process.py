@@ -97,9 +97,15 @@ async def test_ten_thousand_queued_jobs_fit_in_200_mb_and_torch_is_not_loaded(tm
         # A batch is 16 jobs, but prefills fill it step by step, and each of two plans under way may lend to others.
         assert running_jobs is not None
         assert 8 <= int(running_jobs[1]) <= 32
-        for name in ("num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total", "iteration_tokens_bucket"):
+        for name in ("num_requests_waiting", "num_preemptions_total", "iteration_tokens_bucket"):
             assert f"fastserve:{name}{{" in scraped
-        assert "fastserve:worker_" not in scraped  # exported by the worker: a sum over services would count them twice
+        by_state: dict[str, float] = {}
+        for state, jobs in re.findall(r'fastserve:jobs\{[^}]*state="(\w+)"\} (\S+)', scraped):
+            by_state[state] = by_state.get(state, 0) + float(jobs)
+        assert by_state["running"] == int(running_jobs[1])
+        assert sum(by_state.values()) == QUEUED_JOBS
+        # Exported by the worker and the KV manager: a sum over services would count them twice.
+        assert not re.search("fastserve:(worker_|kv_cache|kv_offload_cpu)", scraped)
         running.send_signal(signal.SIGTERM)
         async with asyncio.timeout(LIMIT_S):
             assert await running.wait() == 0

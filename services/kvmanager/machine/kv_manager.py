@@ -38,6 +38,7 @@ from services.domain.protocol import (
 from services.domain.server_status import PoolUsage
 from services.kvmanager.machine import moves
 from services.kvmanager.machine.decisions import decide
+from services.kvmanager.machine.enst import enst_s
 from services.kvmanager.machine.kv_job import ASKED, DEVICE, KvJob, KvState
 from services.kvmanager.machine.kv_manager_events import (
     Command,
@@ -183,6 +184,14 @@ class KvManager:
         """A job's state; None for an unknown job."""
         known = None if self._ledger is None else self._ledger.jobs.get(job_id)
         return None if known is None else known.state
+
+    def enst_of(self, job_id: JobId, now_s: float) -> float | None:
+        """ENST in seconds of a job that is in no plan; None for any other job, and under a policy without quanta."""
+        ledger = self._ledger
+        job = None if ledger is None else ledger.jobs.get(job_id)
+        if ledger is None or job is None or job.plans or job.rank is None or not ledger.quanta_s:
+            return None
+        return enst_s(job.rank.level, ledger.execute_s(), now_s - job.waiting_since_s, ledger.starvation_limit_s)
 
     def pool_usage(self) -> PoolUsage | None:
         """State of the pools; None unless ready."""

@@ -4,10 +4,14 @@ import asyncio
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
 from services.domain.errors import NotReadyError, SupersededError
 from services.runtime.channel import open_channel
+from services.scheduler.__main__ import export_metrics
+from services.scheduler.demand_watch import DemandWatch
 from services.scheduler.driver import SchedulerDriver
+from services.scheduler.policies.group_demand import DemandLimits
 from services.scheduler.scheduler_config import SchedulerConfig
 from services.scheduler.scheduler_link import SchedulerLink
 from tests.builders.waits import LIMIT_S
@@ -40,6 +44,17 @@ async def test_a_leader_whose_term_is_over_ends_and_does_not_dial_again() -> Non
         driver = SchedulerDriver(served_with(SchedulerConfig()), link, lambda ready: None)
         with pytest.raises(SupersededError, match="term 5 leads; term 4 is over"):
             await asyncio.wait_for(link.run(driver.inbox.post), LIMIT_S)
+
+
+async def test_a_scheduler_on_standby_exports_no_figure_of_the_server() -> None:
+    async with running_scheduler() as served:
+        registry, driver = CollectorRegistry(), served.driver
+        demand = DemandWatch(DemandLimits(5.0, 60.0, 1, 1), driver.backlogs, driver.ready_groups)
+        export_metrics(registry, "m", driver, demand, old_metrics=True)
+        shown = await asyncio.to_thread(lambda: {family.name for family in registry.collect()})
+        assert {"fastserve:num_requests_waiting", "fastserve:groups_wanted"} <= shown
+        driver.term = None
+        assert await asyncio.to_thread(lambda: list(registry.collect())) == []
 
 
 async def test_a_scheduler_on_standby_takes_no_peers_until_it_leads() -> None:
