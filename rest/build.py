@@ -100,7 +100,8 @@ def _run(argv: list[str], what: str, go: str | None = None) -> None:
 def digest() -> str:
     """A digest of everything that the front is built from."""
     whole = hashlib.sha256()
-    files = [*MODULE.rglob("*.go"), *(MODULE / name for name in ("go.mod", "go.sum", "edge_errors.json"))]
+    others = (MODULE / name for name in ("go.mod", "go.sum", "edge_errors.json"))
+    files = [*MODULE.rglob("*.go"), *(MODULE / "page").iterdir(), *others]
     for path in sorted(files):
         whole.update(f"{path.relative_to(MODULE)}:{path.stat().st_size}\n".encode())
         whole.update(path.read_bytes())

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -54,6 +55,14 @@ func (f *front) handler(ctx context.Context, maxBodyBytes int64, writeLimit time
 	} {
 		own.HandleFunc(path, handle)
 		routes = append(routes, newRoute(path, http.MethodGet))
+	}
+	page, err := pageHandlers()
+	if err != nil {
+		return nil, err
+	}
+	for path, handle := range page {
+		own.HandleFunc(path, handle)
+		routes = append(routes, newRoute(strings.TrimSuffix(path, "{$}"), http.MethodGet))
 	}
 	return &edge{routes: routes, next: own, maxBodyBytes: maxBodyBytes, writeLimit: writeLimit}, nil
 }

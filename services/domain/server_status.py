@@ -4,6 +4,7 @@ result.json. For meanings and units see admin.proto.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
 from typing import NamedTuple
 
 from services.domain.ids import JobId
@@ -14,6 +15,12 @@ RESTART_MARGIN_S = 2.0
 
 ITERATION_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the buckets of `IterationTokens`; one more bucket without a bound follows."""
+
+
+MOST_LISTED_JOBS = 1000
+"""The most jobs that a status lists one by one. It is what a page can show, and what a scheduler can list between two
+iterations: some ms.
+"""
 
 
 class PoolUsage(NamedTuple):
@@ -58,6 +65,39 @@ class PoolStatus:
 
 KvLinkItem = KvToScheduler | PoolStatus
 """Everything that the KV manager sends to the scheduler."""
+
+
+class JobPhase(Enum):
+    """Where a job stands; the values are those of admin.proto's JobState."""
+
+    RUNNING = 1
+    """In a plan under way."""
+    WAITING = 2
+    """Neither running nor swapped out."""
+    SWAPPED_OUT = 3
+    """Its KV cache is in host memory or on its way there."""
+
+
+class KvSite(Enum):
+    """Where a job's KV cache is; the values are those of admin.proto."""
+
+    NONE = 1
+    """Nowhere: the job has not begun, or its KV was dropped and will be computed again."""
+    DEVICE = 2
+    HOST = 3
+    """In host memory or on its way there."""
+
+
+class JobStatus(NamedTuple):
+    """One job. `alias` stands for its id, which is the client's own; it stays while the job stays in its group."""
+
+    alias: str
+    group: int
+    level: int
+    phase: JobPhase
+    kv: KvSite
+    prompt_tokens: int
+    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +220,8 @@ class ServerStatus:
     max_queued_jobs: int
     rejections: Mapping[str, int] = field(default_factory=dict)
     iteration_tokens: IterationTokens = field(default_factory=IterationTokens)
+    listed_jobs: tuple[JobStatus, ...] = ()
+    """As many as were asked for: group by group, in the order in which they would run."""
 
     @property
     def jobs(self) -> int:

@@ -82,17 +82,18 @@ class GatewayClient:
         except grpc.aio.AioRpcError as error:
             raise failure(self.server, error) from None
 
-    async def status(self) -> ServerStatus:
-        """The server's status now."""
+    async def status(self, max_jobs: int = 0) -> ServerStatus:
+        """The server's status now, with up to `max_jobs` jobs one by one."""
+        request = admin_pb2.GetStatusRequest(max_jobs=max_jobs)
         try:
-            response = await self._admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=CALL_LIMIT_S)
+            response = await self._admin.GetStatus(request, timeout=CALL_LIMIT_S)
         except grpc.aio.AioRpcError as error:
             raise failure(self.server, error) from None
         return status_from_wire(response.status)
 
-    async def watch_status(self, interval_s: float) -> AsyncIterator[ServerStatus]:
-        """The server's status at once and then every `interval_s`, until the caller stops."""
-        call = self._admin.WatchStatus(admin_pb2.WatchStatusRequest(interval_s=interval_s))
+    async def watch_status(self, interval_s: float, max_jobs: int = 0) -> AsyncIterator[ServerStatus]:
+        """The server's status at once and then every `interval_s`, until the caller stops; `max_jobs` as above."""
+        call = self._admin.WatchStatus(admin_pb2.WatchStatusRequest(interval_s=interval_s, max_jobs=max_jobs))
         try:
             async for response in call:
                 yield status_from_wire(response.status)

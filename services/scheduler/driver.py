@@ -15,7 +15,7 @@ from contextlib import suppress
 from services.domain.errors import NotReadyError, PeerMismatchError
 from services.domain.group_backlog import GroupBacklog
 from services.domain.ids import JobId
-from services.domain.server_status import IterationTokens, ServerCounters, ServerStatus
+from services.domain.server_status import IterationTokens, JobStatus, ServerCounters, ServerStatus
 from services.domain.submission import ServingLimits
 from services.domain.worker_facts import WorkerFacts
 from services.runtime.inbox import Inbox, Wakeup
@@ -130,8 +130,12 @@ class SchedulerDriver:
         if self.term is None:
             raise NotReadyError("this scheduler is on standby: dial the one that leads")
 
-    def status(self) -> ServerStatus:
-        """A snapshot of the server. O(jobs)."""
+    def status(self, max_jobs: int = 0) -> ServerStatus:
+        """A snapshot of the server, with up to `max_jobs` jobs one by one. O(jobs)."""
+        listed: list[JobStatus] = []
+        for group in self._groups.values():
+            if len(listed) < max_jobs:
+                listed.extend(group.first_jobs(max_jobs - len(listed)))
         groups = tuple(group.status() for group in self._groups.values())
         return ServerStatus(
             model=self._served.model_name,
@@ -143,6 +147,7 @@ class SchedulerDriver:
             max_queued_jobs=self._served.config.max_queued_jobs,
             rejections=self._rejections(),
             iteration_tokens=self._iteration_tokens(),
+            listed_jobs=tuple(listed),
         )
 
     def backlogs(self) -> list[GroupBacklog | None]:

@@ -25,7 +25,7 @@ from services.scheduler.scheduler_inbox import (
     WorkerSaid,
 )
 from services.wire.gateway_scheduler import cancel_from_wire, limits_to_wire, submission_from_wire, updates_to_wire
-from services.wire.operator_scheduler import interval_from_wire, status_to_wire
+from services.wire.operator_scheduler import interval_from_wire, max_jobs_from_wire, status_to_wire
 from services.wire.scheduler_worker import plan_to_wire, result_from_wire, worker_facts_from_wire
 
 SCHEDULER_SERVICE = wire.DESCRIPTOR.services_by_name["SchedulerService"].full_name
@@ -117,13 +117,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._driver = driver
 
     async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Any) -> admin_pb2.GetStatusResponse:
-        return admin_pb2.GetStatusResponse(status=status_to_wire(self._driver.status()))
+        return admin_pb2.GetStatusResponse(status=status_to_wire(self._driver.status(max_jobs_from_wire(request))))
 
     async def WatchStatus(self, request: admin_pb2.WatchStatusRequest, context: Any) -> None:  # type: ignore[override]
         # Writes to the context instead of yielding: a call that is not a generator is cancelled at its await.
-        interval_s = interval_from_wire(request)
+        interval_s, max_jobs = interval_from_wire(request), max_jobs_from_wire(request)
         while True:
-            await context.write(admin_pb2.WatchStatusResponse(status=status_to_wire(self._driver.status())))
+            await context.write(admin_pb2.WatchStatusResponse(status=status_to_wire(self._driver.status(max_jobs))))
             await asyncio.sleep(interval_s)
 
 

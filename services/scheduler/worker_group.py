@@ -15,9 +15,18 @@ from services.domain.generation import TokenLogprob
 from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.iteration import PlanWork, WorkerCounters, WorkerResult
 from services.domain.protocol import PlanEntry, SchedulerToKv
-from services.domain.server_status import NO_POOLS, GroupStatus, KvLinkItem, PoolStatus, PoolUsage, ServerCounters
+from services.domain.server_status import (
+    NO_POOLS,
+    GroupStatus,
+    JobStatus,
+    KvLinkItem,
+    PoolStatus,
+    PoolUsage,
+    ServerCounters,
+)
 from services.domain.worker_facts import WorkerFacts
 from services.runtime.recording.recorder import Recorder
+from services.scheduler.machine.job_counts import job_statuses
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.machine.scheduler_events import (
     Command,
@@ -146,6 +155,10 @@ class WorkerGroup:
             counters=self._counters(),
             iteration_tokens=self.machine.counters.iteration_tokens,
         )
+
+    def first_jobs(self, most: int) -> tuple[JobStatus, ...]:
+        """The first `most` jobs by rank. O(jobs)."""
+        return job_statuses(self.machine, self.number, self._swapped_out, most)
 
     def _counters(self) -> ServerCounters:
         machine, worker = self.machine.counters, self.worker_counters.total()

@@ -5,8 +5,12 @@ from typing import Any
 from fastserve.v1 import admin_pb2
 from services.domain.errors import InvalidFieldError
 from services.domain.server_status import (
+    MOST_LISTED_JOBS,
     GroupStatus,
     IterationTokens,
+    JobPhase,
+    JobStatus,
+    KvSite,
     LevelStatus,
     PoolUsage,
     ServerCounters,
@@ -23,6 +27,13 @@ def interval_from_wire(request: admin_pb2.WatchStatusRequest) -> float:
     if not 0.05 <= request.interval_s <= 60:
         raise InvalidFieldError("interval_s", f"must be between 0.05 and 60 seconds, but is {request.interval_s:g}")
     return request.interval_s
+
+
+def max_jobs_from_wire(request: admin_pb2.GetStatusRequest | admin_pb2.WatchStatusRequest) -> int:
+    """How many jobs to list; 0 unless asked for. Raises InvalidFieldError."""
+    if request.max_jobs > MOST_LISTED_JOBS:
+        raise InvalidFieldError("max_jobs", f"must be at most {MOST_LISTED_JOBS:,}, but is {request.max_jobs:,}")
+    return request.max_jobs
 
 
 def _counters_to_wire(counters: ServerCounters) -> admin_pb2.Counters:
@@ -45,6 +56,7 @@ def status_to_wire(status: ServerStatus) -> admin_pb2.Status:
         max_queued_jobs=status.max_queued_jobs,
         admission_rejections=status.admission_rejections,
         iteration_tokens=admin_pb2.IterationTokens(**status.iteration_tokens._asdict()),
+        jobs=[_job_to_wire(job) for job in status.listed_jobs],
     )
 
 
@@ -61,6 +73,31 @@ def status_from_wire(message: admin_pb2.Status) -> ServerStatus:
         max_queued_jobs=message.max_queued_jobs,
         rejections={"full": message.admission_rejections} if message.admission_rejections else {},
         iteration_tokens=IterationTokens(tuple(tokens.bounds), tuple(tokens.counts), tokens.sum),
+        listed_jobs=tuple(_job_from_wire(job) for job in message.jobs),
+    )
+
+
+def _job_to_wire(job: JobStatus) -> admin_pb2.JobStatus:
+    return admin_pb2.JobStatus(
+        alias=job.alias,
+        group=job.group,
+        level=job.level,
+        state=admin_pb2.JobState.ValueType(job.phase.value),
+        kv=admin_pb2.KvPlace.ValueType(job.kv.value),
+        prompt_tokens=job.prompt_tokens,
+        output_tokens=job.output_tokens,
+    )
+
+
+def _job_from_wire(message: admin_pb2.JobStatus) -> JobStatus:
+    return JobStatus(
+        message.alias,
+        message.group,
+        message.level,
+        JobPhase(message.state),
+        KvSite(message.kv),
+        message.prompt_tokens,
+        message.output_tokens,
     )
 
 

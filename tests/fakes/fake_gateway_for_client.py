@@ -40,6 +40,9 @@ class FakeGatewayForClient(inference_pb2_grpc.InferenceServiceServicer, admin_pb
     finished: int = 0
     address: str = ""
     started_s: float = field(default_factory=time.monotonic)
+    jobs: list[admin_pb2.JobStatus] = field(default_factory=list)
+    max_jobs: int | None = None
+    """How many jobs were last asked for."""
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
@@ -111,6 +114,7 @@ class FakeGatewayForClient(inference_pb2_grpc.InferenceServiceServicer, admin_pb
             counters=counters,
             uptime_s=time.monotonic() - self.started_s,
             max_queued_jobs=20000,
+            jobs=self.jobs,
         )
 
     async def _check_there(self, context: Any) -> None:
@@ -120,6 +124,7 @@ class FakeGatewayForClient(inference_pb2_grpc.InferenceServiceServicer, admin_pb
     async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Any) -> admin_pb2.GetStatusResponse:
         """The status now."""
         await self._check_there(context)
+        self.max_jobs = request.max_jobs
         return admin_pb2.GetStatusResponse(status=self.status())
 
     async def WatchStatus(

@@ -267,6 +267,29 @@ async def test_status_counts_every_job_once_and_adds_up_the_lives_of_the_worker(
         await until(lambda: served.driver.status().counters.busy_s == pytest.approx(1.5))
 
 
+async def test_the_status_lists_the_first_jobs_by_rank_with_their_tokens_and_where_their_kv_is() -> None:
+    async with scheduler_with_peers() as (served, worker, gateway):
+        for number in range(20):
+            await gateway.submit(f"j{number}", output=50)
+        await until(lambda: served.driver.status().counters.jobs_admitted == 20)
+        served.kv.extra = [PoolStatus(900, 3900, "proactive", (JobId("j18"), JobId("j19")), ())]
+        await steps(worker, 4)
+        await until(lambda: served.driver.status().kv_policy == "proactive")
+        everything = (await served.admin.GetStatus(admin_pb2.GetStatusRequest(max_jobs=1000))).status
+        first = (await served.admin.GetStatus(admin_pb2.GetStatusRequest(max_jobs=3))).status.jobs
+        assert not (await served.admin.GetStatus(admin_pb2.GetStatusRequest())).status.jobs
+    jobs = everything.jobs
+    (group,) = everything.groups
+    assert len({job.alias for job in jobs}) == 20
+    assert [job.alias for job in first] == [job.alias for job in jobs[:3]]
+    states = [job.state for job in jobs]
+    assert states.count(admin_pb2.JOB_STATE_RUNNING) == group.running
+    assert states.count(admin_pb2.JOB_STATE_SWAPPED_OUT) == group.swapped_out
+    assert all(job.kv == admin_pb2.KV_PLACE_DEVICE for job in jobs if job.state == admin_pb2.JOB_STATE_RUNNING)
+    assert all(job.kv == admin_pb2.KV_PLACE_HOST for job in jobs if job.state == admin_pb2.JOB_STATE_SWAPPED_OUT)
+    assert sum(job.output_tokens for job in jobs) == everything.counters.generation_tokens > 0
+
+
 async def test_watching_the_status_keeps_its_interval_within_limits() -> None:
     async with running_scheduler() as served:
         for interval_s in (0.01, 61.0, float("nan")):

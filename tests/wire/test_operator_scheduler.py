@@ -8,14 +8,24 @@ from fastserve.v1 import admin_pb2
 from services.domain.errors import InvalidFieldError
 from services.domain.server_status import (
     ITERATION_TOKEN_BOUNDS,
+    MOST_LISTED_JOBS,
     GroupStatus,
     IterationTokens,
+    JobPhase,
+    JobStatus,
+    KvSite,
     LevelStatus,
     PoolUsage,
     ServerCounters,
     ServerStatus,
 )
-from services.wire.operator_scheduler import DEFAULT_INTERVAL_S, interval_from_wire, status_from_wire, status_to_wire
+from services.wire.operator_scheduler import (
+    DEFAULT_INTERVAL_S,
+    interval_from_wire,
+    max_jobs_from_wire,
+    status_from_wire,
+    status_to_wire,
+)
 from tests.wire.drawn_fields import counts
 
 seconds = st.floats(0.0, 1e9)
@@ -42,6 +52,7 @@ histograms = st.builds(
     st.lists(counts, min_size=14, max_size=14).map(tuple),
     counts,
 )
+listed = st.builds(JobStatus, names, jobs, jobs, st.sampled_from(JobPhase), st.sampled_from(KvSite), jobs, jobs)
 statuses = st.builds(
     ServerStatus,
     names,
@@ -53,6 +64,7 @@ statuses = st.builds(
     counts,
     st.integers(1, 2**31).map(lambda count: {"full": count}) | st.just({}),
     histograms,
+    st.lists(listed, max_size=3).map(tuple),
 )
 
 
@@ -78,6 +90,13 @@ def test_rejections_for_other_reasons_than_a_full_queue_stay_with_the_scheduler(
 def test_an_interval_out_of_its_limits_names_the_field(interval_s: float) -> None:
     with pytest.raises(InvalidFieldError, match=r"interval_s: must be between 0\.05 and 60 seconds"):
         interval_from_wire(admin_pb2.WatchStatusRequest(interval_s=interval_s))
+
+
+def test_jobs_are_listed_when_asked_for_and_only_so_many() -> None:
+    assert max_jobs_from_wire(admin_pb2.GetStatusRequest()) == 0
+    assert max_jobs_from_wire(admin_pb2.WatchStatusRequest(max_jobs=MOST_LISTED_JOBS)) == 1000
+    with pytest.raises(InvalidFieldError, match=r"max_jobs: must be at most 1,000, but is 1,001"):
+        max_jobs_from_wire(admin_pb2.GetStatusRequest(max_jobs=MOST_LISTED_JOBS + 1))
 
 
 def test_without_an_interval_a_status_comes_every_second() -> None:

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,20 +19,83 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _JobState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _JobStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    JOB_STATE_UNSPECIFIED: _JobState.ValueType  # 0
+    """Never sent."""
+    JOB_STATE_RUNNING: _JobState.ValueType  # 1
+    """In a plan under way."""
+    JOB_STATE_WAITING: _JobState.ValueType  # 2
+    """Neither running nor swapped out."""
+    JOB_STATE_SWAPPED_OUT: _JobState.ValueType  # 3
+    """Its KV cache is in host memory or on its way there."""
+
+class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper):
+    """Where a job stands. Every job is in exactly one of these."""
+
+JOB_STATE_UNSPECIFIED: JobState.ValueType  # 0
+"""Never sent."""
+JOB_STATE_RUNNING: JobState.ValueType  # 1
+"""In a plan under way."""
+JOB_STATE_WAITING: JobState.ValueType  # 2
+"""Neither running nor swapped out."""
+JOB_STATE_SWAPPED_OUT: JobState.ValueType  # 3
+"""Its KV cache is in host memory or on its way there."""
+Global___JobState: _TypeAlias = JobState  # noqa: Y015
+
+class _KvPlace:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _KvPlaceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KvPlace.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KV_PLACE_UNSPECIFIED: _KvPlace.ValueType  # 0
+    """Never sent."""
+    KV_PLACE_NONE: _KvPlace.ValueType  # 1
+    """Nowhere: the job has not begun, or its KV was dropped and will be computed again."""
+    KV_PLACE_DEVICE: _KvPlace.ValueType  # 2
+    """On the device."""
+    KV_PLACE_HOST: _KvPlace.ValueType  # 3
+    """In host memory or on its way there."""
+
+class KvPlace(_KvPlace, metaclass=_KvPlaceEnumTypeWrapper):
+    """Where a job's KV cache is."""
+
+KV_PLACE_UNSPECIFIED: KvPlace.ValueType  # 0
+"""Never sent."""
+KV_PLACE_NONE: KvPlace.ValueType  # 1
+"""Nowhere: the job has not begun, or its KV was dropped and will be computed again."""
+KV_PLACE_DEVICE: KvPlace.ValueType  # 2
+"""On the device."""
+KV_PLACE_HOST: KvPlace.ValueType  # 3
+"""In host memory or on its way there."""
+Global___KvPlace: _TypeAlias = KvPlace  # noqa: Y015
+
 @_typing.final
 class GetStatusRequest(_message.Message):
     """Asks for one snapshot."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    MAX_JOBS_FIELD_NUMBER: _builtins.int
+    max_jobs: _builtins.int
+    """The most jobs to list in `jobs`: at most 1,000. Unset: none."""
     def __init__(
         self,
+        *,
+        max_jobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_jobs", b"_max_jobs", "max_jobs", b"max_jobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_jobs", b"_max_jobs", "max_jobs", b"max_jobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_jobs: _TypeAlias = _typing.Literal["max_jobs"]  # noqa: Y015
+    _WhichOneofArgType__max_jobs: _TypeAlias = _typing.Literal["_max_jobs", b"_max_jobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_jobs) -> _WhichOneofReturnType__max_jobs | None: ...
 
 Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
 
@@ -66,20 +130,29 @@ class WatchStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INTERVAL_S_FIELD_NUMBER: _builtins.int
+    MAX_JOBS_FIELD_NUMBER: _builtins.int
     interval_s: _builtins.float
     """Seconds between snapshots: 0.05 to 60. Unset: 1."""
+    max_jobs: _builtins.int
+    """The most jobs to list in `jobs`: at most 1,000. Unset: none."""
     def __init__(
         self,
         *,
         interval_s: _builtins.float | None = ...,
+        max_jobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_interval_s", b"_interval_s", "interval_s", b"interval_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_interval_s", b"_interval_s", "_max_jobs", b"_max_jobs", "interval_s", b"interval_s", "max_jobs", b"max_jobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_interval_s", b"_interval_s", "interval_s", b"interval_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_interval_s", b"_interval_s", "_max_jobs", b"_max_jobs", "interval_s", b"interval_s", "max_jobs", b"max_jobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__interval_s: _TypeAlias = _typing.Literal["interval_s"]  # noqa: Y015
     _WhichOneofArgType__interval_s: _TypeAlias = _typing.Literal["_interval_s", b"_interval_s"]  # noqa: Y015
+    _WhichOneofReturnType__max_jobs: _TypeAlias = _typing.Literal["max_jobs"]  # noqa: Y015
+    _WhichOneofArgType__max_jobs: _TypeAlias = _typing.Literal["_max_jobs", b"_max_jobs"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__interval_s) -> _WhichOneofReturnType__interval_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_jobs) -> _WhichOneofReturnType__max_jobs | None: ...
 
 Global___WatchStatusRequest: _TypeAlias = WatchStatusRequest  # noqa: Y015
 
@@ -122,6 +195,7 @@ class Status(_message.Message):
     MAX_QUEUED_JOBS_FIELD_NUMBER: _builtins.int
     ADMISSION_REJECTIONS_FIELD_NUMBER: _builtins.int
     ITERATION_TOKENS_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the served model."""
     policy: _builtins.str
@@ -146,6 +220,10 @@ class Status(_message.Message):
     def iteration_tokens(self) -> Global___IterationTokens:
         """Tokens of an iteration (prefill and decode together), over all iterations since the scheduler started."""
 
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobStatus]:
+        """As many jobs as were asked for: group by group, in the order in which they would run."""
+
     def __init__(
         self,
         *,
@@ -158,14 +236,61 @@ class Status(_message.Message):
         max_queued_jobs: _builtins.int = ...,
         admission_rejections: _builtins.int = ...,
         iteration_tokens: Global___IterationTokens | None = ...,
+        jobs: _abc.Iterable[Global___JobStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "iteration_tokens", b"iteration_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rejections", b"admission_rejections", "counters", b"counters", "groups", b"groups", "iteration_tokens", b"iteration_tokens", "kv_policy", b"kv_policy", "max_queued_jobs", b"max_queued_jobs", "model", b"model", "policy", b"policy", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rejections", b"admission_rejections", "counters", b"counters", "groups", b"groups", "iteration_tokens", b"iteration_tokens", "jobs", b"jobs", "kv_policy", b"kv_policy", "max_queued_jobs", b"max_queued_jobs", "model", b"model", "policy", b"policy", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class JobStatus(_message.Message):
+    """One job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALIAS_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    KV_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    alias: _builtins.str
+    """Stands for the job's id, which is the client's own: "GROUP.NUMBER", the same for as long as the job stays in its group."""
+    group: _builtins.int
+    """The group that has it."""
+    level: _builtins.int
+    """Its level; 0 for policies without levels."""
+    state: Global___JobState.ValueType
+    """Where it stands."""
+    kv: Global___KvPlace.ValueType
+    """Where its KV cache is."""
+    prompt_tokens: _builtins.int
+    """Tokens of its prompt."""
+    output_tokens: _builtins.int
+    """Tokens made so far."""
+    def __init__(
+        self,
+        *,
+        alias: _builtins.str = ...,
+        group: _builtins.int = ...,
+        level: _builtins.int = ...,
+        state: Global___JobState.ValueType = ...,
+        kv: Global___KvPlace.ValueType = ...,
+        prompt_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "group", b"group", "kv", b"kv", "level", b"level", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
 
 @_typing.final
 class GroupStatus(_message.Message):

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,12 +13,22 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from services.domain.server_status import GroupStatus, ServerCounters, ServerStatus
+from services.domain.server_status import (
+    MOST_LISTED_JOBS,
+    GroupStatus,
+    JobPhase,
+    JobStatus,
+    KvSite,
+    ServerCounters,
+    ServerStatus,
+)
 from services.loadgen.gateway_client import GatewayClient
-from services.runtime.command_line import ExitCode, add_server, parser, positive_float
+from services.runtime.command_line import ExitCode, add_server, at_most, parser, positive_float, positive_int
 
 _BAR_WIDTH = 32
 _RUNNING, _WAITING, _SWAPPED = "green", "yellow", "magenta"
+_PHASES = {JobPhase.RUNNING: _RUNNING, JobPhase.WAITING: _WAITING, JobPhase.SWAPPED_OUT: _SWAPPED}
+_PLACES = {KvSite.DEVICE: "cyan", KvSite.HOST: "blue", KvSite.NONE: "dim"}
 
 
 def _bytes(count: float) -> str:
@@ -69,6 +80,20 @@ def _pools(group: GroupStatus) -> Table:
     return table
 
 
+def _jobs(jobs: Sequence[JobStatus], left_out: int) -> Table:
+    """One line a job, in the order in which they would run."""
+    table = Table(box=None, pad_edge=False, caption=f"and {left_out} more" if left_out > 0 else None)
+    for name in ("job", "group", "level", "prompt", "output"):
+        table.add_column(name, justify="right")
+    table.add_column("state")
+    table.add_column("KV")
+    for job in jobs:
+        state = Text(job.phase.name.lower().replace("_", " "), _PHASES[job.phase])
+        numbers = (job.alias, job.group, job.level, job.prompt_tokens, job.output_tokens)
+        table.add_row(*(str(number) for number in numbers), state, Text(job.kv.name.lower(), _PLACES[job.kv]))
+    return table
+
+
 def _rates(new: ServerCounters, elapsed_s: float) -> str:
     if elapsed_s <= 0:
         return "tokens/s -"
@@ -112,27 +137,32 @@ def frame(status: ServerStatus, before: ServerStatus | None = None, elapsed_s: f
         jobs += f", {counters.moves} moves between groups"
     # Names are the server's: as Text, so that nothing in them is read as markup.
     head = Text(f"{status.model}   {status.policy} + {status.kv_policy or '?'}   up {status.uptime_s:.0f} s")
-    return Panel(Group(*parts, rates, jobs, _totals(counters)), title=head, title_align="left")
+    table = [_jobs(status.listed_jobs, status.jobs - len(status.listed_jobs))] if status.listed_jobs else []
+    return Panel(Group(*parts, rates, jobs, _totals(counters), *table), title=head, title_align="left")
 
 
-async def _once(server: str, interval_s: float) -> None:
+async def _once(server: str, interval_s: float, max_jobs: int) -> None:
     """One frame, with rates: two statuses."""
     console = Console(width=None if sys.stdout.isatty() else 120)
     async with GatewayClient(server) as client:
         before, began_s = await client.status(), time.monotonic()
         await asyncio.sleep(interval_s)
-        console.print(frame(await client.status(), before, time.monotonic() - began_s))
+        console.print(frame(await client.status(max_jobs), before, time.monotonic() - began_s))
 
 
-async def _live(server: str, interval_s: float) -> None:
+async def _live(server: str, interval_s: float, max_jobs: int) -> None:
     async with GatewayClient(server) as client:
         last: tuple[float, ServerStatus] | None = None
         with Live(console=Console(), auto_refresh=False, screen=sys.stdout.isatty()) as live:
-            async for status in client.watch_status(interval_s):
+            async for status in client.watch_status(interval_s, max_jobs):
                 now_s = time.monotonic()
                 before_s, before = last or (now_s, None)
                 live.update(frame(status, before, now_s - before_s), refresh=True)
                 last = (now_s, status)
+
+
+def _listed(text: str) -> int:
+    return at_most(positive_int(text), MOST_LISTED_JOBS)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -140,6 +170,9 @@ def _parser() -> argparse.ArgumentParser:
     add_server(made)
     made.add_argument(
         "--interval", type=positive_float, default=1.0, metavar="SECONDS", help="time between frames, 0.05 to 60 [1]"
+    )
+    made.add_argument(
+        "--jobs", type=_listed, default=0, metavar="N", help=f"list the first N jobs, too: 1 to {MOST_LISTED_JOBS}"
     )
     made.add_argument("--once", action="store_true", help="print one frame (rates over one interval) and exit")
     return made
@@ -150,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     show = _once if arguments.once else _live
     try:
-        asyncio.run(show(arguments.server, arguments.interval))
+        asyncio.run(show(arguments.server, arguments.interval, arguments.jobs))
     except KeyboardInterrupt:
         # The usual way to leave.
         return ExitCode.OK

@@ -24,9 +24,125 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Where a job stands. Every job is in exactly one of these.
+type JobState int32
+
+const (
+	// Never sent.
+	JobState_JOB_STATE_UNSPECIFIED JobState = 0
+	// In a plan under way.
+	JobState_JOB_STATE_RUNNING JobState = 1
+	// Neither running nor swapped out.
+	JobState_JOB_STATE_WAITING JobState = 2
+	// Its KV cache is in host memory or on its way there.
+	JobState_JOB_STATE_SWAPPED_OUT JobState = 3
+)
+
+// Enum value maps for JobState.
+var (
+	JobState_name = map[int32]string{
+		0: "JOB_STATE_UNSPECIFIED",
+		1: "JOB_STATE_RUNNING",
+		2: "JOB_STATE_WAITING",
+		3: "JOB_STATE_SWAPPED_OUT",
+	}
+	JobState_value = map[string]int32{
+		"JOB_STATE_UNSPECIFIED": 0,
+		"JOB_STATE_RUNNING":     1,
+		"JOB_STATE_WAITING":     2,
+		"JOB_STATE_SWAPPED_OUT": 3,
+	}
+)
+
+func (x JobState) Enum() *JobState {
+	p := new(JobState)
+	*p = x
+	return p
+}
+
+func (x JobState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (JobState) Descriptor() protoreflect.EnumDescriptor {
+	return file_fastserve_v1_admin_proto_enumTypes[0].Descriptor()
+}
+
+func (JobState) Type() protoreflect.EnumType {
+	return &file_fastserve_v1_admin_proto_enumTypes[0]
+}
+
+func (x JobState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use JobState.Descriptor instead.
+func (JobState) EnumDescriptor() ([]byte, []int) {
+	return file_fastserve_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+// Where a job's KV cache is.
+type KvPlace int32
+
+const (
+	// Never sent.
+	KvPlace_KV_PLACE_UNSPECIFIED KvPlace = 0
+	// Nowhere: the job has not begun, or its KV was dropped and will be computed again.
+	KvPlace_KV_PLACE_NONE KvPlace = 1
+	// On the device.
+	KvPlace_KV_PLACE_DEVICE KvPlace = 2
+	// In host memory or on its way there.
+	KvPlace_KV_PLACE_HOST KvPlace = 3
+)
+
+// Enum value maps for KvPlace.
+var (
+	KvPlace_name = map[int32]string{
+		0: "KV_PLACE_UNSPECIFIED",
+		1: "KV_PLACE_NONE",
+		2: "KV_PLACE_DEVICE",
+		3: "KV_PLACE_HOST",
+	}
+	KvPlace_value = map[string]int32{
+		"KV_PLACE_UNSPECIFIED": 0,
+		"KV_PLACE_NONE":        1,
+		"KV_PLACE_DEVICE":      2,
+		"KV_PLACE_HOST":        3,
+	}
+)
+
+func (x KvPlace) Enum() *KvPlace {
+	p := new(KvPlace)
+	*p = x
+	return p
+}
+
+func (x KvPlace) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (KvPlace) Descriptor() protoreflect.EnumDescriptor {
+	return file_fastserve_v1_admin_proto_enumTypes[1].Descriptor()
+}
+
+func (KvPlace) Type() protoreflect.EnumType {
+	return &file_fastserve_v1_admin_proto_enumTypes[1]
+}
+
+func (x KvPlace) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use KvPlace.Descriptor instead.
+func (KvPlace) EnumDescriptor() ([]byte, []int) {
+	return file_fastserve_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
 // Asks for one snapshot.
 type GetStatusRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The most jobs to list in `jobs`: at most 1,000. Unset: none.
+	MaxJobs       *uint32 `protobuf:"varint,1,opt,name=max_jobs,json=maxJobs,proto3,oneof" json:"max_jobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -59,6 +175,13 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 	return file_fastserve_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *GetStatusRequest) GetMaxJobs() uint32 {
+	if x != nil && x.MaxJobs != nil {
+		return *x.MaxJobs
+	}
+	return 0
 }
 
 // One snapshot.
@@ -111,7 +234,9 @@ func (x *GetStatusResponse) GetStatus() *Status {
 type WatchStatusRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Seconds between snapshots: 0.05 to 60. Unset: 1.
-	IntervalS     *float64 `protobuf:"fixed64,1,opt,name=interval_s,json=intervalS,proto3,oneof" json:"interval_s,omitempty"`
+	IntervalS *float64 `protobuf:"fixed64,1,opt,name=interval_s,json=intervalS,proto3,oneof" json:"interval_s,omitempty"`
+	// The most jobs to list in `jobs`: at most 1,000. Unset: none.
+	MaxJobs       *uint32 `protobuf:"varint,2,opt,name=max_jobs,json=maxJobs,proto3,oneof" json:"max_jobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -149,6 +274,13 @@ func (*WatchStatusRequest) Descriptor() ([]byte, []int) {
 func (x *WatchStatusRequest) GetIntervalS() float64 {
 	if x != nil && x.IntervalS != nil {
 		return *x.IntervalS
+	}
+	return 0
+}
+
+func (x *WatchStatusRequest) GetMaxJobs() uint32 {
+	if x != nil && x.MaxJobs != nil {
+		return *x.MaxJobs
 	}
 	return 0
 }
@@ -220,8 +352,10 @@ type Status struct {
 	AdmissionRejections uint64 `protobuf:"varint,8,opt,name=admission_rejections,json=admissionRejections,proto3" json:"admission_rejections,omitempty"`
 	// Tokens of an iteration (prefill and decode together), over all iterations since the scheduler started.
 	IterationTokens *IterationTokens `protobuf:"bytes,9,opt,name=iteration_tokens,json=iterationTokens,proto3" json:"iteration_tokens,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// As many jobs as were asked for: group by group, in the order in which they would run.
+	Jobs          []*JobStatus `protobuf:"bytes,10,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Status) Reset() {
@@ -317,6 +451,113 @@ func (x *Status) GetIterationTokens() *IterationTokens {
 	return nil
 }
 
+func (x *Status) GetJobs() []*JobStatus {
+	if x != nil {
+		return x.Jobs
+	}
+	return nil
+}
+
+// One job.
+type JobStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Stands for the job's id, which is the client's own: "GROUP.NUMBER", the same for as long as the job stays in its group.
+	Alias string `protobuf:"bytes,1,opt,name=alias,proto3" json:"alias,omitempty"`
+	// The group that has it.
+	Group uint32 `protobuf:"varint,2,opt,name=group,proto3" json:"group,omitempty"`
+	// Its level; 0 for policies without levels.
+	Level uint32 `protobuf:"varint,3,opt,name=level,proto3" json:"level,omitempty"`
+	// Where it stands.
+	State JobState `protobuf:"varint,4,opt,name=state,proto3,enum=fastserve.v1.JobState" json:"state,omitempty"`
+	// Where its KV cache is.
+	Kv KvPlace `protobuf:"varint,5,opt,name=kv,proto3,enum=fastserve.v1.KvPlace" json:"kv,omitempty"`
+	// Tokens of its prompt.
+	PromptTokens uint32 `protobuf:"varint,6,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
+	// Tokens made so far.
+	OutputTokens  uint32 `protobuf:"varint,7,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobStatus) Reset() {
+	*x = JobStatus{}
+	mi := &file_fastserve_v1_admin_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobStatus) ProtoMessage() {}
+
+func (x *JobStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_fastserve_v1_admin_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
+func (*JobStatus) Descriptor() ([]byte, []int) {
+	return file_fastserve_v1_admin_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *JobStatus) GetAlias() string {
+	if x != nil {
+		return x.Alias
+	}
+	return ""
+}
+
+func (x *JobStatus) GetGroup() uint32 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
+}
+
+func (x *JobStatus) GetLevel() uint32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *JobStatus) GetState() JobState {
+	if x != nil {
+		return x.State
+	}
+	return JobState_JOB_STATE_UNSPECIFIED
+}
+
+func (x *JobStatus) GetKv() KvPlace {
+	if x != nil {
+		return x.Kv
+	}
+	return KvPlace_KV_PLACE_UNSPECIFIED
+}
+
+func (x *JobStatus) GetPromptTokens() uint32 {
+	if x != nil {
+		return x.PromptTokens
+	}
+	return 0
+}
+
+func (x *JobStatus) GetOutputTokens() uint32 {
+	if x != nil {
+		return x.OutputTokens
+	}
+	return 0
+}
+
 // State of one worker group.
 type GroupStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -354,7 +595,7 @@ type GroupStatus struct {
 
 func (x *GroupStatus) Reset() {
 	*x = GroupStatus{}
-	mi := &file_fastserve_v1_admin_proto_msgTypes[5]
+	mi := &file_fastserve_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -366,7 +607,7 @@ func (x *GroupStatus) String() string {
 func (*GroupStatus) ProtoMessage() {}
 
 func (x *GroupStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_fastserve_v1_admin_proto_msgTypes[5]
+	mi := &file_fastserve_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -379,7 +620,7 @@ func (x *GroupStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupStatus.ProtoReflect.Descriptor instead.
 func (*GroupStatus) Descriptor() ([]byte, []int) {
-	return file_fastserve_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_fastserve_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GroupStatus) GetGroup() uint32 {
@@ -499,7 +740,7 @@ type LevelStatus struct {
 
 func (x *LevelStatus) Reset() {
 	*x = LevelStatus{}
-	mi := &file_fastserve_v1_admin_proto_msgTypes[6]
+	mi := &file_fastserve_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -511,7 +752,7 @@ func (x *LevelStatus) String() string {
 func (*LevelStatus) ProtoMessage() {}
 
 func (x *LevelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_fastserve_v1_admin_proto_msgTypes[6]
+	mi := &file_fastserve_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -524,7 +765,7 @@ func (x *LevelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LevelStatus.ProtoReflect.Descriptor instead.
 func (*LevelStatus) Descriptor() ([]byte, []int) {
-	return file_fastserve_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_fastserve_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *LevelStatus) GetLevel() uint32 {
@@ -602,7 +843,7 @@ type Counters struct {
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_fastserve_v1_admin_proto_msgTypes[7]
+	mi := &file_fastserve_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -614,7 +855,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_fastserve_v1_admin_proto_msgTypes[7]
+	mi := &file_fastserve_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -627,7 +868,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_fastserve_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_fastserve_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Counters) GetPreemptions() uint64 {
@@ -750,7 +991,7 @@ type IterationTokens struct {
 
 func (x *IterationTokens) Reset() {
 	*x = IterationTokens{}
-	mi := &file_fastserve_v1_admin_proto_msgTypes[8]
+	mi := &file_fastserve_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -762,7 +1003,7 @@ func (x *IterationTokens) String() string {
 func (*IterationTokens) ProtoMessage() {}
 
 func (x *IterationTokens) ProtoReflect() protoreflect.Message {
-	mi := &file_fastserve_v1_admin_proto_msgTypes[8]
+	mi := &file_fastserve_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -775,7 +1016,7 @@ func (x *IterationTokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IterationTokens.ProtoReflect.Descriptor instead.
 func (*IterationTokens) Descriptor() ([]byte, []int) {
-	return file_fastserve_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_fastserve_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *IterationTokens) GetBounds() []float64 {
@@ -803,16 +1044,20 @@ var File_fastserve_v1_admin_proto protoreflect.FileDescriptor
 
 const file_fastserve_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x18fastserve/v1/admin.proto\x12\ffastserve.v1\x1a\x1cgoogle/api/annotations.proto\"\x12\n" +
-	"\x10GetStatusRequest\"A\n" +
+	"\x18fastserve/v1/admin.proto\x12\ffastserve.v1\x1a\x1cgoogle/api/annotations.proto\"?\n" +
+	"\x10GetStatusRequest\x12\x1e\n" +
+	"\bmax_jobs\x18\x01 \x01(\rH\x00R\amaxJobs\x88\x01\x01B\v\n" +
+	"\t_max_jobs\"A\n" +
 	"\x11GetStatusResponse\x12,\n" +
-	"\x06status\x18\x01 \x01(\v2\x14.fastserve.v1.StatusR\x06status\"G\n" +
+	"\x06status\x18\x01 \x01(\v2\x14.fastserve.v1.StatusR\x06status\"t\n" +
 	"\x12WatchStatusRequest\x12\"\n" +
 	"\n" +
-	"interval_s\x18\x01 \x01(\x01H\x00R\tintervalS\x88\x01\x01B\r\n" +
-	"\v_interval_s\"C\n" +
+	"interval_s\x18\x01 \x01(\x01H\x00R\tintervalS\x88\x01\x01\x12\x1e\n" +
+	"\bmax_jobs\x18\x02 \x01(\rH\x01R\amaxJobs\x88\x01\x01B\r\n" +
+	"\v_interval_sB\v\n" +
+	"\t_max_jobs\"C\n" +
 	"\x13WatchStatusResponse\x12,\n" +
-	"\x06status\x18\x01 \x01(\v2\x14.fastserve.v1.StatusR\x06status\"\xfa\x02\n" +
+	"\x06status\x18\x01 \x01(\v2\x14.fastserve.v1.StatusR\x06status\"\xa7\x03\n" +
 	"\x06Status\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x1b\n" +
@@ -822,7 +1067,17 @@ const file_fastserve_v1_admin_proto_rawDesc = "" +
 	"\buptime_s\x18\x06 \x01(\x01R\auptimeS\x12&\n" +
 	"\x0fmax_queued_jobs\x18\a \x01(\rR\rmaxQueuedJobs\x121\n" +
 	"\x14admission_rejections\x18\b \x01(\x04R\x13admissionRejections\x12H\n" +
-	"\x10iteration_tokens\x18\t \x01(\v2\x1d.fastserve.v1.IterationTokensR\x0fiterationTokens\"\x83\x04\n" +
+	"\x10iteration_tokens\x18\t \x01(\v2\x1d.fastserve.v1.IterationTokensR\x0fiterationTokens\x12+\n" +
+	"\x04jobs\x18\n" +
+	" \x03(\v2\x17.fastserve.v1.JobStatusR\x04jobs\"\xec\x01\n" +
+	"\tJobStatus\x12\x14\n" +
+	"\x05alias\x18\x01 \x01(\tR\x05alias\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\rR\x05group\x12\x14\n" +
+	"\x05level\x18\x03 \x01(\rR\x05level\x12,\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x16.fastserve.v1.JobStateR\x05state\x12%\n" +
+	"\x02kv\x18\x05 \x01(\x0e2\x15.fastserve.v1.KvPlaceR\x02kv\x12#\n" +
+	"\rprompt_tokens\x18\x06 \x01(\rR\fpromptTokens\x12#\n" +
+	"\routput_tokens\x18\a \x01(\rR\foutputTokens\"\x83\x04\n" +
 	"\vGroupStatus\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x121\n" +
@@ -872,7 +1127,17 @@ const file_fastserve_v1_admin_proto_rawDesc = "" +
 	"\x0fIterationTokens\x12\x16\n" +
 	"\x06bounds\x18\x01 \x03(\x01R\x06bounds\x12\x16\n" +
 	"\x06counts\x18\x02 \x03(\x04R\x06counts\x12\x10\n" +
-	"\x03sum\x18\x03 \x01(\x04R\x03sum2\xf4\x01\n" +
+	"\x03sum\x18\x03 \x01(\x04R\x03sum*n\n" +
+	"\bJobState\x12\x19\n" +
+	"\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11JOB_STATE_RUNNING\x10\x01\x12\x15\n" +
+	"\x11JOB_STATE_WAITING\x10\x02\x12\x19\n" +
+	"\x15JOB_STATE_SWAPPED_OUT\x10\x03*^\n" +
+	"\aKvPlace\x12\x18\n" +
+	"\x14KV_PLACE_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rKV_PLACE_NONE\x10\x01\x12\x13\n" +
+	"\x0fKV_PLACE_DEVICE\x10\x02\x12\x11\n" +
+	"\rKV_PLACE_HOST\x10\x032\xf4\x01\n" +
 	"\fAdminService\x12j\n" +
 	"\tGetStatus\x12\x1e.fastserve.v1.GetStatusRequest\x1a\x1f.fastserve.v1.GetStatusResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/fastserve/v1/status\x12x\n" +
 	"\vWatchStatus\x12 .fastserve.v1.WatchStatusRequest\x1a!.fastserve.v1.WatchStatusResponse\"\"\x82\xd3\xe4\x93\x02\x1c\x12\x1a/fastserve/v1/status:watch0\x01b\x06proto3"
@@ -889,35 +1154,42 @@ func file_fastserve_v1_admin_proto_rawDescGZIP() []byte {
 	return file_fastserve_v1_admin_proto_rawDescData
 }
 
-var file_fastserve_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_fastserve_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_fastserve_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_fastserve_v1_admin_proto_goTypes = []any{
-	(*GetStatusRequest)(nil),    // 0: fastserve.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),   // 1: fastserve.v1.GetStatusResponse
-	(*WatchStatusRequest)(nil),  // 2: fastserve.v1.WatchStatusRequest
-	(*WatchStatusResponse)(nil), // 3: fastserve.v1.WatchStatusResponse
-	(*Status)(nil),              // 4: fastserve.v1.Status
-	(*GroupStatus)(nil),         // 5: fastserve.v1.GroupStatus
-	(*LevelStatus)(nil),         // 6: fastserve.v1.LevelStatus
-	(*Counters)(nil),            // 7: fastserve.v1.Counters
-	(*IterationTokens)(nil),     // 8: fastserve.v1.IterationTokens
+	(JobState)(0),               // 0: fastserve.v1.JobState
+	(KvPlace)(0),                // 1: fastserve.v1.KvPlace
+	(*GetStatusRequest)(nil),    // 2: fastserve.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),   // 3: fastserve.v1.GetStatusResponse
+	(*WatchStatusRequest)(nil),  // 4: fastserve.v1.WatchStatusRequest
+	(*WatchStatusResponse)(nil), // 5: fastserve.v1.WatchStatusResponse
+	(*Status)(nil),              // 6: fastserve.v1.Status
+	(*JobStatus)(nil),           // 7: fastserve.v1.JobStatus
+	(*GroupStatus)(nil),         // 8: fastserve.v1.GroupStatus
+	(*LevelStatus)(nil),         // 9: fastserve.v1.LevelStatus
+	(*Counters)(nil),            // 10: fastserve.v1.Counters
+	(*IterationTokens)(nil),     // 11: fastserve.v1.IterationTokens
 }
 var file_fastserve_v1_admin_proto_depIdxs = []int32{
-	4, // 0: fastserve.v1.GetStatusResponse.status:type_name -> fastserve.v1.Status
-	4, // 1: fastserve.v1.WatchStatusResponse.status:type_name -> fastserve.v1.Status
-	5, // 2: fastserve.v1.Status.groups:type_name -> fastserve.v1.GroupStatus
-	7, // 3: fastserve.v1.Status.counters:type_name -> fastserve.v1.Counters
-	8, // 4: fastserve.v1.Status.iteration_tokens:type_name -> fastserve.v1.IterationTokens
-	6, // 5: fastserve.v1.GroupStatus.levels:type_name -> fastserve.v1.LevelStatus
-	7, // 6: fastserve.v1.GroupStatus.counters:type_name -> fastserve.v1.Counters
-	0, // 7: fastserve.v1.AdminService.GetStatus:input_type -> fastserve.v1.GetStatusRequest
-	2, // 8: fastserve.v1.AdminService.WatchStatus:input_type -> fastserve.v1.WatchStatusRequest
-	1, // 9: fastserve.v1.AdminService.GetStatus:output_type -> fastserve.v1.GetStatusResponse
-	3, // 10: fastserve.v1.AdminService.WatchStatus:output_type -> fastserve.v1.WatchStatusResponse
-	9, // [9:11] is the sub-list for method output_type
-	7, // [7:9] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	6,  // 0: fastserve.v1.GetStatusResponse.status:type_name -> fastserve.v1.Status
+	6,  // 1: fastserve.v1.WatchStatusResponse.status:type_name -> fastserve.v1.Status
+	8,  // 2: fastserve.v1.Status.groups:type_name -> fastserve.v1.GroupStatus
+	10, // 3: fastserve.v1.Status.counters:type_name -> fastserve.v1.Counters
+	11, // 4: fastserve.v1.Status.iteration_tokens:type_name -> fastserve.v1.IterationTokens
+	7,  // 5: fastserve.v1.Status.jobs:type_name -> fastserve.v1.JobStatus
+	0,  // 6: fastserve.v1.JobStatus.state:type_name -> fastserve.v1.JobState
+	1,  // 7: fastserve.v1.JobStatus.kv:type_name -> fastserve.v1.KvPlace
+	9,  // 8: fastserve.v1.GroupStatus.levels:type_name -> fastserve.v1.LevelStatus
+	10, // 9: fastserve.v1.GroupStatus.counters:type_name -> fastserve.v1.Counters
+	2,  // 10: fastserve.v1.AdminService.GetStatus:input_type -> fastserve.v1.GetStatusRequest
+	4,  // 11: fastserve.v1.AdminService.WatchStatus:input_type -> fastserve.v1.WatchStatusRequest
+	3,  // 12: fastserve.v1.AdminService.GetStatus:output_type -> fastserve.v1.GetStatusResponse
+	5,  // 13: fastserve.v1.AdminService.WatchStatus:output_type -> fastserve.v1.WatchStatusResponse
+	12, // [12:14] is the sub-list for method output_type
+	10, // [10:12] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_fastserve_v1_admin_proto_init() }
@@ -925,19 +1197,21 @@ func file_fastserve_v1_admin_proto_init() {
 	if File_fastserve_v1_admin_proto != nil {
 		return
 	}
+	file_fastserve_v1_admin_proto_msgTypes[0].OneofWrappers = []any{}
 	file_fastserve_v1_admin_proto_msgTypes[2].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastserve_v1_admin_proto_rawDesc), len(file_fastserve_v1_admin_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   9,
+			NumEnums:      2,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_fastserve_v1_admin_proto_goTypes,
 		DependencyIndexes: file_fastserve_v1_admin_proto_depIdxs,
+		EnumInfos:         file_fastserve_v1_admin_proto_enumTypes,
 		MessageInfos:      file_fastserve_v1_admin_proto_msgTypes,
 	}.Build()
 	File_fastserve_v1_admin_proto = out.File
