@@ -58,7 +58,8 @@ check: $(INSTALLED) ## format, lint, types, import rings, proto lint, stubs curr
 sanitize: $(INSTALLED) ## run the tests of the compiled decoder with address and undefined-behaviour sanitizers
 	LD_PRELOAD=$$(c++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/pytest -n 0 -p tests.worker.kernels.cpu.sanitized_library \
-		tests/worker/kernels/cpu/test_native_decoder.py tests/worker/model/test_exact.py tests/worker/model/test_parity.py
+		tests/worker/kernels/cpu/test_native_decoder.py tests/worker/model/test_exact.py tests/worker/model/test_parity.py \
+		tests/worker/model/test_shares.py tests/worker/kernels/cpu/test_int8_weights.py
 
 figures: $(INSTALLED) ## simulate both evaluations: docs/evaluation/ (the papers'), docs/policy/ (the default's); QUICK=1, FULL=1
 	$(BIN)/python -m evaluation.default_policy $(if $(QUICK),--quick)

@@ -32,7 +32,8 @@ def tiny_model() -> DecoderModel:
 
 def tiny_pools(device_blocks: int = 64, host_blocks: int = 64, model: ServedDecoder | None = None) -> KvPools:
     config = (model or tiny_model()).config
-    shape = BlockShape(config.layer_count, BLOCK_SIZE, config.kv_head_count, config.head_dim, torch.float32)
+    dtype = torch.float32 if model is None else model.dtype
+    shape = BlockShape(config.layer_count, BLOCK_SIZE, config.kv_head_count, config.head_dim, dtype)
     return make_pools(shape, device_blocks, host_blocks, torch.device("cpu"))
 
 

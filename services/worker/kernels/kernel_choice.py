@@ -10,7 +10,6 @@ from services.worker.kernels.cpu.compiled import CompileError
 from services.worker.kernels.cpu.decoder_library import best_instruction_set
 from services.worker.kernels.cpu.native_decoder import NativeDecoder, why_not
 from services.worker.model.decoder import DecoderModel
-from services.worker.model.llama import LlamaModel
 from services.worker.model.loader import prepare
 from services.worker.model.model_config import ModelConfig
 from services.worker.model.served_decoder import ServedDecoder
@@ -20,9 +19,11 @@ _log = logging.getLogger(__name__)
 Kernels = Literal["auto", "native", "torch"]
 
 
-def computes_natively(kernels: Kernels, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
+def computes_natively(
+    kernels: Kernels, config: ModelConfig, device: torch.device, dtype: torch.dtype, *, says_why: bool = True
+) -> bool:
     """Whether the compiled decoder is to compute this model. Compiles it if that has not been done yet; where `auto`
-    can't have it, the log says why, once.
+    can't have it, the log says why if `says_why`.
 
     Raises InvalidFieldError if `native` can't be.
     """
@@ -33,7 +34,8 @@ def computes_natively(kernels: Kernels, config: ModelConfig, device: torch.devic
         return True
     if kernels == "native":
         raise InvalidFieldError("--kernels", f"native is not possible: {why}")
-    _log.warning("the compiled decoder is not used, torch computes: %s", why)
+    if says_why:
+        _log.warning("the compiled decoder is not used, torch computes: %s", why)
     return False
 
 
@@ -41,7 +43,6 @@ def with_kernels(model: DecoderModel, natively: bool, *, quantized: bool = False
     """The filled model, ready to compute; with int8 weights if `quantized`, which torch does not have here."""
     assert natively or not quantized, "int8 weights are for the compiled decoder"
     if natively:
-        assert isinstance(model, LlamaModel), "why_not has refused the others"
         return NativeDecoder(model, torch.get_num_threads(), quantized=quantized)
     prepare(model)
     return model

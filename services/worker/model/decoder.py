@@ -46,6 +46,11 @@ class DecoderModel(nn.Module, ABC):
         self.attention: Attention = CpuAttention(config) if on_cpu else CudaAttention(config)
 
     @property
+    def hidden_dtype(self) -> torch.dtype:
+        """The type of the hidden states that stages hand on."""
+        return self.dtype
+
+    @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
 

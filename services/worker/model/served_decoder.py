@@ -16,6 +16,11 @@ class ServedDecoder(Protocol):
     dtype: torch.dtype
 
     @property
+    def hidden_dtype(self) -> torch.dtype:
+        """The type of the hidden states that stages hand on."""
+        ...
+
+    @property
     def device(self) -> torch.device: ...
 
     @property

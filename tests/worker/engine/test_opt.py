@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import OPTForCausalLM
 
-from services.worker.model.loader import load_model
+from services.worker.kernels.kernel_choice import with_kernels
+from services.worker.model.loader import filled_model
 from tests.builders.model_folders import tiny_opt_folder
 from tests.worker.fake_kv_commands import FakeKvCommands
 from tests.worker.fake_scheduler_plans import FakeSchedulerPlans
@@ -30,13 +31,15 @@ def reference_tokens(reference: Any, prompt: tuple[int, ...]) -> list[int]:
     return found[len(prompt) :]
 
 
+@pytest.mark.parametrize("natively", [False, True], ids=["torch", "native"])
 @pytest.mark.parametrize("like_350m", [False, True], ids=["norms before", "the 350m shape"])
 def test_jobs_in_chunks_preempted_recomputed_and_swapped_give_the_tokens_of_the_reference(
-    like_350m: bool, tmp_path: Path
+    like_350m: bool, natively: bool, tmp_path: Path
 ) -> None:
     folder = tiny_opt_folder(tmp_path, like_350m=like_350m)
     reference = OPTForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    engine = new_engine(device_blocks=24, host_blocks=48, model=load_model(folder, "cpu", torch.float32))
+    model = with_kernels(filled_model(folder, "cpu", torch.float32), natively)
+    engine = new_engine(device_blocks=24, host_blocks=48, model=model)
     runner = FakeSchedulerPlans(FakeKvCommands(engine))
     prompts = [prompt_of(number, 6 + number) for number in range(6)]
     jobs = [

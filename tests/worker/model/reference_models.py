@@ -17,7 +17,6 @@ from services.worker.kernels.cpu.native_decoder import NativeDecoder
 from services.worker.kv.pools import BlockShape
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
 from services.worker.model.decoder import DecoderModel
-from services.worker.model.llama import LlamaModel
 from services.worker.model.loader import filled_model, load_model
 from services.worker.model.served_decoder import ServedDecoder
 
@@ -89,7 +88,6 @@ def native_of(
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         filled = filled_model(Path(folder), "cpu", dtype, max_model_len)
-    assert isinstance(filled, LlamaModel)
     return NativeDecoder(filled, threads, instruction_set, quantized=quantized)
 
 
@@ -125,8 +123,8 @@ def native_pair() -> tuple[Any, NativeDecoder]:
 
 
 def every_way(model: Any) -> dict[str, ServedDecoder]:
-    """The decoder with each kind of attention: those of float32 on a CPU, of bfloat16 on a CPU and of a GPU; and, for
-    the Llama family, the compiled one for every instruction set of this processor.
+    """The decoder with each kind of attention: those of float32 on a CPU, of bfloat16 on a CPU and of a GPU; and the
+    compiled one for every instruction set of this processor.
 
     The second computes in float64 here, which takes the same way without bfloat16's rounding; the third is plain torch,
     which a CPU has too.
@@ -134,8 +132,7 @@ def every_way(model: Any) -> dict[str, ServedDecoder]:
     gpu = ours_of(model)
     gpu.attention = CudaAttention(gpu.config)
     ways: dict[str, ServedDecoder] = {"exact": ours_of(model), "fast": ours_of(model, torch.float64), "gpu": gpu}
-    if isinstance(gpu, LlamaModel):
-        ways.update((each.name, native_of(model, instruction_set=each)) for each in instruction_sets())
+    ways.update((each.name, native_of(model, instruction_set=each)) for each in instruction_sets())
     return ways
 
 

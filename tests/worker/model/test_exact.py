@@ -131,9 +131,10 @@ def test_what_a_pool_held_before_does_not_matter(pair: Callable[[], tuple[Any, S
     assert torch.equal(found[0], found[1])
 
 
-@pytest.mark.parametrize("changes", [{}, {"do_layer_norm_before": False, "word_embed_proj_dim": 32}])
-def test_opt_has_the_same_bits_in_a_prefill_in_chunks_and_among_others(changes: dict[str, Any]) -> None:
-    model = ours_of(reference_model("opt", **changes))
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("changes", [{}, {"do_layer_norm_before": False, "word_embed_proj_dim": 32}], ids=["", "350m"])
+def test_opt_has_the_same_bits_in_a_prefill_in_chunks_and_among_others(way: str, changes: dict[str, Any]) -> None:
+    model = WAYS[way](reference_model("opt", **changes))
     text = tokens(150)
     whole = chunked_logits(model, text, [150])[0]
     assert_same(model, chunked_logits(model, text, [1, 1, 60, 17, 1, 69, 1])[-1], whole)

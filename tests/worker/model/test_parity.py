@@ -111,10 +111,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+LIKE_OPT_350M = {"do_layer_norm_before": False, "word_embed_proj_dim": 32}
 VARIANTS |= {
     "opt": ("opt", {}),
     "opt, untied": ("opt", {"tie_word_embeddings": False}),
-    "opt, norms after, narrow embeddings (350m)": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "opt, norms after, narrow embeddings (350m)": ("opt", LIKE_OPT_350M),
     "opt, norms after": ("opt", {"do_layer_norm_before": False}),
     "opt, norms before, wide embeddings": ("opt", {"word_embed_proj_dim": 64, "tie_word_embeddings": False}),
     "opt, no norm at the end": ("opt", {"_remove_final_layer_norm": True}),
@@ -152,8 +153,9 @@ def test_longrope_uses_the_factors_of_the_sequence_s_length(length: int) -> None
 @pytest.mark.parametrize(
     ("way", "family", "changes"),
     [
-        ("torch", "opt", {}),
-        *((way, "llama", {"num_key_value_heads": 2}) for way in ("torch", *instruction_sets())),
+        (way, family, changes)
+        for way in ("torch", *instruction_sets())
+        for family, changes in (("llama", {"num_key_value_heads": 2}), ("opt", {}), ("opt", LIKE_OPT_350M))
     ],
 )
 def test_bfloat16_is_as_close_to_float32_as_the_reference_in_bfloat16(

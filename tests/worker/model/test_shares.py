@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.worker.kernels.kernel_choice import with_kernels
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
 from services.worker.model.config_json import parse_config
 from services.worker.model.decoder import DecoderModel
-from services.worker.model.loader import empty_model, prepare
+from services.worker.model.loader import empty_model
 from services.worker.model.model_config import ModelConfig
+from services.worker.model.served_decoder import ServedDecoder
 from tests.worker.model.reference_models import tokens
 
 LLAMA: dict[str, Any] = {
@@ -67,7 +69,10 @@ def whole(kind: str) -> DecoderModel:
     return random_model(parse_config(MODELS[kind]))
 
 
-def share_of(model: DecoderModel, config: ModelConfig, packed: bool = True) -> DecoderModel:
+KERNELS = pytest.mark.parametrize("natively", [False, True], ids=["torch", "native"])
+
+
+def plain_share_of(model: DecoderModel, config: ModelConfig) -> DecoderModel:
     """The part of `model` that `config` describes: some of its layers, and some rows of its head."""
     share = empty_model(config, 64, "cpu", torch.float32)
     weights = model.destinations()
@@ -75,9 +80,12 @@ def share_of(model: DecoderModel, config: ModelConfig, packed: bool = True) -> D
     for name, tensor in share.destinations().items():
         is_cut = tensor.shape != weights[name].shape
         tensor.copy_(weights[name][rows.start : rows.stop] if is_cut else weights[name])
-    if packed:
-        prepare(share)
     return share
+
+
+def share_of(model: DecoderModel, config: ModelConfig, natively: bool = False) -> ServedDecoder:
+    """The same, ready to compute."""
+    return with_kernels(plain_share_of(model, config), natively)
 
 
 def layers(config: ModelConfig, first: int, stop: int) -> ModelConfig:
@@ -90,9 +98,10 @@ def layers(config: ModelConfig, first: int, stop: int) -> ModelConfig:
     )
 
 
-def outputs(stages: Sequence[DecoderModel]) -> list[Tensor]:
+def outputs(stages: Sequence[ServedDecoder]) -> list[Tensor]:
     """Logits of a prefill, then of a mixed batch, through models that pass hidden states on."""
-    pools = [PagedKv(torch.zeros(stage.pool_shape(12, 4))) for stage in stages]
+    configs = [stage.config for stage in stages]
+    pools = [PagedKv(torch.zeros(12, each.layer_count, 2, 4, each.kv_head_count, each.head_dim)) for each in configs]
     text, other = tokens(20), tokens(9, seed=1)
     found = []
     batches: list[tuple[list[SequenceRows], Tensor]] = [
@@ -108,38 +117,43 @@ def outputs(stages: Sequence[DecoderModel]) -> list[Tensor]:
     return found
 
 
+@KERNELS
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("borders", [(1,), (1, 2)], ids=["two stages", "three stages"])
-def test_stages_that_pass_hidden_states_on_give_the_bits_of_the_whole(kind: str, borders: tuple[int, ...]) -> None:
+def test_stages_that_pass_hidden_states_on_give_the_bits_of_the_whole(
+    kind: str, borders: tuple[int, ...], natively: bool
+) -> None:
     config = whole(kind).config
     ends = (0, *borders, config.layer_count)
     parts = [layers(config, first, stop) for first, stop in pairwise(ends)]
-    stages = [share_of(whole(kind), part) for part in parts]
-    together = {name for stage in stages for name in stage.destinations()}
+    together = {name for part in parts for name in empty_model(part, 1, "meta", torch.float32).destinations()}
     assert together == set(whole(kind).destinations())
-    reference = share_of(whole(kind), config)
+    stages = [share_of(whole(kind), part, natively) for part in parts]
+    reference = share_of(whole(kind), config, natively)
     for found, expected in zip(outputs(stages), outputs([reference]), strict=True):
         assert torch.equal(found, expected)
-    head = stages[-1].head
-    assert head is not None
-    assert (head.weight.numel() > 0) == config.tied_embeddings, "packed beside the embedding or nowhere"
+    last = stages[-1]
+    if isinstance(last, DecoderModel) and last.head is not None:
+        packed = last.head.weight.numel() == 0
+        assert packed != config.tied_embeddings, "packed beside the embedding or nowhere"
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_stage_that_is_not_the_last_gives_the_hidden_states_of_all_rows(kind: str) -> None:
-    stage = share_of(whole(kind), layers(whole(kind).config, 0, 1))
+    stage = plain_share_of(whole(kind), layers(whole(kind).config, 0, 1))
     assert [tuple(each.shape) for each in outputs([stage])] == [(11, 48), (10, 48), (8, 48)]
     assert stage.head is None
 
 
+@KERNELS
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("first", [0, 2], ids=["one stage", "the last stage"])
-def test_heads_cut_by_vocabulary_give_their_tokens_logits(kind: str, first: int) -> None:
+def test_heads_cut_by_vocabulary_give_their_tokens_logits(kind: str, first: int, natively: bool) -> None:
     config = layers(whole(kind).config, first, 3)
-    before = [share_of(whole(kind), layers(whole(kind).config, 0, first))] if first else []
-    expected = outputs([*before, share_of(whole(kind), config)])
+    before = [share_of(whole(kind), layers(whole(kind).config, 0, first), natively)] if first else []
+    expected = outputs([*before, share_of(whole(kind), config, natively)])
     cuts = [replace(config, head_rows=rows) for rows in (range(50), range(50, 97))]
-    parts = [outputs([*before, share_of(whole(kind), cut)]) for cut in cuts]
+    parts = [outputs([*before, share_of(whole(kind), cut, natively)]) for cut in cuts]
     for number, logits in enumerate(expected):
         found = torch.cat([part[number] for part in parts], dim=1)
         assert found.shape == logits.shape

@@ -3,8 +3,9 @@
 // Theory of operation
 // -------------------
 // A unit of work is a few query rows of one sequence and one kv head, with all query heads that share it; or, if there
-// is one row, several kv heads, whose keys lie side by side in memory. It walks the keys in chunks of 64 positions, counted from position 0, and packs each chunk of K and V like a panel of weights, so
-// that scores and weighted values are the products of products.h. The softmax is taken chunk by chunk: the greatest
+// is one row, several kv heads, whose keys lie side by side in memory. It walks the keys in chunks of 64 positions,
+// counted from position 0, and packs each chunk of K and V like a panel of weights, so that scores and weighted values
+// are the products of products.h. The softmax is taken chunk by chunk: the greatest
 // score so far, the sum of exponentials and the weighted values are corrected whenever a greater one comes.
 //
 // A decode is the same with a single row. So every row takes the same chunks in the same way wherever it is computed;

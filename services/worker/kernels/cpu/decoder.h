@@ -4,7 +4,7 @@
 // -------------------
 // A step is one call: embedding, layers, head. Its rows are cut into passes of at most PASS_ROWS, so that buffers stay
 // small; a later pass finds the keys and values of an earlier one in the pool. All threads run the same program
-// (program.h) and meet at a barrier after each phase; within a phase they take numbered units of work until none is
+// (program.cpp) and meet at a barrier after each phase; within a phase they take numbered units of work until none is
 // left. Which thread computes a unit changes no bit of it.
 //
 // Every number is added up in an order that depends on nothing but the shapes of the model: a row has the same bits
@@ -31,13 +31,19 @@ struct Matrix {
   int64_t inputs;
 };
 
+// Both are padded with 0 to a multiple of 64.
+struct Norm {
+  const float* weight;  // null: there is no norm
+  const float* bias;    // null: by the root mean square alone; else the mean is taken off first
+};
+
 struct Layer {
   Matrix query_key_value;
   Matrix attention_output;
-  Matrix gate_up;  // each panel: 32 rows of gate, then the same 32 of up
+  Matrix up;  // with gates each panel has 32 rows of them, then the same 32 of up
   Matrix down;
-  const float* attention_norm;  // padded with 0 to a multiple of 64, as the next one
-  const float* feed_forward_norm;
+  Norm attention_norm;
+  Norm feed_forward_norm;
   const float* query_norm;  // one head's, or null
   const float* key_norm;
   int64_t window;  // sliding window in tokens, or 0
@@ -46,19 +52,27 @@ struct Layer {
 struct Decoder {
   int64_t is_bfloat16;  // else float32: weights, pool and what is multiplied; sums are float32 always
   int64_t hidden_size;
+  int64_t embedding_size;  // of a token's embedding, which is projected if it is not the hidden size
   int64_t intermediate_size;
   int64_t heads;
   int64_t kv_heads;
   int64_t head_size;
   int64_t vocabulary;
+  int64_t first_logit;  // the token of the head's first row
   int64_t layer_count;
   int64_t activation;  // 0 silu, 1 gelu, 2 gelu by tanh, 3 relu
+  int64_t gated;       // what is activated is the gates, which are multiplied with up; else up itself
+  int64_t norms_after;  // norms come after attention and feed-forward were added, else before these
   int64_t threads;
   const Layer* layers;
-  const uint16_t* embedding;  // [vocabulary, hidden] of weights, or null: rows of the head
-  Matrix head;
-  const float* norm;
-  const float* cosines;  // [rows, head_size / 2]
+  const uint16_t* embedding;  // [vocabulary, embedding_size] of weights, or null: the head's panels hold all tokens, in
+                              // order and around the end of the vocabulary, of which its outputs are the first ones
+  const uint16_t* positions;  // [positions, hidden], what is added to the embeddings; or null
+  Matrix project_in;          // no weights: none
+  Matrix project_out;
+  Matrix head;  // its outputs are the tokens that this rank gives a logit
+  Norm norm;
+  const float* cosines;  // [rows, head_size / 2]; null: heads are not turned
   const float* sines;
   float epsilon;
 };
@@ -81,11 +95,12 @@ struct Step {
   int64_t stop_layer;
   const float* hidden_in;  // [rows, hidden_size], or null: embeds token_ids
   float* hidden_out;       // [rows, hidden_size], or null
-  float* logits;           // [logit_count, vocabulary], or null
+  float* logits;           // [logit_count, outputs of the head], or null
   const int32_t* given_up;  // the step is cut before the next layer once this is not 0; may be null
   int64_t deadline_ns;      // and once CLOCK_MONOTONIC is later; 0: never
   int32_t (*goes_on)();     // and once this returns 0; may be null
-  void (*sum)(float* values, int64_t count);  // adds up the ranks' parts of a product, in place; null: one rank
+  // Adds up the ranks' parts of a product, in place; 0 if it could not, which cuts the step. null: one rank.
+  int32_t (*sum)(float* values, int64_t count);
 };
 
 struct Engine;

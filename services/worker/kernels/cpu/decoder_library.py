@@ -22,29 +22,36 @@ def _fields(kind: type, *names: str) -> list[tuple[str, type]]:
 
 _WORD, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 GoesOn = ctypes.CFUNCTYPE(ctypes.c_int32)
-SumOfRanks = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_float), ctypes.c_int64)
+SumOfRanks = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64)
 
 
 class MatrixView(ctypes.Structure):
     _fields_ = (*_fields(_ADDRESS, "packed", "quantized", "scales", "bias"), *_fields(_WORD, "outputs", "inputs"))
 
 
+class NormView(ctypes.Structure):
+    _fields_ = (*_fields(_ADDRESS, "weight", "bias"),)
+
+
 class LayerView(ctypes.Structure):
     _fields_ = (
-        *_fields(MatrixView, "query_key_value", "attention_output", "gate_up", "down"),
-        *_fields(_ADDRESS, "attention_norm", "feed_forward_norm", "query_norm", "key_norm"),
+        *_fields(MatrixView, "query_key_value", "attention_output", "up", "down"),
+        *_fields(NormView, "attention_norm", "feed_forward_norm"),
+        *_fields(_ADDRESS, "query_norm", "key_norm"),
         ("window", _WORD),
     )
 
 
 class DecoderView(ctypes.Structure):
     _fields_ = (
-        *_fields(_WORD, "is_bfloat16", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_size"),
-        *_fields(_WORD, "vocabulary", "layer_count", "activation", "threads"),
+        *_fields(_WORD, "is_bfloat16", "hidden_size", "embedding_size", "intermediate_size", "heads", "kv_heads"),
+        *_fields(_WORD, "head_size", "vocabulary", "first_logit", "layer_count", "activation", "gated", "norms_after"),
+        ("threads", _WORD),
         ("layers", ctypes.POINTER(LayerView)),
-        ("embedding", _ADDRESS),
-        ("head", MatrixView),
-        *_fields(_ADDRESS, "norm", "cosines", "sines"),
+        *_fields(_ADDRESS, "embedding", "positions"),
+        *_fields(MatrixView, "project_in", "project_out", "head"),
+        ("norm", NormView),
+        *_fields(_ADDRESS, "cosines", "sines"),
         ("epsilon", ctypes.c_float),
     )
 

@@ -4,77 +4,12 @@
 // instructions that another processor lacks.
 #include "attention.h"
 #include "engine.h"
+#include "scratch.h"
 
 #define JOIN(a, b) a##b
 #define NAMED(prefix, set) JOIN(prefix, set)
 
 namespace INSTRUCTION_SET {
-
-static inline int64_t padded(int64_t count) { return (count + PANEL - 1) / PANEL * PANEL; }
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
-
-// Scratch memory, in pieces that begin at a cache line. With no base it only counts.
-struct Arena {
-  char* base;
-  int64_t used;
-
-  template <class N>
-  N* take(int64_t count) {
-    N* piece = reinterpret_cast<N*>(base + used);
-    used += (count * static_cast<int64_t>(sizeof(N)) + 127) / 128 * 128;
-    return piece;
-  }
-};
-
-template <class T>
-struct Scratch {
-  float* hidden;     // [rows, hidden size], padded to panels as all rows here
-  T* normed;         // [rows, hidden size]
-  float* projected;  // [rows, query, key and value heads]; later the parts to add up
-  T* queries;        // [rows, heads]
-  T* found;          // [rows, heads]
-  T* gated;          // [rows, intermediate size]
-  QueryRows* units;  // [rows]
-  float* sums;       // this thread's, [UNIT_ROWS, PANEL]
-  uint32_t* piece;   // this thread's, [PIECE_WORDS, PANEL]
-  AttentionScratch<T> attention;  // this thread's
-
-  Scratch(const Decoder& d, char* base, int thread, int64_t* bytes) {
-    Arena arena{base, 0};
-    const int64_t heads = padded(d.heads * d.head_size), group = d.heads / d.kv_heads;
-    const int64_t head = padded(d.head_size), queries_of_unit = greatest(UNIT_QUERIES, group);
-    hidden = arena.take<float>(PASS_ROWS * padded(d.hidden_size));
-    normed = arena.take<T>(PASS_ROWS * padded(d.hidden_size));
-    projected = arena.take<float>(PASS_ROWS * padded((d.heads + 2 * d.kv_heads) * d.head_size));
-    queries = arena.take<T>(PASS_ROWS * heads);
-    found = arena.take<T>(PASS_ROWS * heads);
-    gated = arena.take<T>(PASS_ROWS * padded(d.intermediate_size));
-    units = arena.take<QueryRows>(PASS_ROWS);
-    attention.zero = arena.take<T>(head);
-    for (int64_t number = 0; number < d.threads; ++number) {
-      Arena own{base, arena.used};
-      float* own_sums = own.take<float>(UNIT_ROWS * PANEL);
-      uint32_t* own_piece = own.take<uint32_t>(PIECE_WORDS * PANEL);
-      AttentionScratch<T> mine = attention;
-      mine.queries = own.take<T>(queries_of_unit * head);
-      mine.scores = own.take<float>(queries_of_unit * CHUNK);
-      mine.weights = own.take<T>(queries_of_unit * CHUNK);
-      mine.greatest = own.take<float>(queries_of_unit);
-      mine.total = own.take<float>(queries_of_unit);
-      mine.found = own.take<float>(queries_of_unit * head);
-      mine.keys = own.take<uint32_t>(words_of<T>(head) * CHUNK);
-      mine.values = own.take<uint32_t>(head * words_of<T>(CHUNK));
-      arena.used = own.used;
-      if (number == thread) {
-        sums = own_sums;
-        piece = own_piece;
-        attention = mine;
-      }
-    }
-    *bytes = arena.used;
-  }
-};
 
 template <class T>
 class Thread {
@@ -99,12 +34,13 @@ class Thread {
       engine_.query_units = cut_into_units();
       ask();
     }
-    enter_rows();
+    if (step_.hidden_in != nullptr) take_rows(); else embed_rows();
     meet();
     for (int64_t layer = step_.first_layer; layer < step_.stop_layer; ++layer) {
       if (engine_.cut) return false;
       run_layer(d_.layers[layer], layer);
     }
+    if (engine_.cut) return false;
     if (step_.hidden_out != nullptr) leave_rows();
     if (step_.logits != nullptr && pass_.logits > 0) head();
     meet();
@@ -112,7 +48,7 @@ class Thread {
   }
 
   void run_layer(const Layer& layer, int64_t number) {
-    norm_rows(layer.attention_norm);
+    ready_rows(layer.attention_norm);
     meet();
     product(layer.query_key_value, s_.normed, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
       float* to = s_.projected + row * padded(layer.query_key_value.outputs) + output;
@@ -125,19 +61,16 @@ class Thread {
     meet();
     add_product(layer.attention_output, s_.found);
     meet();
-    norm_rows(layer.feed_forward_norm);
+    if (engine_.cut) return;
+    if (d_.norms_after) settle_rows(layer.attention_norm);
+    ready_rows(layer.feed_forward_norm);
     meet();
-    const Activation activation = static_cast<Activation>(d_.activation);
-    product(layer.gate_up, s_.normed, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
-      T* to = s_.gated + row * padded(d_.intermediate_size) + output / 2;
-      for (int64_t at = 0; at < PANEL / 2; at += LANES) {
-        store_rounded(to + at, activated(activation, load(y + at)) * load(y + PANEL / 2 + at));
-      }
-    });
+    activate_product(layer.up);
     meet();
     add_product(layer.down, s_.gated);
     if (thread_ == 0 && number + 1 < step_.stop_layer) ask();
     meet();
+    if (d_.norms_after) settle_rows(layer.feed_forward_norm);
   }
 
   void meet() { team_barrier(engine_.team); }
@@ -179,6 +112,19 @@ class Thread {
     }
   }
 
+  // gated = activation of the gates times up, or activation of up.
+  void activate_product(const Matrix& up) {
+    const Activation activation = static_cast<Activation>(d_.activation);
+    const int64_t size = padded(d_.intermediate_size), kept = d_.gated ? PANEL / 2 : PANEL;
+    product(up, s_.normed, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
+      T* to = s_.gated + row * size + output * kept / PANEL;
+      for (int64_t at = 0; at < kept; at += LANES) {
+        const Vector active = activated(activation, load(y + at));
+        store_rounded(to + at, d_.gated ? active * load(y + PANEL / 2 + at) : active);
+      }
+    });
+  }
+
   // hidden += x W^T + b, the ranks' parts of it added up.
   void add_product(const Matrix& matrix, const T* x) {
     const int64_t size = padded(d_.hidden_size);
@@ -191,16 +137,14 @@ class Thread {
     }
     float* parts = s_.projected;
     product(matrix, x, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
-      for (int64_t at = 0; at < PANEL && output + at < d_.hidden_size; ++at) {
-        parts[row * d_.hidden_size + output + at] = y[at];
-      }
+      std::memcpy(parts + row * d_.hidden_size + output, y, least(PANEL, d_.hidden_size - output) * sizeof(float));
     });
     meet();
-    if (thread_ != 0) return;
-    step_.sum(parts, pass_.rows * d_.hidden_size);
-    for (int64_t row = 0; row < pass_.rows; ++row) {
+    if (thread_ == 0 && step_.sum(parts, pass_.rows * d_.hidden_size) == 0) engine_.cut = 1;
+    meet();
+    each(pass_.rows, [&](int64_t row) {
       for (int64_t at = 0; at < d_.hidden_size; ++at) s_.hidden[row * size + at] += parts[row * d_.hidden_size + at];
-    }
+    });
   }
 
   // --- rows ---------------------------------------------------------------------------------------------------------
@@ -210,31 +154,62 @@ class Thread {
     for (int64_t one = team_take(engine_.team); one < count; one = team_take(engine_.team)) work(one);
   }
 
-  void enter_rows() {
-    const int64_t size = padded(d_.hidden_size);
+  float* hidden_row(int64_t row) { return s_.hidden + row * padded(d_.hidden_size); }
+
+  // An earlier row here may have been beyond all numbers, and so its padding: infinity times 0.
+  void clear_padding(float* row) {
+    std::memset(row + d_.hidden_size, 0, (padded(d_.hidden_size) - d_.hidden_size) * sizeof(float));
+  }
+
+  void take_rows() {
     each(pass_.rows, [&](int64_t row) {
-      float* to = s_.hidden + row * size;
-      // An earlier row here may have been beyond all numbers, and so its padding: infinity times 0.
-      std::memset(to + d_.hidden_size, 0, (size - d_.hidden_size) * sizeof(float));
-      if (step_.hidden_in != nullptr) {
-        std::memcpy(to, step_.hidden_in + (pass_.first_row + row) * d_.hidden_size, d_.hidden_size * sizeof(float));
-      } else {
-        embed(step_.token_ids[pass_.first_row + row], to);
-      }
+      clear_padding(hidden_row(row));
+      std::memcpy(hidden_row(row), step_.hidden_in + (pass_.first_row + row) * d_.hidden_size,
+                  d_.hidden_size * sizeof(float));
     });
   }
 
-  void embed(int64_t token, float* to) {
+  void embed_rows() {
+    const bool projects = d_.project_in.inputs != 0;
+    each(pass_.rows, [&](int64_t row) {
+      T* embedded = s_.embedded + row * padded(d_.embedding_size);
+      find_embedding(step_.token_ids[pass_.first_row + row], embedded);
+      if (projects) return;
+      clear_padding(hidden_row(row));
+      widen(embedded, d_.hidden_size, hidden_row(row));
+      add_position(row);
+    });
+    if (!projects) return;
+    meet();
+    product(d_.project_in, s_.embedded, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
+      std::memcpy(hidden_row(row) + output, y, PANEL * sizeof(float));
+    });
+    meet();
+    each(pass_.rows, [&](int64_t row) {
+      clear_padding(hidden_row(row));
+      add_position(row);
+    });
+  }
+
+  void find_embedding(int64_t token, T* to) {
     if (d_.embedding != nullptr) {
-      return widen(reinterpret_cast<const T*>(d_.embedding) + token * d_.hidden_size, d_.hidden_size, to);
+      const T* from = reinterpret_cast<const T*>(d_.embedding) + token * d_.embedding_size;
+      std::memcpy(to, from, d_.embedding_size * sizeof(T));
+      return;
     }
-    const int64_t words = words_of<T>(d_.hidden_size);
-    const uint32_t* from = d_.head.packed + token / PANEL * words * PANEL + token % PANEL;
+    const int64_t words = words_of<T>(d_.embedding_size);
+    const int64_t place = (token - d_.first_logit + d_.vocabulary) % d_.vocabulary;
+    const uint32_t* from = d_.head.packed + place / PANEL * words * PANEL + place % PANEL;
+    // The last word may be half a word: what is written beyond the row is padding, and 0.
     for (int64_t word = 0; word < words; ++word) {
-      T numbers[WORD_NUMBERS<T>];
-      std::memcpy(numbers, from + word * PANEL, sizeof(uint32_t));
-      widen(numbers, least(WORD_NUMBERS<T>, d_.hidden_size - word * WORD_NUMBERS<T>), to + word * WORD_NUMBERS<T>);
+      std::memcpy(to + word * WORD_NUMBERS<T>, from + word * PANEL, sizeof(uint32_t));
     }
+  }
+
+  void add_position(int64_t row) {
+    if (d_.positions == nullptr) return;
+    const T* table = reinterpret_cast<const T*>(d_.positions);
+    add_widened(table + step_.positions[pass_.first_row + row] * d_.hidden_size, d_.hidden_size, hidden_row(row));
   }
 
   void leave_rows() {
@@ -246,23 +221,46 @@ class Thread {
     meet();
   }
 
-  void norm_rows(const float* weight) {
+  // normed = what attention or feed-forward begins with: hidden after its norm, or as it is.
+  void ready_rows(const Norm& norm) {
     const int64_t size = padded(d_.hidden_size);
     each(pass_.rows, [&](int64_t row) {
-      norm_row(s_.hidden + row * size, weight, d_.hidden_size, d_.epsilon, s_.normed + row * size);
+      if (d_.norms_after) {
+        convert(hidden_row(row), size, s_.normed + row * size);
+      } else {
+        norm_by(norm, hidden_row(row), d_.hidden_size, d_.epsilon, s_.normed + row * size);
+      }
     });
   }
 
+  // hidden = what comes out of attention or feed-forward: its norm.
+  void settle_rows(const Norm& norm) {
+    each(pass_.rows, [&](int64_t row) { norm_by(norm, hidden_row(row), d_.hidden_size, d_.epsilon, hidden_row(row)); });
+    meet();
+  }
+
   void head() {
-    const int64_t size = padded(d_.hidden_size);
+    const int64_t size = padded(d_.hidden_size), narrow = padded(d_.embedding_size);
     each(pass_.logits, [&](int64_t number) {
-      const int64_t row = step_.logit_rows[pass_.first_logit + number] - pass_.first_row;
-      norm_row(s_.hidden + row * size, d_.norm, d_.hidden_size, d_.epsilon, s_.normed + number * size);
+      const float* hidden = hidden_row(step_.logit_rows[pass_.first_logit + number] - pass_.first_row);
+      if (d_.norm.weight != nullptr) {
+        norm_by(d_.norm, hidden, d_.hidden_size, d_.epsilon, s_.normed + number * size);
+      } else {
+        convert(hidden, size, s_.normed + number * size);
+      }
     });
     meet();
-    product(d_.head, s_.normed, pass_.logits, [&](int64_t row, int64_t output, const float* y) {
-      float* to = step_.logits + (pass_.first_logit + row) * d_.vocabulary + output;
-      std::memcpy(to, y, least(PANEL, d_.vocabulary - output) * sizeof(float));
+    const T* ready = s_.normed;
+    if (d_.project_out.inputs != 0) {
+      product(d_.project_out, s_.normed, pass_.logits, [&](int64_t row, int64_t output, const float* y) {
+        convert(y, least(PANEL, d_.embedding_size - output), s_.embedded + row * narrow + output);
+      });
+      meet();
+      ready = s_.embedded;
+    }
+    product(d_.head, ready, pass_.logits, [&](int64_t row, int64_t output, const float* y) {
+      float* to = step_.logits + (pass_.first_logit + row) * d_.head.outputs + output;
+      std::memcpy(to, y, least(PANEL, d_.head.outputs - output) * sizeof(float));
     });
   }
 
@@ -273,13 +271,12 @@ class Thread {
     float scratch[MOST_HEAD_SIZE];
     each(pass_.rows, [&](int64_t row) {
       const int64_t from_start = pass_.first_row + row;
-      const float* cosines = d_.cosines + step_.rope_rows[from_start] * half;
-      const float* sines = d_.sines + step_.rope_rows[from_start] * half;
+      const int64_t angles = step_.rope_rows[from_start] * half;
       float* heads = s_.projected + row * width;
       for (int64_t head = 0; head < d_.heads + d_.kv_heads; ++head) {
         const float* weight = head < d_.heads ? layer.query_norm : layer.key_norm;
         if (weight != nullptr) norm_head(heads + head * size, weight, size, d_.epsilon, scratch);
-        rotate_head(heads + head * size, cosines, sines, half);
+        if (d_.cosines != nullptr) rotate_head(heads + head * size, d_.cosines + angles, d_.sines + angles, half);
       }
       convert(heads, d_.heads * size, s_.queries + row * query_step);
       const int64_t kv_size = d_.kv_heads * size;

@@ -52,11 +52,59 @@ static inline float inverse_norm(const float* x, int64_t count, float epsilon) {
   return 1.0f / std::sqrt(squares / static_cast<float>(count) + epsilon);
 }
 
+// out[i] += x[i].
+template <class T>
+static void add_widened(const T* x, int64_t count, float* out) {
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) store(out + at, load(out + at) + load_widened(x + at));
+  float rest[LANES];
+  widen(x + at, count - at, rest);
+  for (int64_t i = 0; at + i < count; ++i) out[at + i] += rest[i];
+}
+
 // out = x / rms(x) * weight. x, weight and out are padded to a multiple of 64, the first two with 0.
 template <class T>
 static void norm_row(const float* x, const float* weight, int64_t count, float epsilon, T* out) {
   const Vector factor = all(inverse_norm(x, count, epsilon));
   for (int64_t at = 0; at < count; at += LANES) store_rounded(out + at, load(x + at) * factor * load(weight + at));
+}
+
+// The sum of f(x) over `count` numbers.
+template <class Function>
+static inline float sum_over(const float* x, int64_t count, Function f) {
+  Vector sum = zeros();
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) sum = sum + f(load(x + at));
+  float rest[LANES];
+  for (int64_t i = 0; i < LANES; ++i) rest[i] = 0;
+  if (at < count) {
+    std::memcpy(rest, x + at, (count - at) * sizeof(float));
+    store(rest, f(load(rest)));
+    for (int64_t i = count - at; i < LANES; ++i) rest[i] = 0;
+  }
+  return sum_of(sum + load(rest));
+}
+
+// out = (x - mean(x)) / deviation(x) * weight + bias. x, weight, bias and out are padded to a multiple of 64; out may
+// be x.
+template <class T>
+static void norm_centered_row(const float* x, const float* weight, const float* bias, int64_t count, float epsilon,
+                              T* out) {
+  const Vector mean = all(sum_over(x, count, [](Vector v) { return v; }) / static_cast<float>(count));
+  const float squares = sum_over(x, count, [mean](Vector v) { return (v - mean) * (v - mean); });
+  const Vector factor = all(1.0f / std::sqrt(squares / static_cast<float>(count) + epsilon));
+  for (int64_t at = 0; at < count; at += LANES) {
+    store_rounded(out + at, multiply_add((load(x + at) - mean) * factor, load(weight + at), load(bias + at)));
+  }
+}
+
+template <class T>
+static void norm_by(const Norm& norm, const float* x, int64_t count, float epsilon, T* out) {
+  if (norm.bias != nullptr) {
+    norm_centered_row(x, norm.weight, norm.bias, count, epsilon, out);
+  } else {
+    norm_row(x, norm.weight, count, epsilon, out);
+  }
 }
 
 // The same for a head of any even size, in place.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from services.domain.errors import InvalidFieldError
 from services.worker.build import build
 from services.worker.kernels.cpu.decoder_library import InstructionSet
-from services.worker.kernels.cpu.native_decoder import quantized_panels
+from services.worker.kernels.cpu.packed_weights import quantized_panels
 from services.worker.kernels.kernel_choice import with_kernels
 from services.worker.model.loader import filled_model
 from services.worker.model.served_decoder import ServedDecoder

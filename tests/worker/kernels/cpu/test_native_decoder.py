@@ -4,16 +4,15 @@ import ctypes
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from services.worker.kernels.cpu.decoder_library import InstructionSet
-from services.worker.kernels.cpu.native_decoder import NativeDecoder, packed_panels
+from services.worker.kernels.cpu.native_decoder import NativeDecoder
+from services.worker.kernels.cpu.packed_weights import packed_panels
 from services.worker.model.batch import BatchLayout, SequenceRows
-from services.worker.model.llama import LlamaModel
 from services.worker.model.loader import filled_model
 from services.worker.model.prefill_cut import PrefillCut, StepLimit
 from tests.worker.model.reference_models import (
@@ -23,6 +22,7 @@ from tests.worker.model.reference_models import (
     native_of,
     native_pair,
     ours_of,
+    plain_pair,
     reference_model,
     tokens,
 )
@@ -76,10 +76,10 @@ def test_panels_hold_words_of_64_outputs_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_weights_are_kept_once(tied: bool, tmp_path: Path) -> None:
-    reference_model("llama", tie_word_embeddings=tied).save_pretrained(tmp_path)
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_weights_are_kept_once(family: str, tied: bool, tmp_path: Path) -> None:
+    reference_model(family, tie_word_embeddings=tied).save_pretrained(tmp_path)
     plain = filled_model(tmp_path, "cpu", torch.float32)
-    assert isinstance(plain, LlamaModel)
     shapes = {name: parameter.shape for name, parameter in plain.named_parameters() if parameter.dim() == 2}
     native = NativeDecoder(plain, threads=1)
     assert all(plain.get_parameter(name).numel() == 0 for name in shapes)
@@ -121,28 +121,43 @@ class TestAStage:
         layout = BatchLayout.of([SequenceRows(0, 20, whole.blocks(20))], whole.block_size)
         expected = model(text, whole.cache, layout)
         hidden_TD, logits_SV = torch.empty(20, 48), torch.empty(1, 97)
-        model.compute(text, staged.cache, layout, stop_layer=1, hidden_out_TD=hidden_TD)
-        model.compute(None, staged.cache, layout, first_layer=1, hidden_in_TD=hidden_TD, logits_SV=logits_SV)
+        model.compute(staged.cache, layout, stop_layer=1, token_ids_T=text, hidden_out_TD=hidden_TD)
+        model.compute(staged.cache, layout, first_layer=1, hidden_in_TD=hidden_TD, logits_SV=logits_SV)
         assert torch.equal(logits_SV, expected)
         assert torch.equal(staged.cache.pool, whole.cache.pool)
 
     def test_calls_for_the_sum_of_both_products_of_every_layer(self) -> None:
-        _, model = native_pair()
+        model = native_of(plain_pair()[0], threads=2)
         pool, asked = Pool(model), []
         layout = BatchLayout.of([SequenceRows(0, 20, pool.blocks(20))], pool.block_size)
         expected = model(tokens(20), pool.cache, layout)
 
-        def as_of_two_ranks(address: Any, count: int) -> None:
-            asked.append(count)
-            floats = (ctypes.c_float * count).from_address(ctypes.addressof(address.contents))
-            whole = torch.frombuffer(floats, dtype=torch.float32)
-            half = whole * 0.5
-            whole.copy_(half + half)
+        def as_of_two_ranks(parts: Tensor) -> None:
+            asked.append(parts.numel())
+            half = parts * 0.5
+            parts.copy_(half + half)
 
-        logits_SV = torch.empty(1, 97)
-        model.compute(tokens(20), pool.cache, layout, logits_SV=logits_SV, sum_of_ranks=as_of_two_ranks)
+        model.add_up = as_of_two_ranks
+        assert torch.equal(model(tokens(20), pool.cache, layout), expected)
         assert asked == [20 * 48] * 4
-        assert torch.equal(logits_SV, expected)
+
+    @pytest.mark.parametrize("sums_before", [0, 1, 3])
+    def test_whose_partner_does_not_come_to_a_sum_ends_its_pass_with_that_error(self, sums_before: int) -> None:
+        model = native_of(plain_pair()[0], threads=2)
+        pool, asked = Pool(model), []
+        layout = BatchLayout.of([SequenceRows(0, 20, pool.blocks(20))], pool.block_size)
+
+        def comes_no_more(_: Tensor) -> None:
+            asked.append(0)
+            if len(asked) > sums_before:
+                raise RuntimeError("did not come")
+
+        model.add_up = comes_no_more
+        with pytest.raises(RuntimeError, match="did not come"):
+            model(tokens(20), pool.cache, layout)
+        assert len(asked) == sums_before + 1
+        model.add_up = None
+        assert model(tokens(20), pool.cache, layout).isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
