@@ -21,6 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--no-shared-memory", action="store_true")
+    parser.add_argument("--kernels", choices=("native", "torch"), default="native")
     arguments = parser.parse_args(argv)
     die_with_parent(arguments.parent)
     # As in a worker, torch is imported only once its environment is set.

@@ -23,11 +23,12 @@ from benchmarks.saturated_lanes import LanePlan, SaturatedLanes
 from services.domain.ids import Epoch
 from services.domain.protocol import KvToWorker
 from services.worker.engine.engine import Engine
+from services.worker.kernels.kernel_choice import computes_natively, with_kernels
 from services.worker.kv.pools import BlockShape, make_pools
 from services.worker.model.config_json import read_model_config
 from services.worker.parallel.layout import GroupRank, Layout, check_layout, split_layers
 from services.worker.parallel.process_groups import leave, rendezvous
-from services.worker.parallel.share_weights import load_rank
+from services.worker.parallel.share_weights import filled_rank
 from services.worker.parallel.stage_links import StageLinks, Sums
 from services.worker.profiling.stage_costs import measured_stage_costs
 from services.worker.step import OutputLedger, Step, StepOutcome
@@ -70,9 +71,11 @@ class RankUnderTest:
         self.store = TCPStore(
             "127.0.0.1", arguments.port, is_master=self.rank.leads, wait_for_workers=False, timeout=limit
         )
-        self.stages = self._stages(arguments)
         whole = read_model_config(arguments.model)
-        model = load_rank(arguments.model, whole, self.rank, self.stages, "cpu", torch.bfloat16)
+        self.natively = computes_natively(arguments.kernels, whole, torch.device("cpu"), torch.bfloat16)
+        self.stages = self._stages(arguments)
+        filled = filled_rank(arguments.model, whole, self.rank, self.stages, "cpu", torch.bfloat16)
+        model = with_kernels(filled, self.natively)
         config = model.config
         shape = BlockShape(config.layer_count, BLOCK_SIZE, config.kv_head_count, config.head_dim, torch.bfloat16)
         pools = make_pools(shape, DEVICE_TOKENS // BLOCK_SIZE, 1, torch.device("cpu"))
@@ -87,7 +90,9 @@ class RankUnderTest:
         if self.rank.leads:
             config = read_model_config(arguments.model)
             check_layout(config, layout)
-            costs = measured_stage_costs(config, layout.tp, arguments.max_batch, "cpu", torch.bfloat16)
+            costs = measured_stage_costs(
+                config, layout.tp, arguments.max_batch, "cpu", torch.bfloat16, natively=self.natively
+            )
             self.tell("stages", split_layers(costs, layout.pp))
         stages: tuple[range, ...] = pickle.loads(self.store.get("stages"))
         return stages

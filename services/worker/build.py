@@ -28,10 +28,9 @@ from services.worker.kv.pools import (
     make_pools,
 )
 from services.worker.model.config_json import read_model_config
-from services.worker.model.loader import filled_model
 from services.worker.model.served_decoder import ServedDecoder
 from services.worker.parallel.layout import GroupRank, Layout, check_layout, share_config, split_layers
-from services.worker.parallel.share_weights import load_rank
+from services.worker.parallel.share_weights import filled_rank
 from services.worker.parallel.stage_pass import ALONE
 from services.worker.profiling.cost_measurement import MeasuringLimits, measure_or_read
 from services.worker.profiling.stage_costs import measured_stage_costs
@@ -104,14 +103,20 @@ def stages_of(settings: EngineSettings, layout: Layout, local_rank: int, folder:
     device = _device(settings.device, local_rank)
     dtype_name = settings.dtype or default_dtype(config.dtype, device)
     threads = settings.threads or max(1, usable_cores() // settings.workers_here)
+    dtype = _DTYPES[dtype_name]
+    natively = computes_natively(settings.kernels, config, device, dtype, says_why=False)  # that the load does
+    quantized = settings.weights == "int8"
     kind = [fingerprint(settings.model), str(layout), settings.max_batch, device_name(device), dtype_name, threads]
+    kind += [natively, quantized]
     key = hashlib.sha256(json.dumps([*kind, torch.__version__]).encode()).hexdigest()[:24]
     file = folder / "stages" / f"{key}.json"
     if file.exists():
         with contextlib.suppress(OSError, ValueError):
             return tuple(int(first) for first in json.loads(file.read_text(encoding="utf-8")))
     torch.set_num_threads(threads)
-    costs = measured_stage_costs(config, layout.tp, settings.max_batch, device, _DTYPES[dtype_name])
+    costs = measured_stage_costs(
+        config, layout.tp, settings.max_batch, device, dtype, natively=natively, quantized=quantized
+    )
     first_layers = tuple(layers.start for layers in split_layers(costs, layout.pp))
     with contextlib.suppress(OSError):  # a folder that can't be written: measured again at the next start
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -137,17 +142,12 @@ def load_rank_of(
     dtype = _DTYPES[dtype_name]
     stage_layers = tuple(range(*ends) for ends in pairwise((*first_layers, config.layer_count)))
     share = share_config(config, rank, stage_layers)
-    natively = rank == ALONE and computes_natively(settings.kernels, config, device, dtype)
+    natively = computes_natively(settings.kernels, config, device, dtype)
     quantized = settings.weights == "int8"
     if quantized and not natively:
-        raise InvalidFieldError("--weights", "int8 needs the compiled decoder of CPUs (--kernels), and one rank")
-    if rank == ALONE:
-        filled = filled_model(settings.model, device, dtype, settings.max_model_len)
-        model = with_kernels(filled, natively, quantized=quantized)
-    else:
-        if settings.kernels == "native":
-            raise InvalidFieldError("--kernels", f"native is not possible with {rank.layout}: it computes whole models")
-        model = load_rank(settings.model, config, rank, stage_layers, device, dtype, settings.max_model_len)
+        raise InvalidFieldError("--weights", "int8 needs the compiled decoder of CPUs (--kernels)")
+    filled = filled_rank(settings.model, config, rank, stage_layers, device, dtype, settings.max_model_len)
+    model = with_kernels(filled, natively, quantized=quantized)
 
     shape = BlockShape(share.layer_count, settings.block_size, share.kv_head_count, share.head_dim, dtype)
     counts = block_counts(

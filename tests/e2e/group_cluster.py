@@ -27,7 +27,7 @@ class GroupCluster(Cluster):
         self.rank_count = tp * pp
         flags = (
             "--tp", str(tp), "--pp", str(pp), "--leader", f"127.0.0.1:{free_port()}", "--dtype", "float32",
-            "--threads", "1", "--workers-here", str(self.rank_count), "--block-size", "4", "--kernels", "torch",
+            "--threads", "1", "--workers-here", str(self.rank_count), "--block-size", "4",
             "--kv-device-tokens", str(POOL_TOKENS), "--kv-host-tokens", "4096", "--state-dir", str(folder),
         )  # fmt: skip
         super().__init__(model, folder, flags)

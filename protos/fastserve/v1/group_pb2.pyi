@@ -163,6 +163,8 @@ class RankHello(_message.Message):
     DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
     HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """The rank's number: stage * tp + place in the stage; never 0, which is the leader."""
     tp: _builtins.int
@@ -183,6 +185,10 @@ class RankHello(_message.Message):
     """Blocks of its host pool."""
     block_bytes: _builtins.int
     """Bytes of one block on this rank."""
+    kernels: _builtins.str
+    """What computes: "native" or "torch". They hand on, and add up, numbers of different types."""
+    weights: _builtins.str
+    """Type that weights are rounded to at load, or that of dtype."""
     @_builtins.property
     def first_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """First layer of every stage."""
@@ -201,10 +207,12 @@ class RankHello(_message.Message):
         device_blocks: _builtins.int = ...,
         host_blocks: _builtins.int = ...,
         block_bytes: _builtins.int = ...,
+        kernels: _builtins.str = ...,
+        weights: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "device_blocks", b"device_blocks", "dtype", b"dtype", "first_layers", b"first_layers", "host_blocks", b"host_blocks", "max_model_len", b"max_model_len", "model_fingerprint", b"model_fingerprint", "pp", b"pp", "rank", b"rank", "tp", b"tp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "device_blocks", b"device_blocks", "dtype", b"dtype", "first_layers", b"first_layers", "host_blocks", b"host_blocks", "kernels", b"kernels", "max_model_len", b"max_model_len", "model_fingerprint", b"model_fingerprint", "pp", b"pp", "rank", b"rank", "tp", b"tp", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

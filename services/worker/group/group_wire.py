@@ -92,6 +92,8 @@ def hello_frame(facts: RankFacts) -> bytes:
                 device_blocks=facts.device_blocks,
                 host_blocks=facts.host_blocks,
                 block_bytes=facts.block_bytes,
+                kernels=facts.kernels,
+                weights=facts.weights,
             )
         )
     )
@@ -115,6 +117,8 @@ def hello_of(data: bytes) -> RankFacts:
         device_blocks=hello.device_blocks,
         host_blocks=hello.host_blocks,
         block_bytes=hello.block_bytes,
+        kernels=hello.kernels,
+        weights=hello.weights,
     )
 
 

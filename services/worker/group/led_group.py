@@ -36,6 +36,11 @@ from services.worker.ranks import HearsRanks
 _log = logging.getLogger(__name__)
 
 WAITING_LOG_S = 10.0
+SAME_ON_ALL = (
+    *("tp", "pp", "model_fingerprint", "first_layers"),
+    *("dtype", "kernels", "weights", "block_size", "max_model_len"),
+)
+"""Fields of a rank's facts."""
 
 NewRankWorker = Callable[[Callable[[FromRank], None], Callable[[Exception], None]], RankWorker]
 """Makes the leader's own rank, given how it says something and what gets its fatal error."""
@@ -138,7 +143,7 @@ class LedGroup:
         """Raises PeerMismatchError for a rank that does not fit."""
         if not 0 < facts.rank < self._own.pp * self._own.tp:
             raise PeerMismatchError("rank", f"is {facts.rank}, of {self._own.pp * self._own.tp} with rank 0 the leader")
-        for field in ("tp", "pp", "model_fingerprint", "dtype", "block_size", "max_model_len", "first_layers"):
+        for field in SAME_ON_ALL:
             theirs, ours = getattr(facts, field), getattr(self._own, field)
             if theirs != ours:
                 raise PeerMismatchError(field, f"is {theirs!r} on rank {facts.rank}, but the leader has {ours!r}")

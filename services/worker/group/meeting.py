@@ -82,6 +82,8 @@ def rank_facts(rank: GroupRank, loaded: Loaded) -> RankFacts:
         device_blocks=pools.device_block_count,
         host_blocks=pools.host_block_count,
         block_bytes=pools.shape.block_bytes,
+        kernels=str(source["kernels"]),
+        weights=str(source["weights"]),
     )
 
 

@@ -63,6 +63,8 @@ class RankFacts:
     device_blocks: int
     host_blocks: int
     block_bytes: int
+    kernels: str
+    weights: str
 
 
 class Ready(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from services.worker.model.decoder import DecoderModel
-from services.worker.model.loader import filled_share, prepare
+from services.worker.model.loader import filled_share
 from services.worker.model.model_config import ModelConfig
 from services.worker.model.weight_file import Cut
 from services.worker.parallel.layout import GroupRank, Share, share_at, share_config
@@ -21,7 +21,7 @@ _OF_QUERY, _OF_INNER = ("o_proj", "out_proj"), ("down_proj", "fc2")
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
 
 
-def load_rank(
+def filled_rank(
     folder: Path,
     whole: ModelConfig,
     rank: GroupRank,
@@ -30,18 +30,16 @@ def load_rank(
     dtype: torch.dtype,
     max_model_len: int | None = None,
 ) -> DecoderModel:
-    """The rank's share of the folder's model, of which `whole` is the config, ready to compute with torch. Only its
-    parts of the files are read.
+    """The rank's share of the folder's model, of which `whole` is the config, in plain layout. Only its parts of the
+    files are read.
 
-    Raises like `load_model`: a tensor that the whole model does not use, or lacks, is refused on every rank.
+    Raises like `filled_model`: a tensor that the whole model does not use, or lacks, is refused on every rank.
     """
     share = share_at(whole, rank.layout.tp, rank.place)
     config = share_config(whole, rank, stage_layers)
-    model = filled_share(
+    return filled_share(
         folder, whole, config, lambda name: cut_of(name, whole, config, share), device, dtype, max_model_len
     )
-    prepare(model)
-    return model
 
 
 def cut_of(name: str, whole: ModelConfig, config: ModelConfig, share: Share) -> Cut | None:

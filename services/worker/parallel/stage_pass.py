@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from services.worker.model.batch import BatchLayout, PagedKv
-from services.worker.model.decoder import DecoderModel
 from services.worker.model.served_decoder import ServedDecoder
 from services.worker.parallel.layout import GroupRank, Layout
 from services.worker.parallel.stage_links import Patience, StageLinks
-from services.worker.parallel.tensor_parallel import LayerSums
+from services.worker.parallel.tensor_parallel import SumsLayers, sums_of
 
 ALONE = GroupRank(0, Layout())
 
@@ -23,10 +22,7 @@ class StagePass:
         self.rank = rank
         self._links: StageLinks | None = None
         self._patience = Patience()
-        self._layer_sums: LayerSums | None = None
-        if rank.layout.tp > 1:
-            assert isinstance(model, DecoderModel), "sums are hooks on torch modules"
-            self._layer_sums = LayerSums(model)
+        self._layer_sums: SumsLayers | None = sums_of(model) if rank.layout.tp > 1 else None
 
     def begin_epoch(self, links: StageLinks | None) -> None:
         """What is exchanged from now on goes through `links`."""
@@ -37,7 +33,7 @@ class StagePass:
         if links is not None:
             links.patience = self._patience
         if self._layer_sums is not None:
-            self._layer_sums.sums = None if links is None else links.sums
+            self._layer_sums.add_up = None if links is None or links.sums is None else links.sums.add_up
 
     @property
     def waited_s(self) -> float:
@@ -68,4 +64,4 @@ class StagePass:
         device = self.model.device
         if self._links is None or self.rank.in_first_stage:
             return torch.tensor(token_ids, dtype=torch.int64).to(device, non_blocking=True)
-        return self._links.receive((batch.row_count, self.model.config.hidden_size), self.model.dtype, device)
+        return self._links.receive((batch.row_count, self.model.config.hidden_size), self.model.hidden_dtype, device)

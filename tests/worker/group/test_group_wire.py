@@ -67,7 +67,7 @@ def test_what_a_rank_says_comes_back_as_it_was_sent(message: FromRank) -> None:
 
 
 def test_a_hello_and_its_answers_come_back_as_they_were_sent() -> None:
-    facts = RankFacts(1, 2, 3, "abc", "float32", 16, 4096, (0, 2, 4), 100, 400, 1 << 40)
+    facts = RankFacts(1, 2, 3, "abc", "float32", 16, 4096, (0, 2, 4), 100, 400, 1 << 40, "native", "int8")
     assert hello_of(body(hello_frame(facts))) == facts
     assert welcome_of(body(welcome_frame(3.5))) == 3.5
     with pytest.raises(PeerMismatchError, match="dtype: is float32"):

@@ -29,7 +29,21 @@ from tests.builders.waits import LIMIT_S
 from tests.worker.group.fake_engine_of_rank import FakeEngineOfRank
 from tests.worker.group.group_values import EPOCH, assign, decode, offload, plan, prefill, token
 
-OWN = RankFacts(0, 1, 2, "abc", "float32", 4, 64, (0, 1), device_blocks=8, host_blocks=16, block_bytes=100)
+OWN = RankFacts(
+    0,
+    1,
+    2,
+    "abc",
+    "float32",
+    4,
+    64,
+    (0, 1),
+    device_blocks=8,
+    host_blocks=16,
+    block_bytes=100,
+    kernels="native",
+    weights="float32",
+)
 OTHER = replace(OWN, rank=1, device_blocks=6, host_blocks=20, block_bytes=60)
 NEXT = Epoch(EPOCH + 1)
 
@@ -210,6 +224,8 @@ async def test_a_rank_whose_leader_stands_still_dials_again() -> None:
     [
         ({"dtype": "bfloat16"}, "dtype: is 'bfloat16' on rank 1, but the leader has 'float32'"),
         ({"first_layers": (0, 2)}, "first_layers"),
+        ({"kernels": "torch"}, "kernels: is 'torch' on rank 1, but the leader has 'native'"),
+        ({"weights": "int8"}, "weights: is 'int8'"),
         ({"model_fingerprint": "abd"}, "model_fingerprint"),
         ({"pp": 3}, "pp: is 3 on rank 1, but the leader has 2"),
         ({"rank": 2}, "rank: is 2"),

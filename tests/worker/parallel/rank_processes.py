@@ -24,11 +24,12 @@ from services.domain.iteration import Plan, WorkerCounters, WorkerResult
 from services.domain.protocol import Applied, Done, IterationResult, KvToWorker
 from services.runtime.profile_file import Profile, Source
 from services.worker.engine.engine import Engine
+from services.worker.kernels.kernel_choice import with_kernels
 from services.worker.kv.pools import BlockShape, make_pools
 from services.worker.model.config_json import read_model_config
 from services.worker.parallel.layout import GroupRank, Layout, StageCosts, split_layers
 from services.worker.parallel.process_groups import leave, rendezvous
-from services.worker.parallel.share_weights import load_rank
+from services.worker.parallel.share_weights import filled_rank
 from services.worker.parallel.stage_links import StageLinks
 from services.worker.profiling.cost_measurement import MeasuringLimits
 from services.worker.profiling.group_measurement import follow_measurements, measure_group
@@ -69,6 +70,8 @@ class ProcessFacts:
     port: int
     device_blocks: int
     host_blocks: int
+    natively: bool
+    dtype: torch.dtype
 
 
 class RankProcess:
@@ -80,9 +83,10 @@ class RankProcess:
         self.rank = GroupRank(facts.number, facts.layout)
         whole = read_model_config(facts.folder)
         stages = split_layers(StageCosts((1.0,) * whole.layer_count, 0.0, 0.0), facts.layout.pp)
-        model = load_rank(facts.folder, whole, self.rank, stages, _CPU, torch.float32)
+        filled = filled_rank(facts.folder, whole, self.rank, stages, _CPU, facts.dtype)
+        model = with_kernels(filled, facts.natively)
         shape = BlockShape(
-            model.config.layer_count, BLOCK_SIZE, model.config.kv_head_count, model.config.head_dim, torch.float32
+            model.config.layer_count, BLOCK_SIZE, model.config.kv_head_count, model.config.head_dim, facts.dtype
         )
         self.engine = Engine(model, make_pools(shape, facts.device_blocks, facts.host_blocks, _CPU), rank=self.rank)
         self.store = TCPStore("127.0.0.1", facts.port, timeout=timedelta(seconds=LIMIT_S))
@@ -140,7 +144,15 @@ def run_rank(connection: Connection, facts: ProcessFacts) -> None:
 class GroupOfProcesses:
     """Looks like an engine to those who command and plan. `start` and `finish` keep several plans under way."""
 
-    def __init__(self, folder: Path, layout: Layout, device_blocks: int = 24, host_blocks: int = 48) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        device_blocks: int = 24,
+        host_blocks: int = 48,
+        natively: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.block_size = BLOCK_SIZE
         self.pools = SimpleNamespace(device_block_count=device_blocks, host_block_count=host_blocks)
         self.layout = layout
@@ -156,7 +168,8 @@ class GroupOfProcesses:
         self.ranks: list[_Rank] = []
         for number in range(layout.rank_count):
             ours, theirs = _processes.Pipe()
-            facts = ProcessFacts(folder, layout, number, self.store.port, device_blocks, host_blocks)
+            pools = (device_blocks, host_blocks)
+            facts = ProcessFacts(folder, layout, number, self.store.port, *pools, natively, dtype)
             process = _processes.Process(target=run_rank, args=(theirs, facts), daemon=True)
             process.start()
             theirs.close()
@@ -250,9 +263,9 @@ class _Rank:
 
 
 @contextmanager
-def group_of(folder: Path, layout: Layout, **pools: int) -> Iterator[GroupOfProcesses]:
-    """A group, ended whatever happens."""
-    group = GroupOfProcesses(folder, layout, **pools)
+def group_of(folder: Path, layout: Layout, **facts: Any) -> Iterator[GroupOfProcesses]:
+    """A group, ended whatever happens. `facts`: see GroupOfProcesses."""
+    group = GroupOfProcesses(folder, layout, **facts)
     try:
         yield group
         group.close()

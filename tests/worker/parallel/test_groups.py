@@ -15,7 +15,8 @@ from services.domain.ids import Epoch, JobId
 from services.domain.iteration import WorkerResult
 from services.domain.job_sampling import JobSampling
 from services.worker.engine.engine import Engine
-from services.worker.model.loader import load_model
+from services.worker.kernels.kernel_choice import with_kernels
+from services.worker.model.loader import filled_model
 from services.worker.parallel.layout import Layout
 from tests.worker.fake_kv_commands import FakeKvCommands
 from tests.worker.fake_scheduler_plans import FakeSchedulerPlans
@@ -80,8 +81,9 @@ def folder_of(model: RandomModel, parent: Path) -> Path:
     return parent / "model"
 
 
-def unsplit(folder: Path) -> list[Output]:
-    engine = new_engine(device_blocks=24, host_blocks=48, model=load_model(folder, "cpu", torch.float32))
+def unsplit(folder: Path, *, natively: bool = False, dtype: torch.dtype = torch.float32) -> list[Output]:
+    model = with_kernels(filled_model(folder, "cpu", dtype), natively)
+    engine = new_engine(device_blocks=24, host_blocks=48, model=model)
     try:
         return each_alone(engine, 1)
     finally:
@@ -98,33 +100,43 @@ def llama_outputs(llama_folder: Path) -> list[Output]:
     return unsplit(llama_folder)
 
 
+KERNELS = pytest.mark.parametrize("natively", [False, True], ids=["torch", "native"])
+
+
 def tokens_of(outputs: list[Output]) -> list[list[int]]:
     return [tokens for tokens, _ in outputs]
 
 
-@pytest.mark.parametrize("pp", [2, 3])
-def test_stages_change_no_bit(pp: int, llama_folder: Path, llama_outputs: list[Output]) -> None:
-    with group_of(llama_folder, Layout(pp=pp)) as group:
-        assert all_swapped(group, 1) == llama_outputs
+@pytest.mark.parametrize(
+    ("pp", "natively", "dtype"),
+    [(2, False, torch.float32), (3, False, torch.float32), (2, True, torch.bfloat16), (3, True, torch.float32)],
+)
+def test_stages_change_no_bit(pp: int, natively: bool, dtype: torch.dtype, llama_folder: Path) -> None:
+    with group_of(llama_folder, Layout(pp=pp), natively=natively, dtype=dtype) as group:
+        assert all_swapped(group, 1) == unsplit(llama_folder, natively=natively, dtype=dtype)
 
 
+@KERNELS
 @pytest.mark.parametrize(("tp", "in_memory"), [(2, True), (4, False)])
 def test_shares_of_layers_give_the_tokens_of_the_whole_and_the_same_bits_in_every_batch(
-    tp: int, in_memory: bool, llama_folder: Path, llama_outputs: list[Output]
+    tp: int, in_memory: bool, natively: bool, llama_folder: Path, llama_outputs: list[Output]
 ) -> None:
-    with group_of(llama_folder, Layout(tp=tp)) as group:
+    with group_of(llama_folder, Layout(tp=tp), natively=natively) as group:
         group.sums_in_memory = in_memory
         alone = each_alone(group, 1)
         assert tokens_of(alone) == tokens_of(llama_outputs)
         assert all_swapped(group, 2) == alone
 
 
+@KERNELS
 @pytest.mark.parametrize(
     "model", [LLAMA, ONE_KV_HEAD, OPT, LIKE_OPT_350M], ids=["llama", "one kv head", "opt", "opt as the 350m model"]
 )
-def test_shares_of_layers_in_stages_give_the_tokens_of_the_whole(model: RandomModel, tmp_path: Path) -> None:
+def test_shares_of_layers_in_stages_give_the_tokens_of_the_whole(
+    model: RandomModel, natively: bool, tmp_path: Path
+) -> None:
     folder = folder_of(model, tmp_path)
-    with group_of(folder, Layout(tp=2, pp=2)) as group:
+    with group_of(folder, Layout(tp=2, pp=2), natively=natively) as group:
         assert tokens_of(all_swapped(group, 1)) == tokens_of(unsplit(folder))
 
 
@@ -154,11 +166,19 @@ def test_a_stage_begins_the_next_batch_while_the_one_behind_it_computes(
     assert [runner.outputs[job_id] for job_id in jobs] == tokens_of(llama_outputs)
 
 
-@pytest.mark.parametrize(("layout", "in_memory"), [(Layout(pp=2), True), (Layout(tp=2), True), (Layout(tp=2), False)])
+@pytest.mark.parametrize(
+    ("layout", "in_memory", "natively"),
+    [
+        (Layout(pp=2), True, False),
+        (Layout(tp=2), True, False),
+        (Layout(tp=2), False, False),
+        (Layout(tp=2), True, True),
+    ],
+)
 def test_a_rank_that_does_not_come_ends_the_others_wait_and_the_next_epoch_is_as_good_as_new(
-    layout: Layout, in_memory: bool, llama_folder: Path, llama_outputs: list[Output]
+    layout: Layout, in_memory: bool, natively: bool, llama_folder: Path, llama_outputs: list[Output]
 ) -> None:
-    with group_of(llama_folder, layout) as group:
+    with group_of(llama_folder, layout, natively=natively) as group:
         group.wait_limit_s, group.sums_in_memory = 0.5, in_memory
         runner = RecordedPlans(group)
         job_id = runner.add("0/0", prompt_of(0, 6), varied(0))

@@ -10,21 +10,22 @@ from safetensors.torch import load_file, save_file
 
 from models.make_random import PRESETS, write_random_model
 from services.domain.errors import ModelFolderError
+from services.worker.kernels.kernel_choice import with_kernels
 from services.worker.model.config_json import read_model_config
-from services.worker.model.decoder import DecoderModel
+from services.worker.model.served_decoder import ServedDecoder
 from services.worker.parallel.layout import GroupRank, Layout
-from services.worker.parallel.share_weights import load_rank
+from services.worker.parallel.share_weights import filled_rank
 
 FILE = "model.safetensors"
 LARGE = replace(PRESETS["tiny"], hidden=512, layers=4, heads=8, kv_heads=4, intermediate=1536, vocabulary=1024)
 MIB = 1 << 20
 
 
-def load(folder: Path, number: int, layout: Layout, dtype: torch.dtype = torch.float32) -> DecoderModel:
+def load(folder: Path, number: int, layout: Layout, *, natively: bool = False) -> ServedDecoder:
     whole = read_model_config(folder)
     size = whole.layer_count // layout.pp
     stages = tuple(range(first, first + size) for first in range(0, whole.layer_count, size))
-    return load_rank(folder, whole, GroupRank(number, layout), stages, "cpu", dtype)
+    return with_kernels(filled_rank(folder, whole, GroupRank(number, layout), stages, "cpu", torch.float32), natively)
 
 
 @pytest.fixture
@@ -81,13 +82,14 @@ def peak_mib(work: Callable[[], object]) -> float:
     return status("VmHWM") - before
 
 
-def test_loading_takes_the_memory_of_the_share_and_one_more_tensor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("natively", [False, True], ids=["torch", "native"])
+def test_loading_takes_the_memory_of_the_share_and_one_more_tensor(natively: bool, tmp_path: Path) -> None:
     folder = tmp_path / "large"
     write_random_model(LARGE, folder)
     whole_mib = (folder / FILE).stat().st_size / MIB
-    kept: list[DecoderModel] = []
-    load(folder, 3, Layout(tp=2, pp=2))  # what the libraries need once
-    grown_mib = peak_mib(lambda: kept.append(load(folder, 3, Layout(tp=2, pp=2))))
+    kept: list[ServedDecoder] = []
+    load(folder, 3, Layout(tp=2, pp=2), natively=natively)  # what the libraries need once
+    grown_mib = peak_mib(lambda: kept.append(load(folder, 3, Layout(tp=2, pp=2), natively=natively)))
     largest_mib = LARGE.hidden * LARGE.intermediate * 4 / MIB
     assert whole_mib > 50
     assert grown_mib < whole_mib / 4 + 2 * largest_mib

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from models.make_random import PRESETS, config_of
+from services.worker.kernels.cpu.native_decoder import NativeDecoder
 from services.worker.model import llama
 from services.worker.model.config_json import parse_config
 from services.worker.model.rope import Rope
@@ -30,9 +31,9 @@ class SlowParts:
         return self.now_s
 
     def slowed(self, function: Callable[..., Any], seconds: Callable[..., float]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            self.now_s += seconds(*arguments)
-            return function(*arguments)
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.now_s += seconds(*arguments, **named)
+            return function(*arguments, **named)
 
         return call
 
@@ -53,4 +54,19 @@ def test_layers_of_every_kind_and_both_ends_are_measured_by_themselves(
     monkeypatch.setattr(layer, "forward", clock.slowed(layer.forward, layer_s))
     config = replace(parse_config(config_of(replace(PRESETS["tiny"], layers=4))), windows=(None, 16, None, 16))
     costs = measured_stage_costs(config, tp, 4, "cpu", torch.float32)
+    assert costs == StageCosts((2.0, 0.5, 2.0, 0.5), embedding_s=1.0, head_s=5.0)
+
+
+def test_with_the_compiled_decoder_they_are_measured_by_what_it_is_told_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds(model: NativeDecoder, *_: Any, stop_layer: int | None = None, **asked: Any) -> float:
+        layers = model.config.windows[:stop_layer]
+        ends = ("token_ids_T" in asked) * 1.0 + ("logits_SV" in asked) * 4.0
+        return 7.0 + ends + sum(2.0 if window is None else 0.5 for window in layers)  # 7.0 are every stage's
+
+    clock = SlowParts()
+    monkeypatch.setattr(stage_costs, "time", clock)
+    monkeypatch.setattr(f"{stage_costs.__name__}.sample", clock.slowed(sample, lambda *_: 1.0))
+    monkeypatch.setattr(NativeDecoder, "compute", clock.slowed(NativeDecoder.compute, seconds))
+    config = replace(parse_config(config_of(replace(PRESETS["tiny"], layers=4))), windows=(None, 16, None, 16))
+    costs = measured_stage_costs(config, 2, 4, "cpu", torch.float32, natively=True)
     assert costs == StageCosts((2.0, 0.5, 2.0, 0.5), embedding_s=1.0, head_s=5.0)
