@@ -21,12 +21,12 @@ from services.gateway.openai.quiet_streams import QuietStreams
 from services.gateway.openai.service import OPENAI_SERVICE, register_openai
 from services.gateway.service import ADMIN_SERVICE, INFERENCE_SERVICE, register
 from services.gateway.settings import GatewaySettings
-from services.runtime.channel import open_channel
+from services.runtime.channel import CLIENT_PINGS, open_channel
 from services.runtime.metrics_server import SCRAPE_LIMIT_S, MetricsServer, asking_loop, new_registry
 from services.runtime.model_files import fingerprint, read_facts
 from services.runtime.process import ServiceProcess, cancelled, service_main
 from services.runtime.readiness import Readiness
-from services.runtime.server import RpcServer
+from services.runtime.server import RpcServer, server_options
 from services.runtime.settings import join_address
 
 CLOSE_LIMIT_S = 0.5
@@ -67,6 +67,7 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
             join_address(settings.host, settings.grpc_port),
             (INFERENCE_SERVICE, ADMIN_SERVICE, OPENAI_SERVICE, FRONT_SERVICE),
             register_all,
+            server_options(CLIENT_PINGS),
         )
         metrics_server = MetricsServer(settings.host, settings.metrics_port, registry)
         registry.register(

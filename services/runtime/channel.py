@@ -1,13 +1,30 @@
 """Client channels: the options shared by all links inside FastServe and all its clients."""
 
+from typing import NamedTuple
+
 import grpc
 
 MOST_MESSAGE_BYTES = 16 * 1024 * 1024
 """Larger than any valid request, so that a prompt that is too long is refused by validation, which names the limit."""
 
-PING_INTERVAL_S = 10.0
-"""Interval of pings on calls under way, by which either side detects that the peer's machine has vanished."""
-_PING_ANSWER_LIMIT_S = 5.0
+
+class Pings(NamedTuple):
+    """Pings on calls under way, by which either side notices that the peer stands still, or that its machine has
+    vanished. One is sent when nothing was heard for `interval_s`; the connection ends when nothing was heard for
+    `answer_limit_s` since.
+
+    gRPC's own threads answer them, without Python's lock. So a process that computes, or holds that lock, is not lost.
+    """
+
+    interval_s: float
+    answer_limit_s: float
+
+
+LINK_PINGS = Pings(1.0, 3.0)
+"""Between services: a peer that stands still is noticed within 4 s. gRPC sends no more than one ping a second."""
+CLIENT_PINGS = Pings(10.0, 5.0)
+"""Between a client and the gateway: a network that fails for some seconds must not end a client's streams."""
+
 LINK_ATTEMPT_LIMIT_S = 0.2
 CLIENT_ATTEMPT_LIMIT_S = 5.0
 """A client's call fails with its first attempt to connect. So an attempt has enough time for a distant server, but less
@@ -17,16 +34,19 @@ time than a call, so that a server that does not respond at all is reported as u
 Options = tuple[tuple[str, int], ...]
 
 
-def keepalive_options(ping_interval_s: float) -> Options:
+def keepalive_options(pings: Pings) -> Options:
     """Options for pings, needed at both ends."""
     return (
-        ("grpc.keepalive_time_ms", round(ping_interval_s * 1000)),
-        ("grpc.keepalive_timeout_ms", round(_PING_ANSWER_LIMIT_S * 1000)),
+        ("grpc.keepalive_time_ms", round(pings.interval_s * 1000)),
+        # The limit for data that the peer's machine does not acknowledge (TCP_USER_TIMEOUT), and for nothing
+        # else: how long a ping may stay unanswered is the next option, without which it is 60 s.
+        ("grpc.keepalive_timeout_ms", round(pings.answer_limit_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", round(pings.answer_limit_s * 1000)),
     )
 
 
-def channel_options(ping_interval_s: float = PING_INTERVAL_S, attempt_limit_s: float = LINK_ATTEMPT_LIMIT_S) -> Options:
-    """Options of every channel. The server must use the same interval.
+def channel_options(pings: Pings = LINK_PINGS, attempt_limit_s: float = LINK_ATTEMPT_LIMIT_S) -> Options:
+    """Options of every channel. No server takes pings more often than every half interval of LINK_PINGS.
 
     `attempt_limit_s` bounds an attempt to connect, up to the server's first response, which takes two round trips.
     """
@@ -38,7 +58,7 @@ def channel_options(ping_interval_s: float = PING_INTERVAL_S, attempt_limit_s: f
         # Despite its name, this is also the time limit of an attempt.
         ("grpc.min_reconnect_backoff_ms", round(attempt_limit_s * 1000)),
         ("grpc.max_reconnect_backoff_ms", 1000),
-        *keepalive_options(ping_interval_s),
+        *keepalive_options(pings),
         ("grpc.http2.max_pings_without_data", 0),
         # Peers are addressed directly; a proxy from the environment must not be used.
         ("grpc.enable_http_proxy", 0),
@@ -47,7 +67,7 @@ def channel_options(ping_interval_s: float = PING_INTERVAL_S, attempt_limit_s: f
 
 CHANNEL_OPTIONS = channel_options()
 """For links inside FastServe."""
-CLIENT_OPTIONS = channel_options(attempt_limit_s=CLIENT_ATTEMPT_LIMIT_S)
+CLIENT_OPTIONS = channel_options(CLIENT_PINGS, attempt_limit_s=CLIENT_ATTEMPT_LIMIT_S)
 """For clients, whose server may be distant."""
 
 

@@ -24,7 +24,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from services.domain.errors import AddressInUseError, FastServeError, InvalidFieldError
-from services.runtime.channel import MOST_MESSAGE_BYTES, PING_INTERVAL_S, Options, keepalive_options
+from services.runtime.channel import LINK_PINGS, MOST_MESSAGE_BYTES, Options, Pings, keepalive_options
 from services.runtime.error_statuses import ErrorStatus, status_of, to_grpc
 from services.runtime.settings import bare_host, join_address, split_address
 
@@ -38,19 +38,24 @@ scheduler is ready when a worker has joined, and the worker finds it by that Ser
 """
 
 
-def server_options(ping_interval_s: float = PING_INTERVAL_S) -> Options:
-    """Options for a server whose clients ping at this interval (channel.py)."""
+LEAST_PING_INTERVAL_S = LINK_PINGS.interval_s / 2
+"""Half of the shortest interval of any client, as pings may arrive early."""
+
+
+def server_options(pings: Pings = LINK_PINGS, least_ping_interval_s: float = LEAST_PING_INTERVAL_S) -> Options:
+    """Options for a server that sends such pings. A client that pings more often than every `least_ping_interval_s` is
+    cut off; by gRPC's default, more often than every 5 minutes.
+    """
     return (
         ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
         # Otherwise two servers can silently share a port, each getting half of the calls.
         ("grpc.so_reuseport", 0),
-        *keepalive_options(ping_interval_s),
+        *keepalive_options(pings),
         # Calls that have arrived but not started. With gRPC's defaults, 1000 and 3000, calls of a burst are cancelled.
         ("grpc.server.max_pending_requests", 50_000),
         ("grpc.server.max_pending_requests_hard_limit", 100_000),
-        # Half an interval, as pings may arrive early. By gRPC's default, one in 5 minutes, they would count as abuse.
-        ("grpc.http2.min_ping_interval_without_data_ms", round(ping_interval_s * 500)),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(least_ping_interval_s * 1000)),
     )
 
 

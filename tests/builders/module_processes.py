@@ -4,15 +4,18 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from tests.builders.repository_paths import ROOT
 
 
-async def start_module(module: str, *flags: str, stdout: int | None = None, stderr: int | None = None) -> Process:
-    """`python -m MODULE FLAG...` in the root of the repository."""
+async def start_module(
+    module: str, *flags: str, prefix: Sequence[str] = (), stdout: int | None = None, stderr: int | None = None
+) -> Process:
+    """`PREFIX... python -m MODULE FLAG...` in the root of the repository."""
     return await asyncio.create_subprocess_exec(
+        *prefix,
         sys.executable,
         "-m",
         module,
@@ -26,10 +29,10 @@ async def start_module(module: str, *flags: str, stdout: int | None = None, stde
 
 @asynccontextmanager
 async def running_module(
-    module: str, *flags: str, stdout: int | None = None, stderr: int | None = None
+    module: str, *flags: str, prefix: Sequence[str] = (), stdout: int | None = None, stderr: int | None = None
 ) -> AsyncIterator[Process]:
     """The same, killed at the end if it still runs."""
-    process = await start_module(module, *flags, stdout=stdout, stderr=stderr)
+    process = await start_module(module, *flags, prefix=prefix, stdout=stdout, stderr=stderr)
     try:
         yield process
     finally:

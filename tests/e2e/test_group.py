@@ -5,14 +5,17 @@ Every other layout: `python -m tests.e2e.group_layouts`; deaths at random moment
 """
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from tests.builders.model_folders import tiny_model_folder
 from tests.builders.waits import wait_until
+from tests.e2e.cluster import Process
 from tests.e2e.group_cluster import GroupCluster, different, one_by_one, running_group, together, under_way, unsplit
 
 pytestmark = pytest.mark.timeout(240)
@@ -59,20 +62,31 @@ async def test_a_rank_that_is_killed_pauses_the_streams_and_changes_no_token(
     wait_until(group.is_idle, "every block free")
 
 
-async def test_a_rank_that_stands_still_ends_the_epoch_in_time_and_all_go_on_when_it_does(
-    group: GroupCluster, expected: list[list[int]]
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_rank_that_stands_still_is_noticed_by_all_in_time_and_all_go_on_when_it_does(
+    rank: int, group: GroupCluster, expected: list[list[int]]
 ) -> None:
     running = await under_way(group, JOBS)
     joins = group.status().groups[0].worker_joins
+    others = (group.processes["scheduler"], group.processes["kvmanager"], group.ranks[1 - rank])
+    losses = {process: losses_told(process) for process in others}
     stopped_s = time.monotonic()
-    group.ranks[1].popen.send_signal(signal.SIGSTOP)
+    group.ranks[rank].popen.send_signal(signal.SIGSTOP)
     try:
-        await asyncio.to_thread(wait_until, lambda: not group.is_group_ready(), "the group's epoch ends")
-        assert time.monotonic() - stopped_s < END_OF_EPOCH_LIMIT_S
+        for process, before in losses.items():
+            left_s = END_OF_EPOCH_LIMIT_S - (time.monotonic() - stopped_s)
+            noticed = partial(lambda process, before: losses_told(process) > before, process, before)
+            await asyncio.to_thread(wait_until, noticed, f"{process.name} notices", left_s)
+        assert not group.is_group_ready()
         assert not running.done()
     finally:
-        group.ranks[1].popen.send_signal(signal.SIGCONT)
+        group.ranks[rank].popen.send_signal(signal.SIGCONT)
     assert different(await running, expected) == []
     assert group.status().groups[0].worker_joins == joins + 1
-    assert group.ranks[1].popen.poll() is None
+    assert group.ranks[rank].popen.poll() is None
     wait_until(group.is_idle, "every block free")
+
+
+def losses_told(process: Process) -> int:
+    """How often the process has logged that it lost a peer."""
+    return len(re.findall(r"worker of epoch \d+ lost|no stream to scheduler|no connection to the leader", process.log()))

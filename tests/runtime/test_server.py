@@ -24,7 +24,7 @@ from services.domain.errors import (
     UnknownModelError,
 )
 from services.runtime.backoff import Backoff
-from services.runtime.channel import CHANNEL_OPTIONS, Options, channel_options, open_channel
+from services.runtime.channel import CHANNEL_OPTIONS, CLIENT_OPTIONS, CLIENT_PINGS, Options, open_channel
 from services.runtime.error_statuses import from_grpc
 from services.runtime.server import RpcServer, server_options
 from tests.runtime.ipv6 import has_ipv6
@@ -32,8 +32,6 @@ from tests.runtime.ipv6 import has_ipv6
 INFERENCE = "fastserve.v1.InferenceService"
 SCHEDULER = "fastserve.v1.SchedulerService"
 SOON_S = 20.0
-PING_INTERVAL_S = 1.0
-"""gRPC does not send pings more often."""
 
 
 class FakeInferenceService(inference_pb2_grpc.InferenceServiceServicer):
@@ -225,11 +223,7 @@ async def test_an_error_that_nobody_is_left_to_read_is_not_logged(caplog: pytest
 
 async def test_a_client_that_hears_nothing_for_many_pings_is_not_cut() -> None:
     """A server with gRPC's default limit would treat the third ping as abuse."""
-    pings = channel_options(PING_INTERVAL_S)
-    async with (
-        running(server_options(PING_INTERVAL_S), pings) as fixture,
-        running(server_options(1000.0), pings) as strict,
-    ):
+    async with running() as fixture, running(server_options(least_ping_interval_s=500.0)) as strict:
         calls: list[Any] = [one.scheduler.GatewayLink(timeout=SOON_S) for one in (fixture, strict)]
         for call in calls:
             await call.write(scheduler_pb2.GatewayLinkRequest())
@@ -243,9 +237,11 @@ async def test_a_client_that_hears_nothing_for_many_pings_is_not_cut() -> None:
         assert await patient.read() == scheduler_pb2.GatewayLinkResponse()
 
 
-def test_servers_take_pings_as_often_as_clients_send_them() -> None:
-    least_ms = dict(server_options())["grpc.http2.min_ping_interval_without_data_ms"]
-    assert least_ms < dict(channel_options())["grpc.keepalive_time_ms"]
+@pytest.mark.parametrize("of_server", [server_options(), server_options(CLIENT_PINGS)])
+def test_every_server_takes_pings_as_often_as_any_client_sends_them(of_server: Options) -> None:
+    least_ms = dict(of_server)["grpc.http2.min_ping_interval_without_data_ms"]
+    for of_client in (CHANNEL_OPTIONS, CLIENT_OPTIONS):
+        assert least_ms < dict(of_client)["grpc.keepalive_time_ms"]
 
 
 async def test_health_tells_liveness_from_readiness() -> None:
