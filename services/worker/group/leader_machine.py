@@ -158,6 +158,16 @@ class LeaderMachine:
         """Ranks that are not connected."""
         return tuple(rank for rank in self._ranks if rank not in self._joined)
 
+    @property
+    def lacks_plan(self) -> bool:
+        """Whether the first stage has nothing to compute for want of a plan, though some job can still make tokens. A
+        plan at hand that waits for tokens of the last stage is not lacking.
+        """
+        if self._phase is not Phase.WORKING or self._waiting:
+            return False
+        has_run = all(self._ranks[0] in one.outcomes for one in self._under_way)
+        return has_run and self._ledger.has_unfinished_jobs()
+
     def handle(self, event: Event) -> list[Action]:
         """Takes one event. Raises ProtocolError when a peer sent what it can't send now."""
         match event:
@@ -309,12 +319,12 @@ class LeaderMachine:
 
 
 def counters_of_group(ranks: Sequence[WorkerCounters]) -> WorkerCounters:
-    """Bytes are the sum over the ranks, seconds their mean."""
+    """Bytes are the sum over the ranks, seconds their mean; but waits for plans are counted by the leader alone."""
     count = max(len(ranks), 1)
     return WorkerCounters(
         stall_s=sum(rank.stall_s for rank in ranks) / count,
         busy_s=sum(rank.busy_s for rank in ranks) / count,
-        plan_wait_s=sum(rank.plan_wait_s for rank in ranks) / count,
+        plan_wait_s=sum(rank.plan_wait_s for rank in ranks),
         offloaded_bytes=sum(rank.offloaded_bytes for rank in ranks),
         uploaded_bytes=sum(rank.uploaded_bytes for rank in ranks),
     )

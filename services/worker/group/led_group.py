@@ -4,6 +4,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -52,7 +53,13 @@ class LedGroup:
     """
 
     def __init__(
-        self, own: RankFacts, wait_limit_s: float, store_port: int, server: RankServer, new_worker: NewRankWorker
+        self,
+        own: RankFacts,
+        wait_limit_s: float,
+        store_port: int,
+        server: RankServer,
+        new_worker: NewRankWorker,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._own = own
         self._wait_limit_s = wait_limit_s
@@ -63,6 +70,9 @@ class LedGroup:
         self._hears: HearsRanks | None = None
         self._formed: asyncio.Future[None] | None = None
         self._epoch = Epoch(0)
+        self._clock = clock
+        self._lacking_since_s: float | None = None
+        """Since when the first stage has had nothing to compute for want of a plan."""
         self._server = server
         self._worker = new_worker(self._own_rank_says, self._own_rank_broke)
         self._take(RankJoined(own.rank))
@@ -175,7 +185,9 @@ class LedGroup:
 
     def _take(self, event: Event) -> None:
         try:
-            for action in self._machine.handle(event):
+            actions = self._machine.handle(event)
+            self._count_plan_wait()
+            for action in actions:
                 match action:
                     case Tell(rank, message) if rank == self._own.rank:
                         self._worker.hear(message)
@@ -194,3 +206,12 @@ class LedGroup:
                         self._fail(epoch, UnreachableError(reason))
         except ProtocolError as error:
             self._fail(self._epoch, error)
+
+    def _count_plan_wait(self) -> None:
+        """Counted before the step that ends the wait begins, so that its result has it."""
+        lacks_plan = self._machine.lacks_plan
+        if lacks_plan and self._lacking_since_s is None:
+            self._lacking_since_s = self._clock()
+        elif not lacks_plan and self._lacking_since_s is not None:
+            self._worker.add_plan_wait(self._clock() - self._lacking_since_s)
+            self._lacking_since_s = None

@@ -26,6 +26,7 @@ class FakeEngineOfRank:
         self.go_on.set()
         self.fails: Exception | None = None
         self.refuses_commands = False
+        self.plan_wait_s = 0.0
         self._on_done: Callable[[Done], None] = lambda done: None
 
     def prepare_thread(self) -> None: ...
@@ -57,7 +58,10 @@ class FakeEngineOfRank:
         return StepOutcome(tokens, {}, (), 0.5, 0.0)
 
     def counters(self) -> WorkerCounters:
-        return WorkerCounters(offloaded_bytes=10 * len(self.steps))
+        return WorkerCounters(plan_wait_s=self.plan_wait_s, offloaded_bytes=10 * len(self.steps))
+
+    def add_plan_wait(self, seconds: float) -> None:
+        self.plan_wait_s += seconds
 
     def give_up(self) -> None:
         self.go_on.set()

@@ -96,7 +96,15 @@ class LedGroupRig:
     def __init__(self, silence_limit_s: float) -> None:
         self.engine = FakeEngineOfRank(samples=False)
         self.server = RankServer(OWN.first_layers, silence_limit_s)
-        self.group = LedGroup(OWN, 1.0, 4000, self.server, lambda say, on_fatal: worker_of(self.engine, say, on_fatal))
+        self.now_s = 0.0
+        self.group = LedGroup(
+            OWN,
+            1.0,
+            4000,
+            self.server,
+            lambda say, on_fatal: worker_of(self.engine, say, on_fatal),
+            clock=lambda: self.now_s,
+        )
         self.heard = Heard()
         self.group.attach(self.heard)
         self.address = ""
@@ -144,6 +152,26 @@ async def test_plans_run_on_all_ranks_and_tokens_go_from_the_last_stage_to_the_f
         assert rig.engine.steps == other.engine.steps
         assert [step.input_token_ids for step in other.engine.steps] == [{}, {"a/0": 7}]
         assert rig.engine.commands == other.engine.commands == [assign(1)]
+
+
+async def test_waiting_for_a_plan_counts_while_jobs_are_unfinished_and_no_plan_is_at_hand() -> None:
+    async with rig_with() as rig:
+        other = await rig.formed()
+        rig.now_s = 10.0  # no job is known yet
+        rig.group.take_plan(plan(1, prefill(2)))
+        assert (await rig.result()).counters.plan_wait_s == 0.0
+        rig.now_s += 2.0
+        rig.group.take_plan(plan(2, decode(2)))
+        assert (await rig.result()).counters.plan_wait_s == 2.0
+        other.engine.go_on.clear()
+        rig.group.take_plan(plan(3, decode(3)))
+        rig.group.take_plan(plan(4, decode(4)))  # is at hand, and waits for the token of the last stage
+        rig.now_s += 4.0
+        other.engine.go_on.set()
+        assert [(await rig.result()).counters.plan_wait_s for _ in range(2)] == [2.0, 2.0]
+        rig.now_s += 8.0  # the job has made its last token
+        rig.group.take_plan(plan(5, prefill(2)))
+        assert (await rig.result()).counters.plan_wait_s == 2.0
 
 
 async def test_a_copy_is_done_when_it_has_ended_on_every_rank() -> None:
