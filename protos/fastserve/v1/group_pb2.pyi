@@ -122,8 +122,8 @@ class RankToLeader(_message.Message):
         """The answer to a ping."""
 
     @_builtins.property
-    def ask_layers(self) -> Global___Ping:
-        """First on the connection: which layers does each stage have? A rank asks before it loads its share."""
+    def ask_layers(self) -> Global___RankIdentity:
+        """First on the connection: does this rank fit, and which layers does each stage have? A rank asks before it loads its share."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class RankToLeader(_message.Message):
         ran: _scheduler_pb2.IterationResult | None = ...,
         failed: Global___RankFailed | None = ...,
         pong: Global___Ping | None = ...,
-        ask_layers: Global___Ping | None = ...,
+        ask_layers: Global___RankIdentity | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ask_layers", b"ask_layers", "copied", b"copied", "failed", b"failed", "hello", b"hello", "message", b"message", "pong", b"pong", "ran", b"ran", "ready", b"ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -147,8 +147,8 @@ class RankToLeader(_message.Message):
 Global___RankToLeader: _TypeAlias = RankToLeader  # noqa: Y015
 
 @_typing.final
-class RankHello(_message.Message):
-    """Who joins. All but the number and the pools must be the same on every rank."""
+class RankIdentity(_message.Message):
+    """What is known of a rank before it loads its share. All but the number and the model's name must be the same on every rank."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -158,13 +158,7 @@ class RankHello(_message.Message):
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
-    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
-    FIRST_LAYERS_FIELD_NUMBER: _builtins.int
-    DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
-    HOST_BLOCKS_FIELD_NUMBER: _builtins.int
-    BLOCK_BYTES_FIELD_NUMBER: _builtins.int
-    KERNELS_FIELD_NUMBER: _builtins.int
-    WEIGHTS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """The rank's number: stage * tp + place in the stage; never 0, which is the leader."""
     tp: _builtins.int
@@ -177,22 +171,8 @@ class RankHello(_message.Message):
     """Type of weights and KV."""
     block_size: _builtins.int
     """Tokens in a block."""
-    max_model_len: _builtins.int
-    """Most tokens of prompt and output together."""
-    device_blocks: _builtins.int
-    """Blocks of its device pool."""
-    host_blocks: _builtins.int
-    """Blocks of its host pool."""
-    block_bytes: _builtins.int
-    """Bytes of one block on this rank."""
-    kernels: _builtins.str
-    """What computes: "native" or "torch". They hand on, and add up, numbers of different types."""
-    weights: _builtins.str
-    """Type that weights are rounded to at load, or that of dtype."""
-    @_builtins.property
-    def first_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """First layer of every stage."""
-
+    model: _builtins.str
+    """Name of the model folder, for messages."""
     def __init__(
         self,
         *,
@@ -202,6 +182,54 @@ class RankHello(_message.Message):
         model_fingerprint: _builtins.str = ...,
         dtype: _builtins.str = ...,
         block_size: _builtins.int = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "model", b"model", "model_fingerprint", b"model_fingerprint", "pp", b"pp", "rank", b"rank", "tp", b"tp"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankIdentity: _TypeAlias = RankIdentity  # noqa: Y015
+
+@_typing.final
+class RankHello(_message.Message):
+    """Who joins. All but the pools must be the same on every rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
+    FIRST_LAYERS_FIELD_NUMBER: _builtins.int
+    DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    max_model_len: _builtins.int
+    """Most tokens of prompt and output together."""
+    device_blocks: _builtins.int
+    """Blocks of its device pool."""
+    host_blocks: _builtins.int
+    """Blocks of its host pool."""
+    block_bytes: _builtins.int
+    """Bytes of one block on this rank."""
+    kernels: _builtins.str
+    """What computes: native or torch."""
+    weights: _builtins.str
+    """How weights are kept: int8, or as the dtype."""
+    @_builtins.property
+    def identity(self) -> Global___RankIdentity:
+        """As it asked for the layers."""
+
+    @_builtins.property
+    def first_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """First layer of every stage."""
+
+    def __init__(
+        self,
+        *,
+        identity: Global___RankIdentity | None = ...,
         max_model_len: _builtins.int = ...,
         first_layers: _abc.Iterable[_builtins.int] | None = ...,
         device_blocks: _builtins.int = ...,
@@ -210,9 +238,9 @@ class RankHello(_message.Message):
         kernels: _builtins.str = ...,
         weights: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "device_blocks", b"device_blocks", "dtype", b"dtype", "first_layers", b"first_layers", "host_blocks", b"host_blocks", "kernels", b"kernels", "max_model_len", b"max_model_len", "model_fingerprint", b"model_fingerprint", "pp", b"pp", "rank", b"rank", "tp", b"tp", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "device_blocks", b"device_blocks", "first_layers", b"first_layers", "host_blocks", b"host_blocks", "identity", b"identity", "kernels", b"kernels", "max_model_len", b"max_model_len", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -249,7 +277,7 @@ class RankRefusal(_message.Message):
     FIELD_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     field: _builtins.str
-    """What differs: a field of RankHello."""
+    """What differs: a field of RankHello or RankIdentity."""
     reason: _builtins.str
     """How."""
     def __init__(

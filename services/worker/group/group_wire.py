@@ -28,6 +28,7 @@ from services.worker.group.messages import (
     FromRank,
     Ran,
     RankFacts,
+    RankIdentity,
     Ready,
     Relayed,
     Run,
@@ -76,17 +77,24 @@ PING_FRAME = _frame(wire.LeaderToRank(ping=wire.Ping()))
 PONG_FRAME = _frame(wire.RankToLeader(pong=wire.Ping()))
 
 
+def _identity_to_wire(identity: RankIdentity) -> wire.RankIdentity:
+    return wire.RankIdentity(
+        rank=identity.rank,
+        tp=identity.tp,
+        pp=identity.pp,
+        model_fingerprint=identity.model_fingerprint,
+        dtype=identity.dtype,
+        block_size=identity.block_size,
+        model=identity.model,
+    )
+
+
 def hello_frame(facts: RankFacts) -> bytes:
     """The first message of a rank."""
     return _frame(
         wire.RankToLeader(
             hello=wire.RankHello(
-                rank=facts.rank,
-                tp=facts.tp,
-                pp=facts.pp,
-                model_fingerprint=facts.model_fingerprint,
-                dtype=facts.dtype,
-                block_size=facts.block_size,
+                identity=_identity_to_wire(facts),
                 max_model_len=facts.max_model_len,
                 first_layers=facts.first_layers,
                 device_blocks=facts.device_blocks,
@@ -104,14 +112,15 @@ def hello_of(data: bytes) -> RankFacts:
     message = _from_rank(data)
     if not message.HasField("hello"):
         raise ProtocolError("the first message of a rank must be its hello")
-    hello = message.hello
+    hello, identity = message.hello, message.hello.identity
     return RankFacts(
-        rank=hello.rank,
-        tp=hello.tp,
-        pp=hello.pp,
-        model_fingerprint=hello.model_fingerprint,
-        dtype=hello.dtype,
-        block_size=hello.block_size,
+        rank=identity.rank,
+        tp=identity.tp,
+        pp=identity.pp,
+        model_fingerprint=identity.model_fingerprint,
+        dtype=identity.dtype,
+        block_size=identity.block_size,
+        model=identity.model,
         max_model_len=hello.max_model_len,
         first_layers=tuple(hello.first_layers),
         device_blocks=hello.device_blocks,
@@ -122,12 +131,18 @@ def hello_of(data: bytes) -> RankFacts:
     )
 
 
-ASK_FRAME = _frame(wire.RankToLeader(ask_layers=wire.Ping()))
+def question_frame(identity: RankIdentity) -> bytes:
+    """A rank asks for the stages' layers."""
+    return _frame(wire.RankToLeader(ask_layers=_identity_to_wire(identity)))
 
 
-def is_question(data: bytes) -> bool:
-    """Whether a rank's first message asks for the stages' layers."""
-    return _from_rank(data).HasField("ask_layers")
+def question_of(data: bytes) -> RankIdentity | None:
+    """The inverse of question_frame; None if a rank's first message is no question."""
+    message = _from_rank(data)
+    if not message.HasField("ask_layers"):
+        return None
+    one = message.ask_layers
+    return RankIdentity(one.rank, one.tp, one.pp, one.model_fingerprint, one.dtype, one.block_size, model=one.model)
 
 
 def layers_frame(first_layers: Sequence[int]) -> bytes:
@@ -136,8 +151,9 @@ def layers_frame(first_layers: Sequence[int]) -> bytes:
 
 
 def layers_of(data: bytes) -> tuple[int, ...]:
-    """The inverse of layers_frame."""
+    """The inverse of layers_frame. Raises PeerMismatchError if the answer is a refusal."""
     answer = _to_rank(data)
+    _raise_refusal(answer)
     if not answer.HasField("layers"):
         raise ProtocolError("the leader does not answer which layers the stages have")
     return tuple(answer.layers.first_layers)
@@ -156,11 +172,15 @@ def refusal_frame(field: str, reason: str) -> bytes:
 def welcome_of(data: bytes) -> float:
     """The silence limit of the leader's first message. Raises PeerMismatchError if it is a refusal."""
     answer = _to_rank(data)
-    if answer.HasField("refusal"):
-        raise PeerMismatchError(answer.refusal.field, answer.refusal.reason)
+    _raise_refusal(answer)
     if not answer.HasField("welcome"):
         raise ProtocolError("the leader's first message is neither a welcome nor a refusal")
     return answer.welcome.silence_limit_s
+
+
+def _raise_refusal(answer: wire.LeaderToRank) -> None:
+    if answer.HasField("refusal"):
+        raise PeerMismatchError(answer.refusal.field, answer.refusal.reason)
 
 
 def to_rank_frame(message: ToRank) -> bytes:

@@ -13,7 +13,14 @@ from services.runtime.settings import split_address
 from services.worker.build import load_rank_of, stages_of
 from services.worker.engine.engine import Engine
 from services.worker.group.led_group import LedGroup
-from services.worker.group.meeting import GroupStore, Meeting, rank_facts, stay_on_loopback, write_leader
+from services.worker.group.meeting import (
+    GroupStore,
+    Meeting,
+    rank_facts,
+    rank_identity,
+    stay_on_loopback,
+    write_leader,
+)
 from services.worker.group.placement import RankPlacement
 from services.worker.group.rank_server import RankServer
 from services.worker.group.rank_worker import RankWorker
@@ -38,7 +45,8 @@ class LeadRank:
 
     async def listen(self) -> RankServer:
         """Lets the other ranks ask for their layers. Raises AddressInUseError."""
-        server = RankServer(self._first_layers, self._settings.group_timeout)
+        own = rank_identity(self._placement.rank, self._settings)
+        server = RankServer(own, self._first_layers, self._settings.group_timeout)
         address = await server.start(self._address)
         _log.info(
             "the leader of %s listens on %s; stages begin at %s", self._settings.layout, address, self._first_layers

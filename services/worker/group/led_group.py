@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from services.domain.errors import PeerMismatchError, ProtocolError, UnreachableError
+from services.domain.errors import ProtocolError, UnreachableError
 from services.domain.ids import Epoch
 from services.domain.iteration import Plan
 from services.domain.protocol import KvToWorker
@@ -151,15 +151,7 @@ class LedGroup:
 
     def check(self, facts: RankFacts) -> None:
         """Raises PeerMismatchError for a rank that does not fit."""
-        if not 0 < facts.rank < self._own.pp * self._own.tp:
-            raise PeerMismatchError("rank", f"is {facts.rank}, of {self._own.pp * self._own.tp} with rank 0 the leader")
-        for field in SAME_ON_ALL:
-            theirs, ours = getattr(facts, field), getattr(self._own, field)
-            if theirs != ours:
-                raise PeerMismatchError(field, f"is {theirs!r} on rank {facts.rank}, but the leader has {ours!r}")
-        for field in ("device_blocks", "host_blocks"):
-            if getattr(facts, field) < 1:
-                raise PeerMismatchError(field, f"is 0 on rank {facts.rank}, but must be at least 1")
+        facts.check_joins(self._own)
 
     def lost(self, rank: int, reason: str) -> None:
         """A rank's connection ended."""

@@ -10,18 +10,22 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from services.domain.errors import UnreachableError
 from services.domain.protocol import Done
+from services.runtime.model_files import fingerprint
 from services.runtime.profile_file import Profile
 from services.runtime.settings import Address, bare_host, join_address, split_address
-from services.worker.build import Loaded
+from services.worker.build import Loaded, default_dtype
 from services.worker.engine.engine import Engine
-from services.worker.group.messages import Begin, RankFacts
+from services.worker.group.messages import Begin, RankFacts, RankIdentity
+from services.worker.model.config_json import read_model_config
 from services.worker.parallel.layout import GroupRank
 from services.worker.parallel.process_groups import rendezvous
 from services.worker.profiling.group_measurement import follow_measurements, measure_group
+from services.worker.settings import EngineSettings
 
 MEET_LIMIT_S = 20.0
 """The longest wait for the others when an epoch begins: they finish a step or a wait before."""
@@ -67,6 +71,20 @@ def _store_of(address: Address) -> TCPStore:
     return TCPStore(bare_host(host), port, None, False, timedelta(seconds=MEET_LIMIT_S))
 
 
+def rank_identity(rank: GroupRank, settings: EngineSettings) -> RankIdentity:
+    """What a rank says of itself before it loads its share. Raises ModelFolderError."""
+    dtype = settings.dtype or default_dtype(read_model_config(settings.model).dtype, torch.device(settings.device))
+    return RankIdentity(
+        rank=rank.number,
+        tp=rank.layout.tp,
+        pp=rank.layout.pp,
+        model_fingerprint=fingerprint(settings.model),
+        dtype=dtype,
+        block_size=settings.block_size,
+        model=settings.model.resolve().name,
+    )
+
+
 def rank_facts(rank: GroupRank, loaded: Loaded) -> RankFacts:
     """What a rank reports to its leader."""
     source, pools = loaded.source, loaded.pools
@@ -82,6 +100,7 @@ def rank_facts(rank: GroupRank, loaded: Loaded) -> RankFacts:
         device_blocks=pools.device_block_count,
         host_blocks=pools.host_block_count,
         block_bytes=pools.shape.block_bytes,
+        model=str(source["model"]),
         kernels=str(source["kernels"]),
         weights=str(source["weights"]),
     )

@@ -3,13 +3,17 @@
 Activations and sums of the model do not go this way (see process_groups.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from services.domain.errors import PeerMismatchError
 from services.domain.ids import CommandNumber, Epoch, PlanNumber
 from services.domain.iteration import WorkerCounters
 from services.domain.protocol import KvToWorker
 from services.worker.step import Step, StepOutcome
+
+SHOWN_FINGERPRINT = 12
+"""Characters of a fingerprint in a message."""
 
 # --- leader -> rank --------------------------------------------------------------------------------------------------
 
@@ -47,10 +51,8 @@ ToRank = Begin | Relayed | Run
 
 
 @dataclass(frozen=True, slots=True)
-class RankFacts:
-    """What a rank reports when it connects. All but its number and its pools must be the same on every rank.
-    `first_layers` are those of the stages.
-    """
+class RankIdentity:
+    """What is known of a rank before it loads its share. `model` is its folder's name, for messages."""
 
     rank: int
     tp: int
@@ -58,13 +60,51 @@ class RankFacts:
     model_fingerprint: str
     dtype: str
     block_size: int
+    model: str = field(kw_only=True)
+
+    def check_fits(self, leader: "RankIdentity") -> None:
+        """Raises PeerMismatchError, naming both values, unless this is another rank of the leader's group."""
+        if not 0 < self.rank < leader.pp * leader.tp:
+            raise PeerMismatchError("rank", f"is {self.rank}, of {leader.pp * leader.tp} with rank 0 the leader")
+        if self.model_fingerprint != leader.model_fingerprint:
+            raise PeerMismatchError(
+                "model", f"is {self._shown_model} on rank {self.rank}, but the leader has {leader._shown_model}"
+            )
+        self._check_same(leader, "tp", "pp", "dtype", "block_size")
+
+    @property
+    def _shown_model(self) -> str:
+        return f"{self.model!r} (fingerprint {self.model_fingerprint[:SHOWN_FINGERPRINT]})"
+
+    def _check_same(self, leader: "RankIdentity", *fields: str) -> None:
+        for name in fields:
+            theirs, ours = getattr(self, name), getattr(leader, name)
+            if theirs != ours:
+                raise PeerMismatchError(name, f"is {theirs!r} on rank {self.rank}, but the leader has {ours!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts(RankIdentity):
+    """What a rank reports when it connects. All but its number and its pools must be the same on every rank.
+    `first_layers` are those of the stages. `kernels` and `weights`: what computes, and how weights are kept; ranks that
+    differ in them would round differently, and a rank that is replaced would change the group's tokens.
+    """
+
     max_model_len: int
     first_layers: tuple[int, ...]
     device_blocks: int
     host_blocks: int
     block_bytes: int
-    kernels: str
-    weights: str
+    kernels: str = field(kw_only=True)
+    weights: str = field(kw_only=True)
+
+    def check_joins(self, leader: "RankFacts") -> None:
+        """Raises PeerMismatchError, naming both values, unless this rank can work in the leader's group."""
+        self.check_fits(leader)
+        self._check_same(leader, "max_model_len", "first_layers", "kernels", "weights")
+        for name in ("device_blocks", "host_blocks"):
+            if getattr(self, name) < 1:
+                raise PeerMismatchError(name, f"is 0 on rank {self.rank}, but must be at least 1")
 
 
 class Ready(NamedTuple):

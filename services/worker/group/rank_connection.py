@@ -18,17 +18,17 @@ from services.domain.errors import FastServeError, PeerMismatchError, Unreachabl
 from services.runtime.backoff import Backoff
 from services.runtime.settings import bare_host, split_address
 from services.worker.group.group_wire import (
-    ASK_FRAME,
     LENGTH_BYTES,
     PONG_FRAME,
     from_rank_frame,
     hello_frame,
     layers_of,
     length_of,
+    question_frame,
     to_rank_of,
     welcome_of,
 )
-from services.worker.group.messages import FromRank, RankFacts, ToRank
+from services.worker.group.messages import FromRank, RankFacts, RankIdentity, ToRank
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +38,10 @@ PAUSE_JITTER = 0.5
 MOST_UNSENT_FRAMES = 10_000
 
 
-def ask_layers(address: Callable[[], str]) -> tuple[int, ...]:
-    """The first layers of the stages, which the leader knows. Dials until it answers."""
+def ask_layers(address: Callable[[], str], identity: RankIdentity) -> tuple[int, ...]:
+    """The first layers of the stages, which the leader knows. Dials until it answers. Raises PeerMismatchError when the
+    leader refuses this rank.
+    """
     backoff = Backoff()
     was_told = False
     pause = threading.Event()
@@ -48,8 +50,10 @@ def ask_layers(address: Callable[[], str]) -> tuple[int, ...]:
             host, port = split_address(address())
             with socket.create_connection((bare_host(host), port), timeout=CONNECT_LIMIT_S) as connection:
                 connection.settimeout(HELLO_LIMIT_S)
-                connection.sendall(ASK_FRAME)
+                connection.sendall(question_frame(identity))
                 return layers_of(_read_message(connection))
+        except PeerMismatchError:
+            raise
         except (FastServeError, OSError) as error:
             if not was_told:
                 _log.warning("the leader does not tell the layers of the stages yet: %s; asking again", error)

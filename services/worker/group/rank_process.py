@@ -12,7 +12,7 @@ from services.runtime.process import write_ready_file
 from services.runtime.settings import Address, split_address
 from services.worker.build import load_rank_of
 from services.worker.engine.engine import Engine
-from services.worker.group.meeting import Meeting, rank_facts, read_leader, stay_on_loopback
+from services.worker.group.meeting import Meeting, rank_facts, rank_identity, read_leader, stay_on_loopback
 from services.worker.group.placement import RankPlacement
 from services.worker.group.rank_connection import LeaderConnection, ask_layers
 from services.worker.group.rank_worker import RankWorker
@@ -29,7 +29,8 @@ def run_rank(settings: WorkerSettings, placement: RankPlacement) -> None:
     address = _Leader(placement)
     if placement.leader is not None:
         stay_on_loopback(split_address(placement.leader).host)
-    loaded = load_rank_of(settings, rank, placement.local_rank, ask_layers(address))
+    first_layers = ask_layers(address, rank_identity(rank, settings))
+    loaded = load_rank_of(settings, rank, placement.local_rank, first_layers)
     engine = Engine(loaded.model, loaded.pools, rank=rank)
     meeting = Meeting(rank, loaded, engine, address.host)
     ends: queue.SimpleQueue[Exception] = queue.SimpleQueue()

@@ -19,14 +19,14 @@ from services.worker.group.group_wire import (
     PING_FRAME,
     from_rank_of,
     hello_of,
-    is_question,
     layers_frame,
     length_of,
+    question_of,
     refusal_frame,
     to_rank_frame,
     welcome_frame,
 )
-from services.worker.group.messages import FromRank, RankFacts, ToRank
+from services.worker.group.messages import FromRank, RankFacts, RankIdentity, ToRank
 
 _log = logging.getLogger(__name__)
 
@@ -45,11 +45,12 @@ class HearsConnections(Protocol):
 
 
 class RankServer:
-    """The connections of the other ranks. Those that ask are told the stages' layers from the start; none is taken
-    before somebody `hears` them.
+    """The connections of the other ranks. Those that ask, and fit the leader's `own` rank, are told the stages' layers
+    from the start; none is taken before somebody `hears` them.
     """
 
-    def __init__(self, first_layers: Sequence[int], silence_limit_s: float) -> None:
+    def __init__(self, own: RankIdentity, first_layers: Sequence[int], silence_limit_s: float) -> None:
+        self._own = own
         self._first_layers = first_layers
         self._silence_limit_s = silence_limit_s
         self._hears: HearsConnections | None = None
@@ -109,22 +110,18 @@ class RankServer:
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> RankFacts | None:
         async with asyncio.timeout(HELLO_LIMIT_S):
             first = await _message(reader)
-        if is_question(first):
-            writer.write(layers_frame(self._first_layers))
-            await writer.drain()
-            writer.close()
-            return None
-        facts = hello_of(first)
-        if self._hears is None:
-            return None
         try:
+            if (asking := question_of(first)) is not None:
+                asking.check_fits(self._own)
+                await _say_last(writer, layers_frame(self._first_layers))
+                return None
+            facts = hello_of(first)
+            if self._hears is None:
+                return None
             self._hears.check(facts)
         except PeerMismatchError as error:
             _log.error("a rank is refused: %s", error)
-            writer.write(refusal_frame(error.field, str(error).removeprefix(f"{error.field}: ")))
-            with suppress(OSError):
-                await writer.drain()
-            writer.close()
+            await _say_last(writer, refusal_frame(error.field, str(error).removeprefix(f"{error.field}: ")))
             return None
         if facts.rank in self._writers:
             self._lose(facts.rank, "it connected again")
@@ -154,6 +151,14 @@ class RankServer:
         while True:
             writer.write(PING_FRAME)
             await asyncio.sleep(self._silence_limit_s / PINGS_IN_LIMIT)
+
+
+async def _say_last(writer: asyncio.StreamWriter, frame: bytes) -> None:
+    """Sends a message and closes the connection."""
+    writer.write(frame)
+    with suppress(OSError):
+        await writer.drain()
+    writer.close()
 
 
 async def _message(reader: asyncio.StreamReader) -> bytes:

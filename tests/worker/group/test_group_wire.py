@@ -15,14 +15,30 @@ from services.worker.group.group_wire import (
     from_rank_of,
     hello_frame,
     hello_of,
+    layers_frame,
+    layers_of,
     length_of,
+    question_frame,
+    question_of,
     refusal_frame,
     to_rank_frame,
     to_rank_of,
     welcome_frame,
     welcome_of,
 )
-from services.worker.group.messages import Begin, Copied, Failed, FromRank, Ran, RankFacts, Ready, Relayed, Run, ToRank
+from services.worker.group.messages import (
+    Begin,
+    Copied,
+    Failed,
+    FromRank,
+    Ran,
+    RankFacts,
+    RankIdentity,
+    Ready,
+    Relayed,
+    Run,
+    ToRank,
+)
 from services.worker.step import Step, StepOutcome
 from tests.worker.group.group_values import BEGIN, EPOCH, JOB, assign, decode, offload, plan, prefill, release, token
 
@@ -67,11 +83,18 @@ def test_what_a_rank_says_comes_back_as_it_was_sent(message: FromRank) -> None:
 
 
 def test_a_hello_and_its_answers_come_back_as_they_were_sent() -> None:
-    facts = RankFacts(1, 2, 3, "abc", "float32", 16, 4096, (0, 2, 4), 100, 400, 1 << 40, "native", "int8")
+    identity = RankIdentity(1, 2, 3, "abc", "float32", 16, model="tiny")
+    loaded = (4096, (0, 2, 4), 100, 400, 1 << 40)
+    facts = RankFacts(1, 2, 3, "abc", "float32", 16, *loaded, model="tiny", kernels="torch", weights="int8")
     assert hello_of(body(hello_frame(facts))) == facts
+    assert question_of(body(question_frame(identity))) == identity
+    assert question_of(body(hello_frame(facts))) is None
+    assert layers_of(body(layers_frame((0, 2, 4)))) == (0, 2, 4)
     assert welcome_of(body(welcome_frame(3.5))) == 3.5
     with pytest.raises(PeerMismatchError, match="dtype: is float32"):
         welcome_of(body(refusal_frame("dtype", "is float32")))
+    with pytest.raises(PeerMismatchError, match="dtype: is float32"):
+        layers_of(body(refusal_frame("dtype", "is float32")))
 
 
 def test_signs_of_life_are_no_messages() -> None:
@@ -80,7 +103,7 @@ def test_signs_of_life_are_no_messages() -> None:
 
 
 def test_what_is_no_message_breaks_the_protocol() -> None:
-    for read in (to_rank_of, from_rank_of, hello_of, welcome_of):
+    for read in (to_rank_of, from_rank_of, hello_of, welcome_of, layers_of):
         for data in (b"\xff\xff", b""):
             with pytest.raises(ProtocolError):
                 read(data)

@@ -20,7 +20,7 @@ from services.runtime.settings import split_address
 from services.worker.engine.compute_thread import ComputeThread
 from services.worker.group.group_wire import hello_frame
 from services.worker.group.led_group import LedGroup
-from services.worker.group.messages import RankFacts
+from services.worker.group.messages import RankFacts, RankIdentity
 from services.worker.group.rank_connection import LeaderConnection, ask_layers
 from services.worker.group.rank_server import RankServer
 from services.worker.group.rank_worker import RankWorker
@@ -29,21 +29,8 @@ from tests.builders.waits import LIMIT_S
 from tests.worker.group.fake_engine_of_rank import FakeEngineOfRank
 from tests.worker.group.group_values import EPOCH, assign, decode, offload, plan, prefill, token
 
-OWN = RankFacts(
-    0,
-    1,
-    2,
-    "abc",
-    "float32",
-    4,
-    64,
-    (0, 1),
-    device_blocks=8,
-    host_blocks=16,
-    block_bytes=100,
-    kernels="native",
-    weights="float32",
-)
+LOADED = {"device_blocks": 8, "host_blocks": 16, "block_bytes": 100, "kernels": "native", "weights": "float32"}
+OWN = RankFacts(0, 1, 2, "abc", "float32", 4, 64, (0, 1), model="tiny", **LOADED)  # type: ignore[arg-type]
 OTHER = replace(OWN, rank=1, device_blocks=6, host_blocks=20, block_bytes=60)
 NEXT = Epoch(EPOCH + 1)
 
@@ -95,7 +82,7 @@ class LedGroupRig:
 
     def __init__(self, silence_limit_s: float) -> None:
         self.engine = FakeEngineOfRank(samples=False)
-        self.server = RankServer(OWN.first_layers, silence_limit_s)
+        self.server = RankServer(OWN, OWN.first_layers, silence_limit_s)
         self.now_s = 0.0
         self.group = LedGroup(
             OWN,
@@ -252,9 +239,12 @@ async def test_a_rank_whose_leader_stands_still_dials_again() -> None:
     [
         ({"dtype": "bfloat16"}, "dtype: is 'bfloat16' on rank 1, but the leader has 'float32'"),
         ({"first_layers": (0, 2)}, "first_layers"),
+        (
+            {"model_fingerprint": "abd", "model": "small"},
+            "model: is 'small' (fingerprint abd) on rank 1, but the leader has 'tiny' (fingerprint abc)",
+        ),
         ({"kernels": "torch"}, "kernels: is 'torch' on rank 1, but the leader has 'native'"),
-        ({"weights": "int8"}, "weights: is 'int8'"),
-        ({"model_fingerprint": "abd"}, "model_fingerprint"),
+        ({"weights": "int8"}, "weights: is 'int8' on rank 1, but the leader has 'float32'"),
         ({"pp": 3}, "pp: is 3 on rank 1, but the leader has 2"),
         ({"rank": 2}, "rank: is 2"),
         ({"rank": 0}, "rank: is 0"),
@@ -272,10 +262,21 @@ async def test_a_rank_that_does_not_fit_is_refused_by_name_and_dials_no_more(
         assert reason in str(other.refusal)
 
 
-async def test_a_rank_that_asks_is_told_the_layers_of_the_stages_before_any_is_taken() -> None:
-    server = RankServer((0, 3), LIMIT_S)
+async def test_a_rank_that_asks_and_fits_is_told_the_layers_of_the_stages_before_any_is_taken() -> None:
+    server = RankServer(OWN, (0, 3), LIMIT_S)
     address = await server.start("127.0.0.1:0")
-    assert await asyncio.to_thread(ask_layers, lambda: address) == (0, 3)
+    asking = RankIdentity(1, 1, 2, "abc", "float32", 4, model="a copy of tiny")
+    assert await asyncio.to_thread(ask_layers, lambda: address, asking) == (0, 3)
+    for stranger, reason in (
+        (replace(asking, dtype="bfloat16"), "dtype: is 'bfloat16' on rank 1, but the leader has 'float32'"),
+        (
+            replace(asking, model_fingerprint="abd"),
+            r"model: is 'a copy of tiny' \(fingerprint abd\) on rank 1, but the",
+        ),
+        (replace(asking, block_size=16), "block_size: is 16 on rank 1, but the leader has 4"),
+    ):
+        with pytest.raises(PeerMismatchError, match=reason):
+            await asyncio.to_thread(ask_layers, lambda: address, stranger)
     await server.stop()
 
 
