@@ -24,6 +24,7 @@ class Choice:
     text: str = ""
     logprobs: list[api.TokenLogprob] = field(default_factory=list)
     finish_reason: int = api.FINISH_REASON_UNSPECIFIED
+    request_id: str = ""
     usage: api.Usage | None = None
     """Of the whole request; on the choice whose message came last."""
 
@@ -31,6 +32,7 @@ class Choice:
         assert self.finish_reason == api.FINISH_REASON_UNSPECIFIED, "nothing comes after a choice's finish_reason"
         if message.token_ids:
             assert message.first_token_number == len(self.token_ids), "tokens come in order, none lost, none twice"
+        self.request_id = message.request_id
         self.token_ids.extend(message.token_ids)
         self.text += message.text
         self.logprobs.extend(message.logprobs)

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,18 @@ def free_port() -> int:
 
 
 class Process:
-    """One service. Its stderr goes to a file, shown when it does not come up. `module`: what to run in its place."""
+    """One service. Its stderr goes to a file, shown when it does not come up. `module`: what to run in its place;
+    `variables`: of its environment.
+    """
 
     def __init__(
-        self, service: str, arguments: Sequence[str], folder: Path, instance: int, module: Sequence[str] = ()
+        self,
+        service: str,
+        arguments: Sequence[str],
+        folder: Path,
+        instance: int,
+        module: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name = service
         self.arguments = tuple(arguments)
@@ -45,7 +53,7 @@ class Process:
         module = module or (f"services.{service}",)
         self.ready_file = folder / f"{service}-{instance}.json"
         self.log_path = folder / f"{service}-{instance}.log"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})}
         with self.log_path.open("wb") as log:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", *module, *arguments, "--ready-file", str(self.ready_file)],
@@ -120,13 +128,16 @@ class Cluster:
         self.processes["worker"] = self.start_other_worker("--model", str(self.model))
         return self.processes["worker"]
 
-    def start_other_worker(self, *flags: str, module: Sequence[str] = ()) -> Process:
-        """A worker that is none of the cluster's services. `module`: as of Process."""
+    def start_other_worker(
+        self, *flags: str, module: Sequence[str] = (), variables: Mapping[str, str] | None = None
+    ) -> Process:
+        """A worker that is none of the cluster's services. `module`, `variables`: as of Process."""
         self._started += 1
         peers = ("--scheduler", self.scheduler_address, "--kv-manager", self.kvmanager_address, "--metrics-port", "0")
         model = () if "--model" in flags else ("--model", str(self.model))
         arguments = (*model, *peers, *self.worker_flags, *flags)
-        process = Process("worker", arguments, self.folder, self._started, module or self._observing("worker"))
+        module = module or self._observing("worker")
+        process = Process("worker", arguments, self.folder, self._started, module, variables)
         self._all.append(process)
         return process
 

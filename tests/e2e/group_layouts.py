@@ -1,5 +1,5 @@
 """Every layout of a small model gives the unsplit model's tokens, through the real services: alone, and with forty jobs
-in a pool for four.
+in a pool for four, each of which is swapped several times.
 
     python -m tests.e2e.group_layouts [TPxPP ...]
 """
@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from models.make_random import PRESETS, write_random_model
 from services.worker.model.loader import load_model
-from tests.e2e.group_cluster import different, one_by_one, running_group, together, unsplit
+from tests.e2e.group_cluster import LEAST_SWAPS, different, one_by_one, running_group, swapped_together, unsplit
 from tests.worker import tiny_engine
 
 LAYOUTS = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 3), (4, 1))
@@ -35,12 +35,13 @@ def main(arguments: list[str]) -> int:
             folder.mkdir()
             with running_group(model, folder, tp, pp) as group:
                 by_itself = different(asyncio.run(one_by_one(group, 4)), expected[:4])
-                shared = different(asyncio.run(together(group, JOBS)), expected)
+                shared, swaps = asyncio.run(swapped_together(group, expected))
                 counters = group.status().counters
-            wrong += len(by_itself) + len(shared)
+            wrong += len(by_itself) + len(shared) + sum(each < LEAST_SWAPS for each in swaps)
             print(
                 f"tp={tp} pp={pp}: {len(by_itself)} of 4 jobs alone and {len(shared)} of {JOBS} together differ; "
-                f"{counters.preemptions} preemptions, {counters.uploaded_bytes} bytes uploaded",
+                f"each was swapped {min(swaps)} to {max(swaps)} times, {counters.preemptions} preemptions, "
+                f"{counters.uploaded_bytes} bytes uploaded",
                 flush=True,
             )
     return 1 if wrong else 0

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Callable
 from datetime import timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 import torch
@@ -49,8 +50,15 @@ def stay_on_loopback(host: str) -> None:
     """Ranks of one machine meet on its loopback interface, whatever the machine's name stands for. Called before
     torch.distributed is used.
     """
-    if bare_host(host) in ("127.0.0.1", "::1", "localhost"):
+    if _is_loopback(bare_host(host)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def write_leader(store: Address, leader: Address) -> None:
