@@ -1,7 +1,7 @@
 """A KV manager that serves over real gRPC on loopback."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import grpc
@@ -10,6 +10,7 @@ from services.kvmanager.driver import KvManagerDriver
 from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.kvmanager.service import KV_MANAGER_SERVICE, register
 from services.runtime.channel import open_channel
+from services.runtime.recording.recorder import Recorder
 from services.runtime.server import RpcServer
 from services.runtime.terms import NO_TERM
 from tests.kvmanager.fake_scheduler_for_kv_manager import FakeSchedulerForKvManager
@@ -34,10 +35,17 @@ class RunningKvManager:
         return worker
 
 
+def knobs(policy: str = "reactive") -> KvConfig:
+    """Settings with which every block is asked for by itself."""
+    return KvConfig(kv_policy_named(policy), lookahead_tokens=0, grant_blocks=1)
+
+
 @asynccontextmanager
-async def running_kv_manager(policy: str = "reactive") -> AsyncIterator[RunningKvManager]:
+async def running_kv_manager(
+    policy: str = "reactive", recorder_of: Callable[[int], Recorder | None] = lambda group: None
+) -> AsyncIterator[RunningKvManager]:
     """A KV manager on a free port."""
-    driver = KvManagerDriver(KvConfig(kv_policy_named(policy), lookahead_tokens=0, grant_blocks=1))
+    driver = KvManagerDriver(knobs(policy), recorder_of)
     server = RpcServer("127.0.0.1:0", (KV_MANAGER_SERVICE,), lambda grpc_server: register(grpc_server, driver))
     await server.start()
     await server.set_ready(True)

@@ -1,15 +1,23 @@
 """Several worker groups in one KV manager, over real gRPC: what ends one of them leaves the others alone."""
 
+from contextlib import ExitStack
+from pathlib import Path
+
 import grpc
 
 from fastserve.v1 import kvmanager_pb2 as wire
+from services.cli.simulate.replay_command import replay_file
+from services.domain.errors import ProtocolError
 from services.domain.protocol import Assign
 from services.domain.server_status import PoolUsage
+from services.kvmanager.kv_manager_recording import KV_MANAGER_FORMAT
+from services.runtime.recording.recorder import Recorder, recording
+from services.runtime.recording.recording_settings import RecordingSettings
 from tests.builders.waits import until
 from tests.kvmanager.fake_scheduler_for_kv_manager import FakeSchedulerForKvManager
 from tests.kvmanager.fake_worker_for_kv_manager import FakeWorkerForKvManager
 from tests.kvmanager.machine.checked_kv_manager import resident
-from tests.kvmanager.running_kv_manager import RunningKvManager, running_kv_manager
+from tests.kvmanager.running_kv_manager import RunningKvManager, knobs, running_kv_manager
 
 
 async def opened(served: RunningKvManager) -> tuple[FakeSchedulerForKvManager, list[FakeWorkerForKvManager]]:
@@ -44,6 +52,26 @@ async def test_a_worker_that_breaks_the_protocol_ends_its_group_alone() -> None:
         await scheduler.jobs(3, "c")
         assert isinstance(await (await served.worker(3, group=3)).obey(), Assign)
         assert await scheduler.hear() == resident("c", 2)
+
+
+async def test_what_ends_a_group_leaves_the_recording_of_the_other_whole(tmp_path: Path) -> None:
+    settings = RecordingSettings.model_validate({"record": tmp_path})
+    with ExitStack() as recordings:
+
+        def recorder_of(group: int) -> Recorder | None:
+            return recordings.enter_context(recording(settings, KV_MANAGER_FORMAT, knobs(), strict=True, group=group))
+
+        async with running_kv_manager(recorder_of=recorder_of) as served:
+            scheduler, (zero, three) = await opened(served)
+            await three.acknowledge(99)
+            assert await three.end() is grpc.StatusCode.INTERNAL
+            await still_served(scheduler, zero)
+    _, of_zero = replay_file(tmp_path / "kvmanager-001.jsonl.gz")
+    _, of_three = replay_file(tmp_path / "kvmanager-group-3-001.jsonl.gz")
+    assert (of_zero.difference, of_zero.last_fault) == (None, None)
+    assert of_three.difference is None
+    assert isinstance(of_three.last_fault, ProtocolError)
+    assert of_zero.turns > of_three.turns
 
 
 async def test_a_scheduler_that_breaks_the_protocol_of_a_group_ends_that_group_alone() -> None:

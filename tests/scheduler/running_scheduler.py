@@ -1,7 +1,7 @@
 """A scheduler that serves over real gRPC on loopback, and its peers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ import grpc
 
 from fastserve.v1 import admin_pb2_grpc
 from services.runtime.channel import open_channel
+from services.runtime.recording.recorder import Recorder
 from services.runtime.server import RpcServer
 from services.scheduler.driver import SchedulerDriver
 from services.scheduler.scheduler_config import SchedulerConfig
@@ -38,14 +39,14 @@ class RunningScheduler:
 
 @asynccontextmanager
 async def running_scheduler(
-    config: SchedulerConfig | None = None, group_count: int = 1
+    config: SchedulerConfig | None = None, group_count: int = 1, recorders: Sequence[Recorder | None] = ()
 ) -> AsyncIterator[RunningScheduler]:
-    """A scheduler on loopback with its KV manager, both stopped at the end."""
+    """A scheduler on loopback with its KV manager, both stopped at the end. `recorders`: one a group, or none."""
     served = served_with(config or SchedulerConfig(), group_count)
     ready: list[bool] = []
     async with kv_manager() as (kv, kv_address), open_channel(kv_address) as kv_channel:
         link = SchedulerLink(kv_channel, kv_address)
-        driver = SchedulerDriver(served, link, ready.append)
+        driver = SchedulerDriver(served, link, ready.append, recorders)
         server = RpcServer("127.0.0.1:0", (SCHEDULER_SERVICE, ADMIN_SERVICE), lambda one: register(one, driver))
         await server.start()
         tasks = [asyncio.create_task(driver.run()), asyncio.create_task(link.run(driver.inbox.post))]

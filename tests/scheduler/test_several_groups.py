@@ -1,20 +1,27 @@
 """Several worker groups behind one scheduler, over real gRPC: what ends one of them leaves the others alone."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 
 import grpc
 import pytest
 
 from fastserve.v1 import kvmanager_pb2 as kv_wire
 from fastserve.v1 import scheduler_pb2 as wire
+from services.cli.simulate.replay_command import replay_file
 from services.domain.errors import NotReadyError, PeerMismatchError
 from services.domain.generation import EndReason
 from services.domain.server_status import NO_POOLS, GroupStatus, ServerCounters, ServerStatus
 from services.runtime.error_statuses import from_grpc
+from services.runtime.recording.recorder import Recorder, recording
+from services.runtime.recording.recording_settings import RecordingSettings
 from services.scheduler.metrics import SchedulerCollector
 from services.scheduler.scheduler_config import SchedulerConfig
+from services.scheduler.scheduler_inbox import Inbound, WorkerSaid
+from services.scheduler.scheduler_recording import SCHEDULER_FORMAT
+from services.scheduler.worker_group import STRICT
 from tests.builders.stream_ends import error_at_end
 from tests.builders.waits import until
 from tests.scheduler.fake_gateway_for_scheduler import FakeGatewayForScheduler
@@ -22,13 +29,16 @@ from tests.scheduler.fake_worker_for_scheduler import FakeWorkerForScheduler, st
 from tests.scheduler.machine.checked_scheduler import COST
 from tests.scheduler.running_scheduler import RunningScheduler, running_scheduler
 
+NONSENSE = wire.WorkerLinkRequest(result=wire.IterationResult(epoch=1, plan_number=77))
+"""The result of a plan that there never was."""
+
 
 @asynccontextmanager
-async def two_groups() -> AsyncIterator[
-    tuple[RunningScheduler, FakeWorkerForScheduler, FakeWorkerForScheduler, FakeGatewayForScheduler]
-]:
+async def two_groups(
+    recorders: Sequence[Recorder | None] = (),
+) -> AsyncIterator[tuple[RunningScheduler, FakeWorkerForScheduler, FakeWorkerForScheduler, FakeGatewayForScheduler]]:
     """Both workers are there. Job "a" is in group 0 and job "b" in group 1."""
-    async with running_scheduler(SchedulerConfig(), group_count=2) as served:
+    async with running_scheduler(SchedulerConfig(), 2, recorders) as served:
         workers = [FakeWorkerForScheduler(served.channel, group=group) for group in (0, 1)]
         for worker in workers:
             worker.duration_s = COST.decode_s(1, 1)
@@ -59,8 +69,7 @@ async def test_jobs_are_shared_out_and_each_group_is_told_apart_in_the_status() 
 async def test_a_worker_that_breaks_the_protocol_ends_its_group_and_its_job_goes_on_in_the_other() -> None:
     async with two_groups() as (served, zero, one, gateway):
         await zero.step()
-        nonsense = wire.IterationResult(epoch=1, plan_number=77)
-        await one.call.write(wire.WorkerLinkRequest(result=nonsense))
+        await one.call.write(NONSENSE)
         assert isinstance(await error_at_end(one.call), NotReadyError)
         serving = asyncio.create_task(zero.serve())
         await gateway.until_ended("a", "b")
@@ -76,6 +85,39 @@ async def test_a_worker_that_breaks_the_protocol_ends_its_group_and_its_job_goes
         counters = [group.counters for group in served.driver.status().groups]
         assert [(each.jobs_admitted, each.moves, each.jobs_finished) for each in counters] == [(1, 0, 2), (1, 1, 0)]
         assert served.driver.status().counters.jobs_finished == 2
+
+
+async def test_what_ends_a_group_leaves_the_other_the_log_probabilities_of_that_turn_its_stream_and_its_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = RecordingSettings.model_validate({"record": tmp_path})
+    with ExitStack() as recordings:
+        recorders = [
+            recordings.enter_context(recording(settings, SCHEDULER_FORMAT, SchedulerConfig(), strict=STRICT, group=one))
+            for one in (0, 1)
+        ]
+        async with two_groups(recorders) as (served, zero, one, gateway):
+            inbox = served.driver.inbox
+            held: list[Inbound] = []
+            with monkeypatch.context() as patch:
+                patch.setattr(inbox, "post", held.append)
+                await one.call.write(NONSENSE)
+                await zero.step()
+                await until(lambda: sum(isinstance(item, WorkerSaid) for item in held) == 2)
+            for item in held:  # all of it is taken in one turn
+                inbox.post(item)
+            assert isinstance(await error_at_end(one.call), NotReadyError)
+            serving = asyncio.create_task(zero.serve())
+            await gateway.until_ended("a", "b")
+            serving.cancel()
+            assert [one.token_id for one in gateway.logprobs["a"]] == tokens_of("a", 6)
+            assert [group.worker_joins for group in served.driver.status().groups] == [1, 1]
+            plans = [plan.plan_number for plan in zero.plans]
+            assert plans == list(range(plans[0], plans[0] + len(plans)))
+    for name in ("scheduler", "scheduler-group-1"):
+        _, outcome = replay_file(tmp_path / f"{name}-001.jsonl.gz")
+        assert (outcome.difference, outcome.last_fault) == (None, None)
+        assert outcome.turns > 3
 
 
 async def test_a_message_of_the_kv_manager_that_can_not_be_read_ends_its_group_alone() -> None:
