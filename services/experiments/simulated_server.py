@@ -123,6 +123,8 @@ def server_setup(settings: SimulatedServerSettings, profile: Profile) -> ServerS
         groups=settings.groups,
         hop_s=settings.hop,
         slowdown=settings.slowdown,
+        # Shares are measured for one layout; another one is taken to be even.
+        pipeline=profile.pipeline if stages == profile.stages else None,
     )
 
 

@@ -9,12 +9,14 @@ and profiles derived from published figures have the same format. No torch here.
  "kv_bytes_per_token": 819200, "device_kv_tokens": 12000, "host_kv_tokens": 600000,
  "link": {"bytes_per_s": 25e9, "latency_s": 1e-05, "duplex": true},
  "stages": 1, "tensor_parallel": 1, "max_model_len": 2048,
+ "pipeline": {"prefill_shares": [0.51, 0.49], "decode_shares": [0.48, 0.52], "hand_over_s": 1e-4, "row_s": 1e-6},
  "source": {"model": "...", "device": "...", "dtype": "...", ...}}
 
 Only `prefill`, `decode` and `source` are required: a file without the others is still a cost model. `mixed` holds
 measured iterations of prefill and decode together beside what the cost model gives for them; it tells how far the model
-can be trusted and changes nothing else. Figures cover a whole group, all its GPUs together; those of the link cover one
-of its stages.
+can be trusted and changes nothing else. `pipeline` says how the seconds are shared out over several stages
+(services/domain/pipeline.py); without it each has an equal share. Figures cover a whole group, all its GPUs together;
+those of the link cover one of its stages.
 """
 
 import errno
@@ -29,6 +31,7 @@ from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
 from services.domain.mixed_cost import MixedCost, check_mixed
+from services.domain.pipeline import Pipeline
 from services.runtime.output_folder import make_writable
 
 Source = Mapping[str, object]
@@ -55,9 +58,12 @@ class Profile:
     tensor_parallel: int = 1
     max_model_len: int | None = None
     mixed: tuple[MixedCost, ...] = ()
+    pipeline: Pipeline | None = None
 
     def __post_init__(self) -> None:
         check_mixed(self.mixed)
+        if self.pipeline is not None and self.pipeline.stages != self.stages:
+            raise InvalidFieldError("pipeline", f"has {self.pipeline.stages} stages, but the profile {self.stages}")
         for field, least in _LEAST.items():
             value = getattr(self, field)
             if value is not None and value < least:
@@ -84,6 +90,7 @@ def profile_text(profile: Profile) -> str:
         "mixed": [point._asdict() for point in profile.mixed] or None,
         **{field: getattr(profile, field) for field in _LEAST},
         "link": None if profile.link is None else asdict(profile.link),
+        "pipeline": None if profile.pipeline is None else asdict(profile.pipeline),
         "source": dict(profile.source),
     }
     return _rows({field: value for field, value in document.items() if value is not None}) + "\n"
@@ -154,7 +161,7 @@ def profile_of(document: Mapping[str, Any]) -> Profile:
         )
         for p in document.get("mixed", ())
     )
-    link = document.get("link")
+    link, pipeline = document.get("link"), document.get("pipeline")
     numbers = {field: int(value) for field in _LEAST if (value := document.get(field)) is not None}
     return Profile(
         cost=CostProfile(prefill, decode),
@@ -163,6 +170,7 @@ def profile_of(document: Mapping[str, Any]) -> Profile:
         description=str(document.get("description", "")),
         link=None if link is None else _parsed_link(link),
         mixed=mixed,
+        pipeline=None if pipeline is None else _parsed_pipeline(pipeline),
         **numbers,
     )
 
@@ -172,3 +180,8 @@ def _parsed_link(link: Mapping[str, Any]) -> LinkSpeed:
     if not isinstance(duplex, bool):
         raise ValueError(f"link.duplex must be true or false, but is {duplex!r}")
     return LinkSpeed(float(link["bytes_per_s"]), float(link["latency_s"]), duplex)
+
+
+def _parsed_pipeline(pipeline: Mapping[str, Any]) -> Pipeline:
+    prefill, decode = (tuple(map(float, pipeline[kind])) for kind in ("prefill_shares", "decode_shares"))
+    return Pipeline(prefill, decode, float(pipeline["hand_over_s"]), float(pipeline["row_s"]))

@@ -6,6 +6,7 @@ from math import inf
 from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile
 from services.domain.errors import InvalidFieldError
+from services.domain.pipeline import Pipeline
 from services.kvmanager.policies.kv_config import KvConfig
 from services.scheduler.scheduler_config import SchedulerConfig
 
@@ -55,8 +56,10 @@ class SimulatedJob:
 class ServerSetup:
     """A server with `groups` worker groups of `stages` pipeline stages each.
 
-    `cost` and `kv_bytes_per_token` are those of the whole model: each stage takes an equal share of an iteration's time
-    and of the KV. The pools are those of one group: `device_tokens` and `host_tokens` of KV. `hop_s` is the delay of
+    `cost` and `kv_bytes_per_token` are those of the whole model: each stage has an equal share of the KV, and takes its
+    share of an iteration's time according to `pipeline`. Then hidden states need their time from stage to stage, and
+    tokens `hop_s` from the last stage to the first. Without a `pipeline` shares are equal, and nothing is between
+    stages. The pools are those of one group: `device_tokens` and `host_tokens` of KV. `hop_s` is the delay of
     every message between two services, and between a gateway and the scheduler. On the worker an iteration takes
     `slowdown` times as long as `cost` says: the scheduler uses a profile that was measured on an idle machine, while in
     service other threads and processes compete for cores, caches and memory.
@@ -78,8 +81,11 @@ class ServerSetup:
     groups: int = 1
     hop_s: float = 0.0003
     slowdown: float = 1.0
+    pipeline: Pipeline | None = None
 
     def __post_init__(self) -> None:
+        if self.pipeline is not None and self.pipeline.stages != self.stages:
+            raise InvalidFieldError("pipeline", f"has {self.pipeline.stages} stages, but the server {self.stages}")
         for field, value, least in (
             ("kv_bytes_per_token", self.kv_bytes_per_token, 1),
             ("block_size", self.block_size, 1),

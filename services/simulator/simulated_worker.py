@@ -1,10 +1,10 @@
 """A model of a worker group: pipeline stages, each with its compute and its link to host memory.
 
-Plans run in the order of their arrival. A stage takes an equal share of the iteration's time according to the cost
-profile. It starts a plan once it has ended the previous plan, the previous stage has ended this plan, and no upload of
-a job in it is unfinished there (PROTOCOL 17); that last wait is `stall_s`. The first stage also needs the last stage's
-token of a job that decodes. Commands of the KV manager take effect as soon as they arrive, whatever is running; their
-copies run in parallel with compute.
+Plans run in the order of their arrival. A stage takes its share of the iteration's time according to the cost profile.
+It starts a plan once it has ended the previous plan, the hidden states of the previous stage have come, and no upload
+of a job in it is unfinished there (PROTOCOL 17); that last wait is `stall_s`. The first stage also needs the last
+stage's token of a job that decodes, which has a way of its own. Commands of the KV manager take effect as soon as they
+arrive, whatever is running; their copies run in parallel with compute.
 
 Later events can't change when a plan runs: its jobs are resident, so their uploads are under way or done, and a job in
 an unfinished plan is not taken away (PROTOCOL 3, 4). So all times of a plan are known when it arrives, and only one
@@ -71,7 +71,7 @@ class SimulatedProgress:
         self.uploaded_s = 0.0
         """When its last upload ends on every stage."""
         self.token_s = 0.0
-        """When the last stage has its newest token."""
+        """When the first stage has its newest token."""
         self.running = False
         """Whether a plan has named it since it received blocks."""
         self.ended = False
@@ -82,10 +82,13 @@ class SimulatedProgress:
 class SimulatedIteration:
     """The work of a plan: how long it takes, and what it has to wait for."""
 
-    __slots__ = ("cut", "duration_s", "jobs", "sampled", "token_s", "tokens", "uploaded_s")
+    __slots__ = ("cut", "duration_s", "jobs", "prefill_s", "rows", "sampled", "token_s", "tokens", "uploaded_s")
 
     def __init__(self) -> None:
         self.duration_s = 0.0
+        self.prefill_s = 0.0
+        """The part of the duration that its prefills take. Like `rows`, known where stages differ."""
+        self.rows = 0
         self.uploaded_s = 0.0
         self.token_s = 0.0
         self.jobs: list[SimulatedProgress] = []
@@ -108,6 +111,8 @@ class SimulatedWorker:
         self._slowdown = setup.slowdown
         self._block_size = setup.block_size
         self._stages = range(setup.stages)
+        self._pipeline = setup.pipeline
+        self._token_way_s = setup.hop_s if setup.pipeline is not None and setup.stages > 1 else 0.0
         self._epoch = epoch
         self._post_result = post_result
         self._post_answers = post_answers
@@ -136,8 +141,8 @@ class SimulatedWorker:
         if now_s > self._free_s[0] and self._running_jobs:
             self.plan_wait_s += now_s - self._free_s[0]
         work = self._work(plan)
-        stage_s = work.duration_s / len(self._stages)
-        begin_s = ready_s = max(now_s, work.token_s)
+        stage_s, way_s = self._stage_s(work)
+        begin_s = ready_s = end_s = max(now_s, work.token_s)
         for stage in self._stages:
             ready_s = max(ready_s, self._free_s[stage])
             if work.uploaded_s > ready_s:
@@ -145,10 +150,18 @@ class SimulatedWorker:
                 ready_s = work.uploaded_s
             if stage == 0:
                 begin_s = ready_s
-            self._free_s[stage] = ready_s = ready_s + stage_s
-        self._ran(work, begin_s, begin_s + stage_s, ready_s)
+            self._free_s[stage] = end_s = ready_s + stage_s[stage]
+            ready_s = end_s + way_s
+        self._ran(work, begin_s, begin_s + stage_s[0], end_s)
         result = IterationResult(self._epoch, plan.plan_number, work.tokens, tuple(work.cut), work.duration_s)
-        self._post_result(ready_s, result)
+        self._post_result(end_s + self._token_way_s, result)
+
+    def _stage_s(self, work: SimulatedIteration) -> tuple[Sequence[float], float]:
+        """Seconds of the iteration in each stage, and on the way between two of them."""
+        pipeline = self._pipeline
+        if pipeline is None:
+            return (work.duration_s / len(self._stages),) * len(self._stages), 0.0
+        return pipeline.stage_s(work.prefill_s, work.duration_s - work.prefill_s), pipeline.way_s(work.rows)
 
     def _ran(self, work: SimulatedIteration, begin_s: float, first_stage_end_s: float, end_s: float) -> None:
         self.busy_s += work.duration_s / len(self._stages)
@@ -161,7 +174,7 @@ class SimulatedWorker:
         for job in work.jobs:
             job.executing_s += took_s
         for job in work.sampled:
-            job.token_s = end_s
+            job.token_s = end_s + self._token_way_s
 
     def _work(self, plan: SendPlan) -> SimulatedIteration:
         """Check and carry out every entry, then compute the duration."""
@@ -210,12 +223,18 @@ class SimulatedWorker:
         if decodes or prefills:
             own_s = self._cost.iteration_s(prefills, decodes, context_tokens / decodes if decodes else 0.0)
             work.duration_s += own_s * self._slowdown
+            if self._pipeline is not None:
+                work.rows += decodes + sum(to_token - from_token for from_token, to_token in prefills)
+                prefills_s = self._cost.iteration_s(prefills, 0, 0.0) if prefills else 0.0
+                work.prefill_s += prefills_s * self._slowdown
         return work
 
     def _is_cut(self, work: SimulatedIteration, job: SimulatedProgress, entry: PlanEntry, limit_s: float) -> bool:
         """A prefill with a limit runs on its own."""
         own_s = self._cost.iteration_s([(entry.from_token, entry.to_token)], 0, 0.0) * self._slowdown
         work.duration_s += min(own_s, limit_s)
+        work.prefill_s += min(own_s, limit_s)
+        work.rows += entry.to_token - entry.from_token
         if own_s <= limit_s:
             return False
         work.cut.append(entry.job_id)

@@ -10,6 +10,7 @@ from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError
 from services.domain.mixed_cost import MixedCost
+from services.domain.pipeline import Pipeline
 from services.runtime.profile_file import Profile, read_profile, write_profile
 from services.worker import profile_command
 
@@ -27,8 +28,10 @@ WHOLE = Profile(
     tensor_parallel=8,
     max_model_len=2048,
     mixed=(MixedCost(16, 1, 64, 0.75, 0.5), MixedCost(16, 2, 64, 1.0, 1.25)),
+    pipeline=Pipeline((0.25, 0.75), (0.5, 0.5), 1e-4, 1e-6),
 )
 MIXED = {"prefill_tokens": 16, "decode_batch": 1, "context_tokens": 64, "seconds": 0.75, "modelled_seconds": 0.5}
+PIPELINE = {"prefill_shares": [0.25, 0.75], "decode_shares": [0.5, 0.5], "hand_over_s": 0.0, "row_s": 0.0}
 OLD = {
     "prefill": [{"tokens": 16, "seconds": 0.5}],
     "decode": [{"batch": 1, "context_tokens": 64, "seconds": 0.25}],
@@ -65,6 +68,11 @@ def test_a_mixed_iteration_has_its_measured_and_its_modelled_seconds_in_the_file
         ({"link": {"bytes_per_s": 0, "latency_s": 0}}, "link: "),
         ({"link": 3}, "is not a valid profile"),
         ({"link": {"bytes_per_s": 1.0, "latency_s": 0.0, "duplex": "yes"}}, "is not a valid profile"),
+        ({"pipeline": {"prefill_shares": [1.0]}}, "is not a valid profile"),
+        ({"pipeline": {**PIPELINE, "decode_shares": [1.0]}}, "pipeline: has 2 shares of a prefill, but 1 others"),
+        ({"pipeline": {**PIPELINE, "decode_shares": [0.5, 0.6]}, "stages": 2}, "pipeline: shares must be above 0"),
+        ({"pipeline": {**PIPELINE, "row_s": -1}, "stages": 2}, "pipeline: hand_over_s and row_s must be at least 0"),
+        ({"pipeline": PIPELINE}, "pipeline: has 2 stages, but the profile 1"),
         ({"stages": 0}, "stages: is 0, but must be at least 1"),
         ({"kv_bytes_per_token": -1}, "kv_bytes_per_token: "),
         ({"max_model_len": "long"}, "is not a valid profile"),

@@ -5,6 +5,7 @@ from random import Random
 
 from services.domain.copying import LinkSpeed
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
+from services.domain.pipeline import Pipeline
 from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from services.simulator.outcome import JobOutcome, Simulation
@@ -44,6 +45,7 @@ def server(
     hop_s: float = 0.0,
     slowdown: float = 1.0,
     kv_bytes_per_token: int = 1000,
+    pipeline: Pipeline | None = None,
     **knobs: object,
 ) -> ServerSetup:
     """A server without message delay by default. `knobs` are the scheduler's."""
@@ -60,6 +62,7 @@ def server(
         groups=groups,
         hop_s=hop_s,
         slowdown=slowdown,
+        pipeline=pipeline,
     )
 
 

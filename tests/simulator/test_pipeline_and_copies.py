@@ -1,13 +1,17 @@
 """Several batches in flight, and copies in parallel with compute, through the whole simulator."""
 
+from itertools import pairwise
+
 import pytest
 
 from services.domain.copying import LinkSpeed
+from services.domain.errors import InvalidFieldError
+from services.domain.pipeline import Pipeline
 from services.scheduler.scheduler_config import PolicyName
 from services.simulator.outcome import Simulation
 from services.simulator.server_setup import SimulatedJob
 from services.simulator.simulation import simulate
-from tests.simulator.simulated_servers import DECODE_S, GROWING_COST, ended_s, random_jobs, server
+from tests.simulator.simulated_servers import DECODE_S, GROWING_COST, PREFILL_S, ended_s, random_jobs, server
 
 BATCH, TOKENS = 4, 50
 
@@ -42,6 +46,49 @@ def test_a_static_batch_fills_the_pipeline() -> None:
     trace = [SimulatedJob(f"job-{number}/0", 0.0, 1, TOKENS) for number in range(2 * BATCH)]
     setup = server(PolicyName.STATIC, stages=2, max_batch=BATCH, plans_in_flight=3)
     assert simulate(setup, trace).duration_s == pytest.approx(TOKENS * DECODE_S + DECODE_S / 2)
+
+
+def saturated(pipeline: Pipeline) -> Simulation:
+    """Two stages, a batch for each, decodes only."""
+    trace = [SimulatedJob(f"job-{number}/0", 0.0, 1, TOKENS) for number in range(2 * BATCH)]
+    setup = server(PolicyName.FCFS, stages=2, max_batch=BATCH, plans_in_flight=3, pipeline=pipeline)
+    return simulate(setup, trace)
+
+
+def test_the_slower_stage_sets_the_pace_and_the_other_one_idles() -> None:
+    simulation = saturated(Pipeline((0.5, 0.5), (0.7, 0.3)))
+    plans = 2 * TOKENS
+    assert simulation.duration_s == pytest.approx(plans * 0.7 * DECODE_S + 0.3 * DECODE_S)
+    assert simulation.counters.busy_s == pytest.approx(plans * DECODE_S / 2)
+
+
+def test_prefills_are_shared_out_by_shares_of_their_own() -> None:
+    pipeline = Pipeline((0.9, 0.1), (0.5, 0.5))
+    trace = [SimulatedJob(f"job-{number}/0", 0.0, 200, 1) for number in range(4)]
+    setup = server(PolicyName.FCFS, stages=2, max_batch=1, plans_in_flight=3, pipeline=pipeline)
+    prefill_s = 200 * PREFILL_S
+    assert simulate(setup, trace).duration_s == pytest.approx(4 * 0.9 * prefill_s + 0.1 * prefill_s)
+
+
+def test_a_lone_job_pays_the_way_of_its_hidden_states_and_of_its_tokens() -> None:
+    pipeline, hop_s = Pipeline((0.5, 0.5), (0.5, 0.5), hand_over_s=0.003, row_s=0.1), 0.001
+    trace = [SimulatedJob("job/0", 0.0, 1, TOKENS)]
+    setup = server(PolicyName.FCFS, stages=2, plans_in_flight=3, pipeline=pipeline, hop_s=hop_s)
+    times_s = simulate(setup, trace).outcomes[0].token_times_s
+    gaps_s = [after - before for before, after in pairwise(times_s)]
+    assert gaps_s == pytest.approx([DECODE_S + 0.003 + hop_s] * (TOKENS - 1))
+
+
+def test_while_a_batch_is_on_its_way_the_stage_that_has_no_other_idles() -> None:
+    way_s = DECODE_S / 4
+    simulation = saturated(Pipeline((0.5, 0.5), (0.5, 0.5), hand_over_s=way_s - 3e-4, row_s=1e-4))
+    assert simulation.duration_s == pytest.approx(TOKENS * (DECODE_S + way_s) + DECODE_S / 2)
+    assert simulation.counters.busy_s == pytest.approx(TOKENS * DECODE_S)
+
+
+def test_a_pipeline_of_other_stages_than_the_server_is_refused() -> None:
+    with pytest.raises(InvalidFieldError, match="pipeline: has 2 stages, but the server 3"):
+        server(stages=3, pipeline=Pipeline((0.5, 0.5), (0.5, 0.5)))
 
 
 def swapping(link: LinkSpeed, kv_policy: str = "proactive") -> Simulation:

@@ -141,6 +141,22 @@ class StageLinks:
         x_TD = x_TD.contiguous()
         self._unsent.append((_begun(dist.isend(x_TD, self.rank.after, self._activations)), x_TD))
 
+    def bounced_s(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> float:
+        """Seconds that hidden states [T, D] take to the next stage, by the first two stages: the second sends them back
+        at once. 0 on every rank but those of the first stage. Raises RuntimeError if they do not come in time.
+        """
+        if self.rank.stage > 1 or self.rank.layout.pp == 1:
+            return 0.0
+        x_TD, limit = torch.zeros(shape, dtype=dtype, device=device), timedelta(seconds=self._limit_s)
+        started_s = time.perf_counter()
+        if self.rank.in_first_stage:
+            _awaited(dist.isend(x_TD, self.rank.after, self._activations), limit)
+            _awaited(dist.irecv(x_TD, self.rank.after, self._activations), limit)
+            return (time.perf_counter() - started_s) / 2
+        _awaited(dist.irecv(x_TD, self.rank.before, self._activations), limit)
+        _awaited(dist.isend(x_TD, self.rank.before, self._activations), limit)
+        return 0.0
+
     def gather_logits(self, part_SV: Tensor, vocabulary_size: int) -> Tensor | None:
         """The logits of the whole vocabulary, [S, vocabulary_size], on the rank that samples; None on the others of its
         stage, which have sent their part.

@@ -221,7 +221,12 @@ def test_the_cost_model_is_measured_through_all_ranks_and_kept_for_the_next_grou
         profile = group.measure(Epoch(1), tmp_path)
         assert [point.tokens for point in profile.cost.prefill] == [16, 32]
         assert [(point.batch, point.context_tokens) for point in profile.cost.decode] == [(1, 32), (2, 32)]
-        assert profile.source["tp"] == profile.source["pp"] == 2
+        assert profile.source["tp"] == profile.source["pp"] == profile.stages == profile.tensor_parallel == 2
+        assert profile.pipeline is not None
+        assert sum(profile.pipeline.prefill_shares) == pytest.approx(1.0)
+        assert 0.0 < profile.pipeline.hand_over_s < LIMIT_S
+        # Each rank has one of the two kv heads in its stage's layers, two of three or one.
+        assert profile.kv_bytes_per_token == 2 * LLAMA.layers * LLAMA.kv_heads * LLAMA.head_dim * 4
         assert group.measure(Epoch(2), tmp_path) == profile
         runner = RecordedPlans(group, 3)
         job_id = runner.add("0/0", prompt_of(0, 6), varied(0))
