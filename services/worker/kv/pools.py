@@ -124,6 +124,14 @@ def _map(shape: tuple[int, ...], dtype: torch.dtype) -> _Mapping:
     return memory
 
 
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+_CONTROL_GROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+"""The limit of the own control group and what it uses, as version 2 and version 1 name them."""
+
+
 def available_host_bytes() -> int:
     """Bytes that this process may still take: those free in the system or left by its control group, whichever is
     less.
@@ -133,10 +141,10 @@ def available_host_bytes() -> int:
     if meminfo.exists():
         lines = (line.split() for line in meminfo.read_text().splitlines())
         free = next((int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:"), free)
-    group = Path("/sys/fs/cgroup")
-    limit, used = group / "memory.max", group / "memory.current"
-    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        free = min(free, int(limit.read_text()) - int(used.read_text()))
+    for limit_name, used_name in _CONTROL_GROUP_FILES:
+        limit, used = _CONTROL_GROUP / limit_name, _CONTROL_GROUP / used_name
+        if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+            free = min(free, int(limit.read_text()) - int(used.read_text()))
     return max(free, 0)
 
 

@@ -1,12 +1,14 @@
 """Pinned memory of the host's pool: as much as was asked for, as long as it is used, or a refusal that says so."""
 
 import gc
+from pathlib import Path
 
 import pytest
 import torch
 
 from services.domain.errors import InvalidFieldError
-from services.worker.kv.pools import pinned_memory
+from services.worker.kv import pools
+from services.worker.kv.pools import available_host_bytes, pinned_memory
 from tests.worker.kv.fake_cuda import FakeCudaRuntime
 
 SHAPE = (3, 5, 2, 16, 4, 8)
@@ -44,3 +46,17 @@ def test_what_cannot_be_pinned_is_refused_and_named(monkeypatch: pytest.MonkeyPa
         pinned_memory((1 << 19,), torch.bfloat16)
     assert caught.value.field == "kv-host-tokens"
     gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("limit", "used"),
+    [("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")],
+)
+def test_a_control_group_limits_what_pools_may_take_in_either_version(
+    limit: str, used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "_CONTROL_GROUP", tmp_path)
+    for name, number in ((limit, 5_000_000), (used, 2_000_000)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{number}\n")
+    assert available_host_bytes() == 3_000_000
