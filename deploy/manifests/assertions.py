@@ -27,6 +27,7 @@ from services.autoscaler.settings import AutoscaleSettings
 from services.domain.errors import InvalidFieldError
 from services.runtime.server import LINKS, LIVENESS, READINESS
 from services.runtime.settings import Settings, split_address
+from services.scheduler.scaler_service import question_of
 
 GPU = "nvidia.com/gpu"
 GROUP_SHAPE = "fastserve-group-shape"
@@ -273,6 +274,27 @@ def scale_faults(objects: Objects) -> Iterator[str]:
                 yield f"{workload.name}: {settings.target_name} is not there, or has replicas of its own"
 
 
+def scaler_faults(objects: Objects) -> Iterator[str]:
+    """KEDA is told what the scheduler understands, and asks where a scheduler listens."""
+    by_service = by_name(objects, "Service")
+    for one in of_kind(objects, "ScaledObject"):
+        for trigger in one["spec"]["triggers"]:
+            try:
+                question_of(trigger["metadata"])
+            except InvalidFieldError as error:
+                yield f"ScaledObject {one['metadata']['name']}: {error}"
+            host, port = split_address(trigger["metadata"]["scalerAddress"])
+            name, _, namespace = host.partition(".")
+            chosen = behind(by_service[name], objects) if name in by_service else []
+            ports = [
+                listens_on(settings)[1]
+                for workload, _, settings in _services(objects)
+                if any(workload.manifest is pod.manifest for pod in chosen)
+            ]
+            if namespace != one["metadata"]["namespace"] or port not in ports:
+                yield f"ScaledObject {one['metadata']['name']}: no scheduler listens at {host}:{port}"
+
+
 def rest_faults(objects: Objects) -> Iterator[str]:
     """The REST front has the flags that it is given, dials its own pod's gateway, and is asked where it listens."""
     known = front_flags()
@@ -306,6 +328,7 @@ ASSERTIONS: tuple[Callable[[Objects], Iterator[str]], ...] = (
     pod_faults,
     group_faults,
     scale_faults,
+    scaler_faults,
     rest_faults,
 )
 

@@ -25,6 +25,12 @@ def stages() -> Objects:
     return list(parse(render_text(folder)))
 
 
+@pytest.fixture(scope="module")
+def scaled() -> Objects:
+    """KEDA scales the pods of a StatefulSet."""
+    return list(parse(render_text(write_combination(("keda", "network-policies")))))
+
+
 def found(objects: Objects, kind: str, name: str = "fastserve") -> Any:
     return next(one for one in objects if one["kind"] == kind and one["metadata"]["name"].startswith(name))
 
@@ -114,3 +120,46 @@ def test_a_field_that_our_schemas_do_not_know_is_refused_also_inside_a_template(
     told = "\n".join(schema_faults(objects))
     for name in ("every", "graceSeconds", "pods"):
         assert f"'{name}' was unexpected" in told
+
+
+def trigger(objects: Objects) -> Any:
+    return found(objects, "ScaledObject")["spec"]["triggers"][0]["metadata"]
+
+
+BROKEN_SCALERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
+    "a key that the scheduler does not know": (
+        lambda all: trigger(all).update(podsPerGroups="2"),
+        "ScaledObject fastserve-worker: scalerMetadata.podsPerGroups: there is no such key",
+    ),
+    "an address in another namespace": (
+        lambda all: trigger(all).update(scalerAddress="fastserve-scheduler.default:50052"),
+        "ScaledObject fastserve-worker: no scheduler listens at fastserve-scheduler.default:50052",
+    ),
+    "a port where no scheduler listens": (
+        lambda all: trigger(all).update(scalerAddress="fastserve-scheduler.fastserve:9090"),
+        "ScaledObject fastserve-worker: no scheduler listens at fastserve-scheduler.fastserve:9090",
+    ),
+    "a number of pods beside that of the scaler": (
+        lambda all: found(all, "StatefulSet")["spec"].update(replicas=1),
+        "fastserve-worker: has replicas of its own, and ScaledObject fastserve-worker sets them",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN_SCALERS)
+def test_a_broken_rule_of_keda_is_told(what: str, scaled: Objects) -> None:
+    break_it, told = BROKEN_SCALERS[what]
+    assert faults(scaled) == []
+    assert schema_faults(scaled) == []
+    objects = copy.deepcopy(scaled)
+    break_it(objects)
+    assert any(told in fault for fault in faults(objects)), faults(objects)
+
+
+def test_keda_scales_the_object_that_holds_the_groups() -> None:
+    objects = list(parse(render_text(write_combination(("keda", "lws")))))
+    assert faults(objects) == []
+    target = found(objects, "ScaledObject")["spec"]["scaleTargetRef"]
+    assert target == {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": "fastserve-worker",
+    }  # fmt: skip
