@@ -245,6 +245,28 @@ async def test_a_client_that_goes_while_there_is_no_scheduler_takes_its_job_with
         assert len(following.jobs) == 1
 
 
+async def test_a_request_that_is_not_submitted_yet_when_the_scheduler_is_lost_waits_for_the_next_one(
+    model: Path,
+) -> None:
+    async with gateway_and_schedulers(model) as (gateway, schedulers):
+        # An id whose earlier job still has a last word to come is submitted after that.
+        schedulers.now.answers_cancels = False
+        earlier = ReadStream(gateway, dog_request(request_id="mine"))
+        earlier_job = await schedulers.now.next_job()
+        earlier.call.cancel()
+        await earlier_job.cancel_reason()
+        stream = ReadStream(gateway, dog_request(request_id="mine"))
+        other = ReadStream(gateway, dog_request(request_id="other"))
+        assert (await schedulers.now.next_job()).job == "other/0"
+        await schedulers.now.stop()
+        following = await schedulers.follow()
+        jobs = {job.job: job for job in [await following.next_job() for _ in range(2)]}
+        assert set(jobs) == {"mine/0", "other/0"}
+        for job in jobs.values():
+            job.send(10, finish=EndReason.LENGTH)
+        await asyncio.gather(stream.ended(), other.ended())
+
+
 async def test_a_deadline_goes_on_while_there_is_no_scheduler(model: Path) -> None:
     async with gateway_and_schedulers(model) as (gateway, schedulers):
         late = ReadStream(gateway, dog_request(), timeout=1.0)

@@ -11,5 +11,5 @@ class Fcfs(WithoutLevels):
     displaces = False
 
     def join(self, job: Job) -> Rank:
-        """Behind all earlier jobs."""
-        return Rank(0, 0.0, job.arrival_number)
+        """Behind all earlier jobs, also those that came to another scheduler before this one led."""
+        return Rank(0, job.arrived_s, job.arrival_number)

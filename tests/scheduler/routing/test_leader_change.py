@@ -52,8 +52,9 @@ def test_rule_37_no_token_is_lost_or_repeated_wherever_the_leader_dies_and_howev
             assert not following.router.jobs
 
 
-def test_a_job_keeps_its_age_from_scheduler_to_scheduler() -> None:
-    one = groups(PolicyName.GITTINS, 1, resident_jobs=1)
+@pytest.mark.parametrize("policy", [PolicyName.GITTINS, PolicyName.FCFS])
+def test_a_job_keeps_its_age_from_scheduler_to_scheduler(policy: PolicyName) -> None:
+    one = groups(policy, 1, resident_jobs=1)
     for name in ("first", "new"):
         one.submit(name, 10, 50)
     one.submit("old", 10, 50, resumed=Resumed(0, -1000.0))
