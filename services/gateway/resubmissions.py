@@ -23,6 +23,14 @@ MOST_LOGPROBS = 1_000_000
 """
 
 
+def _can_go_on(choice: Choice) -> bool:
+    """Whether a scheduler can take the job with its output: one that it must refuse would end the stream for all."""
+    wanted, output = choice.submission.sampling.logprobs, choice.output
+    if wanted is None:
+        return True
+    return len(output.logprobs) == len(output.token_ids) and len(output.logprobs) * (1 + wanted) <= MOST_LOGPROBS
+
+
 class Resubmissions:
     """`submit` sends a job, `give_up` ends the request of one. Both may call `forget`."""
 
@@ -100,12 +108,11 @@ class Resubmissions:
             # Giving up one choice of a request gives up the others too.
             if self._waiting.pop(choice.job_id, None) is None:
                 continue
-            entries = len(choice.output.logprobs) * (1 + (choice.submission.sampling.logprobs or 0))
-            if entries > MOST_LOGPROBS:
-                self._give_up(choice)
-            else:
+            if _can_go_on(choice):
                 choice.is_resumed = True
                 self._submit(choice)
+            else:
+                self._give_up(choice)
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._send)
 

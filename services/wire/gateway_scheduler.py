@@ -73,7 +73,7 @@ def submission_to_wire(submission: Submission) -> wire.SubmitJob:
         client_number=submission.client_number,
         output_token_ids=submission.output,
         output_logprobs=[logprob_to_wire(one) for one in submission.output_logprobs],
-        age_s=submission.age_s,
+        age_s=min(submission.age_s, MOST_AGE_S),
     )
     if submission.deadline_in_s is not None:
         message.deadline_in_s = submission.deadline_in_s

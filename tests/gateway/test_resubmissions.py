@@ -15,6 +15,7 @@ from fastserve.v1 import inference_pb2 as api
 from services.domain.errors import AdmissionFullError, NotReadyError, StreamLostError
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.submission import ServingLimits, Submission
+from services.gateway import resubmissions
 from services.runtime.error_statuses import from_grpc
 from tests.builders.generate_requests import dog_request
 from tests.builders.waits import until
@@ -226,6 +227,27 @@ async def test_a_scheduler_that_is_full_for_longer_than_the_limit_ends_the_strea
         job.refuse(AdmissionFullError("full", 2 * SOON_S))
         lost = await stream.lost()
         assert (lost.request_id, lost.resume_from_token, lost.retry_after_s) == ("mine", 1, 2 * SOON_S)
+
+
+async def test_log_probabilities_that_no_message_holds_end_the_stream_to_be_resumed(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resubmissions, "MOST_LOGPROBS", 5)
+    async with gateway_and_schedulers(model) as (gateway, schedulers):
+        requests = [dog_request(logprobs=1, request_id=name) for name in ("small", "large")]
+        streams = [ReadStream(gateway, request) for request in requests]
+        for made in ((10, 11), (10, 11, 12)):
+            job = await schedulers.now.next_job()
+            job.send(*made, logprobs=[logprob(token_id) for token_id in made])
+        await streams[0].until_tokens(2)
+        await streams[1].until_tokens(3)
+        await schedulers.now.stop()
+        job = await (await schedulers.follow()).next_job()
+        assert job.job == "small/0"
+        lost = await streams[1].lost()
+        assert (lost.request_id, lost.resume_from_token) == ("large", 3)
+        job.send(12, finish=EndReason.LENGTH, logprobs=[logprob(12)])
+        await streams[0].ended()
 
 
 async def test_a_client_that_goes_while_there_is_no_scheduler_takes_its_job_with_it(model: Path) -> None:

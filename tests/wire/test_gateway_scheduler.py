@@ -20,6 +20,7 @@ from services.domain.ids import JobId
 from services.domain.job_sampling import JobSampling
 from services.domain.submission import CLIENT_NUMBERS, JobTimings, JobUpdate, Submission
 from services.wire.gateway_scheduler import (
+    MOST_AGE_S,
     cancel_from_wire,
     cancel_to_wire,
     submission_from_wire,
@@ -46,6 +47,11 @@ def test_a_submission_with_its_output_comes_back_from_the_wire() -> None:
         A, b"digest", array("I", [7]), sampling, 2, output=array("I", [5, 6]), output_logprobs=logprobs, age_s=2.5
     )
     assert submission_from_wire(submission_to_wire(one)) == one
+
+
+def test_a_job_that_is_older_than_can_be_said_is_as_old_as_can_be() -> None:
+    ancient = Submission(A, b"digest", array("I", [7]), JobSampling(3, -7), age_s=1e9)
+    assert submission_from_wire(submission_to_wire(ancient)).age_s == MOST_AGE_S
 
 
 @pytest.mark.parametrize(
