@@ -176,10 +176,11 @@ class SchedulerDriver:
             self._turn(await self.inbox.take())
 
     async def drain(self, limit_s: float) -> None:
-        """Stops admitting jobs and gives the running ones `limit_s` seconds to end. What is left goes on with the next
-        scheduler: the gateways submit it there.
+        """Stops admitting jobs and gives those that a gateway follows `limit_s` seconds to end. What is left goes on
+        with the next scheduler: the gateways submit it there.
         """
         self._gateways.draining = True
+        self._note_idle()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_idle.wait(), limit_s)
         left = sum(len(group.machine.jobs) for group in self._groups.values())
@@ -214,15 +215,20 @@ class SchedulerDriver:
             if events[number]:
                 self._ask(group, events[number], now_s)
         self._move_jobs(now_s)
-        if any(group.machine.jobs for group in self._groups.values()):
-            self._is_idle.clear()
-        else:
-            self._is_idle.set()
+        self._note_idle()
         is_ready = any(group.machine.ready() for group in self._groups.values())
         if is_ready is not self._was_ready:
             self._was_ready = is_ready
             self._on_ready(is_ready)
         self._set_timer()
+
+    def _note_idle(self) -> None:
+        """Says whether nobody waits for a job: one without followers is kept for a client that comes back here."""
+        has_jobs = any(group.machine.jobs for group in self._groups.values())
+        if has_jobs and not (self._gateways.draining and not self.jobs.has_followed()):
+            self._is_idle.clear()
+        else:
+            self._is_idle.set()
 
     def _ask(self, group: WorkerGroup, events: Sequence[Event], now_s: float) -> list[MovingJob]:
         """A turn of a group. Returns the jobs that left it."""

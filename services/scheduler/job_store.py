@@ -89,6 +89,10 @@ class JobStore:
         """The jobs that a gateway follows. O(jobs): called only when a gateway is lost."""
         return [entry for entry in self._entries.values() if gateway_id in entry.followers]
 
+    def has_followed(self) -> bool:
+        """Whether a gateway follows a job that has not ended. O(jobs): called only while the scheduler drains."""
+        return any(entry.followers and entry.finish is None for entry in self._entries.values())
+
     def open(self, submission: Submission) -> StoredJob:
         """Add a new job, with the output that it brings from another scheduler."""
         entry = StoredJob(submission.job_id, submission.body_digest, submission.prompt, submission.sampling)

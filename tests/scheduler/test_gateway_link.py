@@ -19,7 +19,7 @@ from services.domain.protocol import Finished, Release
 from services.runtime.error_statuses import from_grpc
 from services.scheduler.scheduler_config import SchedulerConfig
 from tests.builders.stream_ends import error_at_end
-from tests.builders.waits import until
+from tests.builders.waits import LIMIT_S, until
 from tests.scheduler.fake_gateway_for_scheduler import FakeGatewayForScheduler
 from tests.scheduler.fake_worker_for_scheduler import FakeWorkerForScheduler, steps, tokens_of
 from tests.scheduler.running_scheduler import running_scheduler, scheduler_with_peers
@@ -186,6 +186,22 @@ async def test_draining_refuses_new_jobs_and_leaves_those_that_do_not_end_to_the
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await FakeGatewayForScheduler(served.channel).join()
         assert isinstance(from_grpc(caught.value), NotReadyError)
+
+
+async def test_draining_does_not_wait_for_jobs_that_no_gateway_follows() -> None:
+    async with scheduler_with_peers() as (served, worker, gateway):
+        await gateway.submit("a", output=50)
+        await worker.step()
+        other = FakeGatewayForScheduler(served.channel, "g2")
+        await other.join()
+        await other.submit("b", output=50)
+        await worker.step()
+        drain = asyncio.create_task(served.driver.drain(20 * LIMIT_S))
+        gateway.call.cancel()
+        await worker.step()
+        assert not drain.done()
+        other.call.cancel()
+        await asyncio.wait_for(drain, LIMIT_S)
 
 
 async def test_release_is_told_to_the_kv_manager_only_after_the_last_plan_of_a_cancelled_job() -> None:
