@@ -13,6 +13,7 @@ from benchmarks import (
     decisions,
     drain_forecast,
     foreknowledge,
+    guides,
     kernels,
     live_against_simulated,
     memory,
@@ -75,6 +76,7 @@ SEPARATE = (
     Part("drain_forecast", drain_forecast.measure, drain_forecast.tables, drain_forecast.goals),
     Part("ranks", ranks.measure, ranks.tables, ranks.goals, ranks.draw),
     Part("kernels", kernels.measure, kernels.tables, kernels.goals),
+    Part("guides", guides.measure, guides.tables, guides.goals),
     Part("foreknowledge", foreknowledge.measure, foreknowledge.tables, foreknowledge.goals),
 )
 ALL_PARTS = (*PARTS, *SEPARATE)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from services.domain.guide import Guide
+
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -32,6 +34,7 @@ class SamplingRequest:
     logprobs: int | None = None
     n: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    guide: Guide | None = None
 
     @property
     def max_tokens_or_default(self) -> int:

@@ -1,7 +1,7 @@
 """An iteration as scheduler and worker exchange it: the plan with its tokens, and the result with its counters."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.domain.generation import TokenLogprob
@@ -79,8 +79,11 @@ class WorkerCounters:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """An iteration's result, with log probabilities for clients and counters for operators."""
+    """An iteration's result, with log probabilities for clients and counters for operators. `failures`: jobs whose
+    guide could not be followed any further, and why.
+    """
 
     result: IterationResult
     logprobs: Mapping[JobId, TokenLogprob]
     counters: WorkerCounters
+    failures: Mapping[JobId, str] = field(default_factory=dict)

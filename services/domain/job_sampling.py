@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass
 
+from services.domain.guide import Guide
+
 
 @dataclass(frozen=True, slots=True)
 class JobSampling:
     """All parameters of one choice, with defaults filled in. For meanings and limits see `SamplingParams` in
     inference.proto.
 
-    `top_k` 0 means off. `stop_token_ids` includes the model's end-of-sequence tokens, unless they are ignored.
-    `logprobs` None: no log probabilities are reported. `logit_bias` is sorted by token id.
+    `top_k` 0 means off. `stop_token_ids` includes the model's end-of-sequence tokens, unless they are ignored; with a
+    guide they never are. `logprobs` None: no log probabilities are reported. `logit_bias` is sorted by token id.
+    `guide` None: the output may be anything.
     """
 
     max_tokens: int
@@ -26,3 +29,4 @@ class JobSampling:
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    guide: Guide | None = None

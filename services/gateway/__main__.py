@@ -13,6 +13,7 @@ from services.gateway.front_service import FRONT_SERVICE, FrontService, register
 from services.gateway.gateway_link import GatewayLink
 from services.gateway.gateway_model import GatewayModel
 from services.gateway.generation.validation import ModelLimits
+from services.gateway.guides.guide_checker import GuideChecker
 from services.gateway.metrics import GatewayMetrics, ServerStatusCollector
 from services.gateway.model_tokenizer import ModelTokenizer
 from services.gateway.openai.calls import OpenAiCalls
@@ -55,11 +56,12 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
         admin = AdminClient(channel)
         bounds = GatewayBounds(settings.max_open_requests, settings.resubmit_limit)
         driver = GatewayDriver(model, link, metrics, bounds, readiness.set)
-        calls = OpenAiCalls(driver, load_template(settings.model), QuietStreams())
+        guides = GuideChecker(settings.model)
+        calls = OpenAiCalls(driver, load_template(settings.model), QuietStreams(), guides)
         front = FrontService(calls)
 
         def register_all(grpc_server: grpc.aio.Server) -> None:
-            register(grpc_server, driver, admin)
+            register(grpc_server, driver, guides, admin)
             register_openai(grpc_server, calls)
             register_front(grpc_server, front)
 
@@ -93,6 +95,7 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
             await server.stop(CLOSE_LIMIT_S)
             await cancelled(follower, calls_task, link_task)
             driver.close()
+            await guides.close()
             # Its thread may be asking this loop; so it is stopped from another one.
             await asyncio.to_thread(metrics_server.stop)
 

@@ -15,6 +15,7 @@ from services.domain.errors import NotReadyError
 from services.domain.generation import EndReason, ServedModel
 from services.gateway.admin_client import AdminClient
 from services.gateway.driver import RETRY_S, GatewayDriver
+from services.gateway.guides.guide_checker import GuideChecker
 from services.gateway.request_log import log_opened
 from services.wire.client_gateway import body_digest, model_to_wire, piece_to_wire, request_from_wire
 
@@ -37,8 +38,9 @@ class _Envelope:
 
 
 class InferenceService:
-    def __init__(self, driver: GatewayDriver) -> None:
+    def __init__(self, driver: GatewayDriver, guides: GuideChecker) -> None:
         self._driver = driver
+        self._guides = guides
 
     async def Generate(self, request: _Envelope, context: Any) -> None:
         # Writes to the context instead of yielding: without a generator, a cancellation is raised where the call waits.
@@ -46,6 +48,7 @@ class InferenceService:
         driver = self._driver
         wanted = request_from_wire(message)
         driver.check(wanted)
+        await self._guides.check(wanted.sampling.guide)
         deadline_in_s = context.time_remaining()
         listener = driver.open(wanted, body_digest(message, driver.model.name), deadline_in_s)
         log_opened([(listener.request.request_id, wanted)])
@@ -94,9 +97,9 @@ class AdminForwarder(admin_pb2_grpc.AdminServiceServicer):
             yield response
 
 
-def register(server: grpc.aio.Server, driver: GatewayDriver, admin: AdminClient) -> None:
+def register(server: grpc.aio.Server, driver: GatewayDriver, guides: GuideChecker, admin: AdminClient) -> None:
     """Adds both services to the server."""
-    inference = InferenceService(driver)
+    inference = InferenceService(driver, guides)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Generate": grpc.unary_stream_rpc_method_handler(
             inference.Generate,

@@ -338,7 +338,7 @@ class SchedulerDriver:
                 case Emit():
                     self._gateways.emit(command, group.logprob(command.plan_number, command.job_id))
                 case End():
-                    self._gateways.end(command, now_s)
+                    self._gateways.end(command, now_s, group.failure(command.job_id))
                 case Reject():
                     self._gateways.reject(command)
                 case Withdrawn(job):

@@ -57,7 +57,8 @@ def whole_output(submission: Submission) -> EndReason | None:
     output, sampling = submission.output, submission.sampling
     if not output:
         return None
-    if output[-1] in sampling.stop_token_ids and len(output) > sampling.min_tokens:
+    may_end = len(output) > sampling.min_tokens or sampling.guide is not None
+    if output[-1] in sampling.stop_token_ids and may_end:
         return EndReason.STOP
     return EndReason.LENGTH if len(output) >= sampling.max_tokens else None
 
@@ -154,6 +155,7 @@ class Gateways:
             submission.sampling.max_tokens,
             deadline_s,
             submission.client_number,
+            is_guided=submission.sampling.guide is not None,
         )
         is_resumed = len(submission.output) > 0 or submission.age_s > 0.0
         return NewJob(submit, Resumed(len(submission.output), now_s - submission.age_s) if is_resumed else None)
@@ -183,12 +185,15 @@ class Gateways:
         self.jobs.append(entry, emit.token_number, emit.token_id, logprob)
         self._tell(entry)
 
-    def end(self, end: End, now_s: float) -> None:
+    def end(self, end: End, now_s: float, failure: str | None = None) -> None:
+        """A job ended. `failure`: its guide could not be followed any further, and why."""
         entry = self.jobs.get(end.job_id)
         assert entry is not None, f"job {end.job_id} is alive but not in the book"
         timings = JobTimings(end.queue_s, end.prefill_s, end.decode_s, end.preemptions)
         _log.debug("ended (%s) after %d preemptions", end.reason.value, end.preemptions, extra={"job_id": end.job_id})
-        if end.reason.completes:
+        if failure is not None:
+            self._last_words(entry, error=InvalidFieldError("sampling.guide", failure))
+        elif end.reason.completes:
             entry.is_cancelled = False
             self.jobs.end(entry, _FINISHES[end.reason], timings, now_s)
             self._tell(entry)

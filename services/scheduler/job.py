@@ -82,6 +82,8 @@ class Job:
     expected_tokens: int
     client_number: int = 0
     """Stands for the client; 0: it gave no name."""
+    is_guided: bool = False
+    """Its first entry at a worker may be passed over, because its guide is not compiled yet."""
     planned_tokens: int = 0
     finished_tokens: int = 0
     capacity_tokens: int = 0
@@ -89,7 +91,7 @@ class Job:
     state: JobState = JobState.OUT
     is_ready: bool = False
     cut_plan: int | None = None
-    """The plan under way that may cut its prefill; the job can't be planned again before its result."""
+    """The plan under way that may cut its prefill or pass it over; the job can't be planned again before its result."""
     service_s: float = 0.0
     """Service received at the present level, in seconds; owned by the policy."""
     length_class: int = 0

@@ -134,6 +134,7 @@ class WorkerGroup:
         self._free: PoolStatus | None = None
         self._swapped_out: set[JobId] = set()
         self._logprobs: dict[PlanNumber, Mapping[JobId, TokenLogprob]] = {}
+        self._failures: dict[JobId, str] = {}
 
     def status(self) -> GroupStatus:
         """Jobs and pools. Pools count as free until the KV manager reports otherwise, and as absent without a worker.
@@ -232,11 +233,16 @@ class WorkerGroup:
             return None
         self.worker_counters.set_present(result.counters)
         self._logprobs[result.result.plan_number] = result.logprobs
+        self._failures.update(result.failures)
         return result.result
 
     def logprob(self, plan_number: PlanNumber, job_id: JobId) -> TokenLogprob | None:
         """The log probability of the job's token from this plan; available until the end of the turn."""
         return self._logprobs.get(plan_number, {}).get(job_id)
+
+    def failure(self, job_id: JobId) -> str | None:
+        """Why the worker could not go on with a job that ended in this turn; None: it could."""
+        return self._failures.get(job_id)
 
     def close(self, error: FastServeError) -> None:
         """End the worker's stream; the worker comes back with a new epoch."""
@@ -298,6 +304,7 @@ class WorkerGroup:
     def end_turn(self) -> None:
         """Drop what was kept for the commands of this turn."""
         self._logprobs.clear()
+        self._failures.clear()
 
     def _send_plan(self, command: SendPlan) -> None:
         assert self._stream is not None, "a plan needs a connected worker"

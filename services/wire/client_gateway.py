@@ -7,6 +7,7 @@ import hashlib
 from typing import Any
 
 from fastserve.v1 import inference_pb2
+from services.domain.errors import InvalidFieldError
 from services.domain.generation import (
     GenerateRequest,
     OutputPiece,
@@ -16,16 +17,21 @@ from services.domain.generation import (
     StreamProgress,
     Usage,
 )
+from services.domain.guide import Guide
 from services.wire.gateway_scheduler import FINISH_FROM_WIRE, FINISH_TO_WIRE
-from services.wire.shared_fields import logprob_from_wire, logprob_to_wire
+from services.wire.shared_fields import guide_from_wire, guide_to_wire, logprob_from_wire, logprob_to_wire
 
 _OPTIONAL_SAMPLING_FIELDS = tuple(
-    field.name for field in inference_pb2.SamplingParams.DESCRIPTOR.fields if field.has_presence
+    field.name
+    for field in inference_pb2.SamplingParams.DESCRIPTOR.fields
+    if field.has_presence and field.message_type is None
 )
 
 
 def request_from_wire(message: inference_pb2.GenerateRequest) -> GenerateRequest:
-    """A request as the client sent it, unchecked; `token_ids` is the message's own list."""
+    """A request as the client sent it, unchecked; `token_ids` is the message's own list. Raises InvalidFieldError for a
+    guide that says nothing.
+    """
     prompt = message.WhichOneof("prompt")
     return GenerateRequest(
         model=message.model,
@@ -66,8 +72,18 @@ def sampling_from_client(message: inference_pb2.SamplingParams) -> SamplingReque
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         logit_bias=dict(message.logit_bias),
+        guide=_guide_from_client(message),
         **optional,
     )
+
+
+def _guide_from_client(message: inference_pb2.SamplingParams) -> Guide | None:
+    guide = guide_from_wire(message.guide) if message.HasField("guide") else None
+    if guide is None and message.HasField("guide"):
+        raise InvalidFieldError(
+            "sampling.guide", "must have one of json_schema, json_object: true, regex, grammar, choice"
+        )
+    return guide
 
 
 def sampling_to_client(sampling: SamplingRequest) -> inference_pb2.SamplingParams:
@@ -77,6 +93,7 @@ def sampling_to_client(sampling: SamplingRequest) -> inference_pb2.SamplingParam
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
         logit_bias=dict(sampling.logit_bias),
+        guide=None if sampling.guide is None else guide_to_wire(sampling.guide),
         **{name: getattr(sampling, name) for name in _OPTIONAL_SAMPLING_FIELDS},
     )
 

@@ -71,6 +71,8 @@ def result_to_wire(result: WorkerResult) -> wire.IterationResult:
     message = wire.IterationResult(
         epoch=made.epoch, plan_number=made.plan_number, cut_job_ids=made.cut_job_ids, duration_s=made.duration_s
     )
+    for job_id, reason in result.failures.items():
+        message.failures[job_id] = reason
     add, logprobs = message.tokens.add, result.logprobs
     for job_id, token_id, end_of_sequence in made.tokens:
         token = add(job_id=job_id, token_id=token_id, end_of_sequence=end_of_sequence)
@@ -111,6 +113,7 @@ def result_from_wire(message: wire.IterationResult) -> WorkerResult:
             counters.offloaded_bytes,
             counters.uploaded_bytes,
         ),
+        {JobId(job_id): reason for job_id, reason in message.failures.items()},
     )
 
 

@@ -1,8 +1,10 @@
 """Values <-> wire for fields that several streams carry: sampling parameters and log probabilities."""
 
+from fastserve.v1 import inference_pb2
 from fastserve.v1 import scheduler_pb2 as wire
 from fastserve.v1.inference_pb2 import TokenLogprob as WireTokenLogprob
 from services.domain.generation import TokenLogprob
+from services.domain.guide import Guide, GuideKind
 from services.domain.job_sampling import JobSampling
 
 
@@ -26,6 +28,8 @@ def sampling_to_wire(sampling: JobSampling) -> wire.JobSampling:
         message.logprobs = sampling.logprobs
     if sampling.logit_bias:
         message.logit_bias.update(dict(sampling.logit_bias))
+    if sampling.guide is not None:
+        message.guide.CopyFrom(guide_to_wire(sampling.guide))
     return message
 
 
@@ -46,7 +50,40 @@ def sampling_from_wire(message: wire.JobSampling) -> JobSampling:
         stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         logit_bias=tuple(sorted(message.logit_bias.items())),
+        guide=guide_from_wire(message.guide) if message.HasField("guide") else None,
     )
+
+
+def guide_to_wire(guide: Guide) -> inference_pb2.Guide:
+    """What an output must look like."""
+    match guide.kind:
+        case GuideKind.JSON_SCHEMA:
+            return inference_pb2.Guide(json_schema=guide.text)
+        case GuideKind.JSON_OBJECT:
+            return inference_pb2.Guide(json_object=True)
+        case GuideKind.REGEX:
+            return inference_pb2.Guide(regex=guide.text)
+        case GuideKind.GRAMMAR:
+            return inference_pb2.Guide(grammar=guide.text)
+        case GuideKind.CHOICE:
+            return inference_pb2.Guide(choice=inference_pb2.GuideChoices(texts=guide.choices))
+
+
+def guide_from_wire(message: inference_pb2.Guide) -> Guide | None:
+    """The inverse of guide_to_wire; None for a message that says nothing."""
+    match message.WhichOneof("kind"):
+        case "json_schema":
+            return Guide(GuideKind.JSON_SCHEMA, message.json_schema)
+        case "json_object" if message.json_object:
+            return Guide(GuideKind.JSON_OBJECT)
+        case "regex":
+            return Guide(GuideKind.REGEX, message.regex)
+        case "grammar":
+            return Guide(GuideKind.GRAMMAR, message.grammar)
+        case "choice":
+            return Guide(GuideKind.CHOICE, choices=tuple(message.choice.texts))
+        case _:
+            return None
 
 
 def logprob_to_wire(logprob: TokenLogprob) -> WireTokenLogprob:

@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 from services.domain.cost import CostProfile
-from services.domain.errors import InvalidFieldError
+from services.domain.errors import InvalidFieldError, ModelFolderError
 from services.domain.ids import Epoch
 from services.domain.worker_facts import WorkerFacts
+from services.runtime.guide_compiler import GuideCompiler
 from services.runtime.model_files import fingerprint
 from services.runtime.profile_file import Profile, Source
 from services.worker.engine.compute_environment import usable_cores
@@ -34,6 +35,7 @@ from services.worker.parallel.share_weights import filled_rank
 from services.worker.parallel.stage_pass import ALONE
 from services.worker.profiling.cost_measurement import MeasuringLimits, measure_or_read
 from services.worker.profiling.stage_costs import measured_stage_costs
+from services.worker.sampling.guide_states import GuideStates
 from services.worker.settings import EngineSettings
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -89,7 +91,17 @@ def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built
     loaded = load_rank_of(settings)
     model, pools = loaded.model, loaded.pools
     profile = measure_or_read(model, pools, loaded.limits, loaded.source, profile_folder)
-    return Built(Engine(model, pools), loaded.facts(profile.cost), profile)
+    return Built(Engine(model, pools, guides=guides_of(settings.model)), loaded.facts(profile.cost), profile)
+
+
+def guides_of(model: Path) -> GuideStates:
+    """What makes the guides of jobs, for the rank that samples. With a tokenizer that llguidance can't read, guided
+    jobs fail; the gateway refuses them before.
+    """
+    try:
+        return GuideStates(GuideCompiler(model))
+    except ModelFolderError as error:
+        return GuideStates(None, str(error))
 
 
 def stages_of(settings: EngineSettings, layout: Layout, local_rank: int, folder: Path) -> tuple[int, ...]:

@@ -9,17 +9,19 @@ plan before it has seen the token.
 from collections.abc import Sequence
 
 from services.domain.iteration import JobSpec
+from services.worker.sampling.guide_states import GuideState, GuideStates
 from services.worker.sampling.sampler import JobSampler, SampleRow
 from services.worker.sampling.token_counts import TokenCounts
 
 
 class JobProgress:
-    """One job's progress. `counts` is None unless the job's penalties need it. `overflowed`: some logits of it
-    were not finite.
+    """One job's progress. `counts` is None unless the job's penalties need it, `guide` unless it has one and this rank
+    samples. `overflowed`: some logits of it were not finite.
     """
 
     __slots__ = (
         "counts",
+        "guide",
         "known_tokens",
         "learned_tokens",
         "most_tokens",
@@ -35,10 +37,14 @@ class JobProgress:
         self.sampler = JobSampler(spec.sampling)
         self.counts = TokenCounts() if self.sampler.needs_counts else None
         self.learned_tokens = 0
+        self.guide: GuideState | None = None
         self.overflowed = False
 
-    def learn(self, from_token: int, token_ids: Sequence[int]) -> None:
+    def learn(self, from_token: int, token_ids: Sequence[int], guides: GuideStates) -> None:
         """Takes in the tokens of a prefill: prompt, then earlier output. Those of a prefill that was cut come again."""
+        if self.guide is not None and from_token + len(token_ids) > self.prompt_tokens:
+            first = max(from_token, self.prompt_tokens)
+            self.guide.replay(first - self.prompt_tokens, token_ids[first - from_token :], guides.run)
         if self.counts is None:
             return
         token_ids = token_ids[max(self.learned_tokens - from_token, 0) :]
@@ -50,18 +56,21 @@ class JobProgress:
 
     def row(self) -> SampleRow:
         """What the next token is sampled with."""
-        return SampleRow(self.sampler, self.known_tokens - self.prompt_tokens, self.counts)
+        if self.guide is not None:
+            self.guide.settle()
+        return SampleRow(self.sampler, self.known_tokens - self.prompt_tokens, self.counts, self.guide)
 
     def expect_output(self) -> None:
         """Another rank samples the next token."""
         self.known_tokens += 1
 
     def add_output(self, token_id: int) -> bool:
-        """Takes in a sampled token; returns whether it is a stop token, which ends the job.
+        """Takes in a sampled token; returns whether it ends the job: a stop token, or one that completes its guide.
 
         The token that fills max_tokens ends the job too; the scheduler counts those itself.
         """
         self.known_tokens += 1
         if self.counts is not None:
             self.counts.add_output(token_id)
-        return token_id in self.sampler.stop_tokens
+        ends = token_id in self.sampler.stop_tokens
+        return ends if self.guide is None else self.guide.add(token_id) or ends

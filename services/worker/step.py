@@ -3,24 +3,26 @@
 A plan says what to compute but for two things, which follow from tokens that only the worker knows: an entry of a job
 that has ended is passed over, and a decode goes on from the job's last token. One place decides both, so that all ranks
 compute the same rows: the leader, by its `OutputLedger`. A group of one rank decides and computes in the same call.
+Passed over is also an entry that starts a job whose guide is not compiled; to the scheduler its prefill was cut.
 
 The ledger follows the jobs' tokens, not their KV. A plan can be turned into a step once the tokens that its jobs were
 to sample in earlier plans have come back (`waits`); other plans of the pipeline may still be under way.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.domain.generation import TokenLogprob
+from services.domain.guide import Guide
 from services.domain.ids import JobId, PlanNumber
-from services.domain.iteration import JobSpec, Plan
+from services.domain.iteration import JobSpec, Plan, PlanWork
 from services.domain.protocol import SampledToken
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A plan and the leader's decisions about it: the jobs whose entries are passed over, because they have ended, and
-    the token from which each decode of the others goes on.
+    """A plan and the leader's decisions about it: the jobs whose entries are passed over, because they have ended or
+    their guides are not ready, and the token from which each decode of the others goes on.
     """
 
     plan: Plan
@@ -33,7 +35,8 @@ class StepOutcome:
     """What a rank says about a step. Tokens and log probabilities come from the rank that samples, others have none.
 
     `compute_s`: seconds of computing, sums over ranks included, waits for copies and for the stage before excluded;
-    `stall_s`: seconds that the compute waited for uploads of its jobs.
+    `stall_s`: seconds that the compute waited for uploads of its jobs. `failures`: jobs whose guide could not be
+    followed any further, and why; they end with this step.
     """
 
     tokens: tuple[SampledToken, ...]
@@ -41,6 +44,20 @@ class StepOutcome:
     cut_job_ids: tuple[JobId, ...]
     compute_s: float
     stall_s: float
+    failures: Mapping[JobId, str] = field(default_factory=dict)
+
+
+def guided_starts(plan: Plan) -> Iterator[tuple[PlanWork, Guide]]:
+    """The entries that start a job with a guide, at position 0."""
+    for entry in plan.entries:
+        if entry.spec is not None and entry.spec.sampling.guide is not None:
+            yield entry, entry.spec.sampling.guide
+
+
+def output_of(entry: PlanWork) -> Sequence[int]:
+    """The earlier output that an entry at position 0 brings: all of it, unless the prefill comes in chunks."""
+    assert entry.spec is not None
+    return entry.token_ids[entry.spec.prompt_tokens :]
 
 
 @dataclass(slots=True)
@@ -73,14 +90,18 @@ class OutputLedger:
             for entry in plan.entries
         )
 
-    def step_of(self, plan: Plan) -> Step:
-        """The plan with what is to be passed over and where its decodes go on. It must not wait (`waits`).
+    def step_of(self, plan: Plan, unready: Collection[JobId] = ()) -> Step:
+        """The plan with what is to be passed over and where its decodes go on. It must not wait (`waits`). `unready`:
+        jobs that it starts before their guides are ready.
 
         Nothing is checked: an entry that can't be right is refused by the rank that has its blocks.
         """
         passed_over, input_tokens = set(), {}
         for entry in plan.entries:
             job_id = entry.job_id
+            if job_id in unready:
+                passed_over.add(job_id)
+                continue
             if entry.from_token == 0 and entry.spec is not None:
                 job = self._jobs[job_id] = _JobTokens.of(entry.spec)
             elif (known := self._jobs.get(job_id)) is None:

@@ -10,6 +10,8 @@ from enum import Enum
 from pathlib import Path
 
 from fastserve.v1 import inference_pb2 as api
+from services.domain.guide import Guide, GuideKind
+from services.wire.shared_fields import guide_to_wire
 from tests.builders.generate_requests import ids_request
 from tests.builders.waits import wait_until
 from tests.e2e.client import Choice, Client, client_of
@@ -122,9 +124,16 @@ def prompts(count: int) -> list[tuple[int, ...]]:
 
 
 def requests(count: int) -> list[api.GenerateRequest]:
-    """Every third one is sampled, the others are greedy."""
+    """Every third one is sampled, the others are greedy; every fourth one has a guide."""
     return [
-        ids_request(prompt, max_tokens=TOKENS, ignore_eos=True, seed=number, temperature=temperature_of(number))
+        ids_request(
+            prompt,
+            max_tokens=TOKENS,
+            ignore_eos=True,
+            seed=number,
+            temperature=temperature_of(number),
+            guide=None if (guide := guide_of(number)) is None else guide_to_wire(guide),
+        )
         for number, prompt in enumerate(prompts(count))
     ]
 
@@ -133,10 +142,15 @@ def temperature_of(number: int) -> float:
     return 0.8 if number % 3 == 2 else 0.0
 
 
+def guide_of(number: int) -> Guide | None:
+    """Words enough for more tokens than any job makes."""
+    return Guide(GuideKind.REGEX, "([a-z]+ ){60,}") if number % 4 == 1 else None
+
+
 def unsplit(count: int) -> list[list[int]]:
     """What one rank gives for each job by itself, in this process."""
     return [
-        alone(prompt, sampling(TOKENS, seed=number, temperature=temperature_of(number)))
+        alone(prompt, sampling(TOKENS, seed=number, temperature=temperature_of(number), guide=guide_of(number)))
         for number, prompt in enumerate(prompts(count))
     ]
 

@@ -52,20 +52,41 @@ def make_jobs(count: int, vocabulary_size: int, seed: int = 11, long_every: int 
     return jobs
 
 
-SEEDED: tuple[dict[str, float], ...] = (
+GUIDE = inference_pb2.Guide(grammar='start: word (" " word)*\nword: /[a-z]{1,9}/ | "(" start ")"')
+"""Words and brackets without an end: the length is forced by min_tokens."""
+
+SEEDED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8},
+    {"temperature": 0.8, "guide": GUIDE},
     {"temperature": 0.8, "repetition_penalty": 1.3, "top_p": 0.95},
     {"temperature": 1.2, "frequency_penalty": 0.7, "min_p": 0.02},
     {"temperature": 1.0, "presence_penalty": 1.0, "top_k": 50},
 )
-"""What the odd jobs sample by, in turn. Penalties count what a job said before it was preempted."""
+"""What the odd jobs sample by, in turn. Penalties and guides follow what a job said before it was preempted."""
+
+GREEDY: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.0},
+    {"temperature": 0.0, "guide": GUIDE},
+)
+"""What the even jobs do, in turn."""
+
+
+def _how(job: ForcedJob) -> Mapping[str, Any]:
+    kinds = GREEDY if job.is_greedy else SEEDED
+    return kinds[job.number // 2 % len(kinds)]
+
+
+def is_guided(job: ForcedJob) -> bool:
+    """Whether its output is words and brackets."""
+    return "guide" in _how(job)
 
 
 def request_of(job: ForcedJob, logprobs: bool) -> inference_pb2.GenerateRequest:
     """The job as a request."""
-    how: Mapping[str, Any] = {"temperature": 0.0} if job.is_greedy else SEEDED[job.number // 2 % len(SEEDED)]
+    how = _how(job)
     sampling = inference_pb2.SamplingParams(
-        max_tokens=job.output_tokens, ignore_eos=True, seed=1000 + job.number, **how
+        max_tokens=job.output_tokens, min_tokens=job.output_tokens, ignore_eos=True, seed=1000 + job.number, **how
     )
     if logprobs:
         sampling.logprobs = 2

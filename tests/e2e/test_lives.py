@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -23,14 +24,23 @@ FIRST_TOKENS = 12
 """So far has every running job come when a service is killed."""
 
 
+GUIDE = api.Guide(regex="([a-z]+ ){60,}")
+"""An output of many more tokens: it is never complete."""
+
+
 def jobs() -> list[api.GenerateRequest]:
     """Greedy and seeded ones, with every kind of state that a worker keeps for a job."""
-    greedy = (
+    greedy: tuple[dict[str, Any], ...] = (
         {"temperature": 0.0},
         {"temperature": 0.0, "repetition_penalty": 1.2},
         {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.0, "guide": GUIDE},
     )
-    seeded = ({"temperature": 0.8}, {"top_p": 0.9, "frequency_penalty": 0.4}, {"top_k": 30, "presence_penalty": 0.6})
+    seeded: tuple[dict[str, Any], ...] = (
+        {"temperature": 0.8, "guide": GUIDE},
+        {"top_p": 0.9, "frequency_penalty": 0.4},
+        {"top_k": 30, "presence_penalty": 0.6},
+    )
     return [
         ids_request(range(20 + number, 50 + 3 * number), max_tokens=TOKENS, ignore_eos=True, seed=number, **sampling)
         for number, sampling in enumerate((*greedy, *seeded))

@@ -12,7 +12,7 @@ from transformers import OPTForCausalLM
 from tests.builders.model_folders import tiny_opt_folder
 from tests.builders.waits import wait_until
 from tests.e2e.cluster import running_cluster
-from tests.e2e.jobs import ForcedJob, make_jobs, run_alone, run_together
+from tests.e2e.jobs import ForcedJob, is_guided, make_jobs, run_alone, run_together
 
 JOBS = 16
 POOL_TOKENS = 256
@@ -38,7 +38,7 @@ def test_opt_gives_the_tokens_of_transformers_alone_and_preempted(tmp_path: Path
     assert counters.preemptions > 0
     assert counters.uploaded_bytes > 0
     reference = OPTForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    greedy = [(job, one.token_ids) for job, one in clear.items() if job.is_greedy]
+    greedy = [(job, one.token_ids) for job, one in clear.items() if job.is_greedy and not is_guided(job)]
     assert len(greedy) > JOBS // 4
     for job, token_ids in greedy:
         assert_best(reference, job, token_ids)

@@ -2,19 +2,24 @@
 counts of it.
 """
 
+import json
 import math
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from fastserve.v1 import inference_pb2 as api
 from tests.builders.generate_requests import ids_request, text_request
 from tests.builders.repository_paths import BUNDLED
+from tests.builders.schemas import schema_of
 from tests.builders.waits import wait_until
 from tests.e2e.client import Client, client_of
 from tests.e2e.cluster import Cluster, running_cluster
+from tests.e2e.guided_schemas import complaint, outputs_of
 from tests.e2e.scraping import scrape
 
 pytestmark = pytest.mark.timeout(240)
@@ -131,6 +136,44 @@ async def test_a_penalty_makes_repetition_rarer(client: Client, penalty: str) ->
     plain = await client.one(ids_request(prompt, max_tokens=60, **GREEDY))
     penalised = await client.one(ids_request(prompt, max_tokens=60, **GREEDY, **{penalty: 2.0}))
     assert len(Counter(penalised.token_ids)) > len(Counter(plain.token_ids))
+
+
+async def test_every_finished_output_is_one_that_an_independent_validator_accepts(client: Client) -> None:
+    """500 schemas: `python -m tests.e2e.guided_schemas`."""
+    schemas = [schema_of(number) for number in range(24)]
+    outputs = await outputs_of(client, schemas)
+    pairs = [(schema, text) for schema, text in zip(schemas, outputs, strict=True) if text is not None]
+    assert len(pairs) >= 12
+    assert [(schema, text, said) for schema, text in pairs if (said := complaint(schema, text))] == []
+
+
+@pytest.mark.parametrize(
+    ("guide", "whole"),
+    [
+        (api.Guide(regex="[a-z]{3}-[0-9]{4}"), "[a-z]{3}-[0-9]{4}"),
+        (api.Guide(choice=api.GuideChoices(texts=["yes", "no", "may be"])), "yes|no|may be"),
+        (api.Guide(grammar='start: "(" start ")" | "x"'), r"\(*x\)*"),
+    ],
+    ids=["regex", "choice", "grammar"],
+)
+async def test_a_complete_guide_ends_the_output_whatever_min_tokens_and_ignore_eos_say(
+    guide: api.Guide, whole: str, client: Client
+) -> None:
+    request = text_request(PROMPT, max_tokens=60, min_tokens=60, ignore_eos=True, temperature=0.7, seed=3, guide=guide)
+    made = await client.one(request)
+    assert made.finish_reason == STOP
+    assert re.fullmatch(whole, made.text)
+
+
+async def test_a_guide_that_cannot_be_used_is_refused_before_its_job_is_admitted(
+    client: Client, cluster: Cluster
+) -> None:
+    admitted = cluster.status().counters.jobs_admitted
+    schema = json.dumps({"type": "object", "properties": {"a": {"not": {}}}})
+    refused = await client.refusal(text_request(PROMPT, guide=api.Guide(json_schema=schema)))
+    assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "sampling.guide.json_schema.properties.a.not: keyword 'not' is not supported" in (refused.details() or "")
+    assert cluster.status().counters.jobs_admitted == admitted
 
 
 async def test_a_named_request_is_resumed_from_a_token(client: Client) -> None:

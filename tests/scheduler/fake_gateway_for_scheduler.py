@@ -10,6 +10,7 @@ import grpc
 from fastserve.v1 import scheduler_pb2 as wire
 from fastserve.v1 import scheduler_pb2_grpc
 from services.domain.generation import EndReason, TokenLogprob
+from services.domain.guide import Guide
 from services.domain.ids import JobId
 from services.domain.job_sampling import JobSampling
 from services.domain.submission import JobUpdate, ServingLimits, Submission
@@ -54,9 +55,10 @@ class FakeGatewayForScheduler:
         made: Sequence[int] = (),
         age_s: float = 0.0,
         stop_token_ids: tuple[int, ...] = (),
+        guide: Guide | None = None,
     ) -> None:
         """`made`: the output so far of a job that another scheduler had."""
-        sampling = JobSampling(max_tokens=output, seed=1, logprobs=logprobs, stop_token_ids=stop_token_ids)
+        sampling = JobSampling(max_tokens=output, seed=1, logprobs=logprobs, stop_token_ids=stop_token_ids, guide=guide)
         made_logprobs = () if logprobs is None else tuple(logprob_of(token_id) for token_id in made)
         submission = Submission(
             JobId(job), body, array("I", prompt), sampling, resume, deadline_in_s,

@@ -47,6 +47,8 @@ class FakeWorkerForScheduler:
         self.plans: list[Plan] = []
         self.ends_at: dict[str, int] = {}
         """Job -> number of the token that ends it."""
+        self.failures: dict[JobId, str] = {}
+        """Jobs that fail with the token that ends them, and why."""
         self._known: dict[str, int] = {}
         self._prompts: dict[str, int] = {}
         self._wants: dict[str, bool] = {}
@@ -85,7 +87,9 @@ class FakeWorkerForScheduler:
         self._busy_s += 0.25
         result = IterationResult(plan.epoch, plan.plan_number, tuple(tokens), (), self.duration_s)
         counters = WorkerCounters(busy_s=self._busy_s)
-        message = result_to_wire(WorkerResult(result, logprobs, counters))
+        ended = {token.job_id for token in tokens if token.end_of_sequence}
+        failures = {job_id: why for job_id, why in self.failures.items() if job_id in ended}
+        message = result_to_wire(WorkerResult(result, logprobs, counters, failures))
         await self.call.write(wire.WorkerLinkRequest(result=message))
         return plan
 

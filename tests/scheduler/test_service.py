@@ -16,6 +16,7 @@ from services.domain.errors import (
     SupersededError,
 )
 from services.domain.generation import EndReason
+from services.domain.guide import Guide, GuideKind
 from services.domain.ids import Epoch, JobId
 from services.domain.protocol import Jobs
 from services.domain.server_status import NO_POOLS, PoolStatus
@@ -91,6 +92,21 @@ async def test_log_probabilities_are_passed_on_where_asked_for() -> None:
         await steps(worker, 2)
         await gateway.until_ended("a")
         assert [one.token_id for one in gateway.logprobs["a"]] == tokens_of("a", 2)
+
+
+async def test_a_job_whose_guide_can_not_be_followed_any_further_fails_and_says_why() -> None:
+    guide = Guide(GuideKind.REGEX, "(a|b)*a(a|b){30}")
+    async with scheduler_with_peers() as (_, worker, gateway):
+        worker.ends_at["a"], worker.failures[JobId("a")] = 1, "too many states"
+        await gateway.submit("a", output=10, guide=guide)
+        await steps(worker, 2)
+        await gateway.until_ended("a")
+        error = gateway.last["a"].error
+        assert isinstance(error, InvalidFieldError)
+        assert (error.field, str(error)) == ("sampling.guide", "sampling.guide: too many states")
+        spec = worker.plans[0].entries[0].spec
+        assert spec is not None
+        assert spec.sampling.guide == guide
 
 
 async def test_a_dead_workers_jobs_go_on_from_their_last_token_on_the_next_one() -> None:

@@ -10,6 +10,7 @@ from fastserve.v1 import inference_pb2, scheduler_pb2
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.errors import InvalidFieldError, ProtocolError
 from services.domain.generation import TokenLogprob
+from services.domain.guide import Guide, GuideKind
 from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerCounters, WorkerResult
 from services.domain.job_sampling import JobSampling
@@ -27,6 +28,12 @@ jobs = st.text(max_size=20).map(JobId)
 token_ids = st.lists(counts, max_size=8).map(tuple)
 logit_biases = st.dictionaries(counts, singles, max_size=5).map(lambda entries: tuple(sorted(entries.items())))
 
+guides = st.one_of(
+    st.builds(Guide, st.sampled_from([GuideKind.JSON_SCHEMA, GuideKind.REGEX, GuideKind.GRAMMAR]), st.text(max_size=9)),
+    st.just(Guide(GuideKind.JSON_OBJECT)),
+    st.lists(st.text(max_size=9), max_size=4).map(lambda texts: Guide(GuideKind.CHOICE, choices=tuple(texts))),
+)
+
 samplings = st.builds(
     JobSampling,
     max_tokens=counts,
@@ -43,6 +50,7 @@ samplings = st.builds(
     stop_token_ids=token_ids,
     logprobs=st.none() | st.integers(0, 20),
     logit_bias=logit_biases,
+    guide=st.none() | guides,
 )
 specs = st.builds(JobSpec, counts, counts, samplings)
 works = st.builds(PlanWork, jobs, counts, counts, token_ids, st.none() | specs, st.none() | seconds)
@@ -75,6 +83,7 @@ def test_a_result_comes_back_as_it_was_sent(
         IterationResult(Epoch(3), PlanNumber(4), tuple(made), (JobId("x/0"),), duration_s),
         {job_id: data.draw(logprobs) for job_id in sorted(with_logprob)},
         own,
+        {JobId("y/0"): "needs too many states"},
     )
     wire = scheduler_worker.result_to_wire(result).SerializeToString()
     assert scheduler_worker.result_from_wire(scheduler_pb2.IterationResult.FromString(wire)) == result

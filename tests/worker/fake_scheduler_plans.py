@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from services.domain.ids import JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerResult
 from services.domain.job_sampling import JobSampling
+from services.worker.step import guided_starts
 from tests.worker.fake_kv_commands import FakeKvCommands
+
+GUIDE_LIMIT_S = 20.0
 
 
 class FakeSchedulerPlans:
@@ -47,7 +50,12 @@ class FakeSchedulerPlans:
         return work
 
     def run(self, *entries: PlanWork) -> WorkerResult:
-        result = self.kv.engine.run(self.plan(*entries))
+        """Runs a plan, once the guides of the jobs that it starts are ready."""
+        plan, guides = self.plan(*entries), self.kv.engine.guides
+        self.kv.engine.prepare_guides(plan)
+        for entry, _ in guided_starts(plan):
+            guides.wait_any((entry.job_id,), GUIDE_LIMIT_S)
+        result = self.kv.engine.run(plan)
         self.take(result)
         return result
 

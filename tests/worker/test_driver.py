@@ -69,6 +69,8 @@ class FakeEngine:
         self.commands.append(command)
         return Applied(command.command_number)
 
+    def prepare_guides(self, plan: Plan) -> None: ...
+
     def run(self, plan: Plan) -> WorkerResult:
         self.started.set()
         assert self.go_on.wait(LIMIT_S)

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from services.domain.job_sampling import JobSampling
+from services.runtime.guide_compiler import GuideCompiler
 from services.worker.engine.engine import Engine
 from services.worker.kernels.kernel_choice import with_kernels
 from services.worker.kv.copier import Copier
@@ -15,6 +16,7 @@ from services.worker.kv.pools import BlockShape, KvPools, make_pools
 from services.worker.model.decoder import DecoderModel
 from services.worker.model.loader import filled_model, load_model
 from services.worker.model.served_decoder import ServedDecoder
+from services.worker.sampling.guide_states import CompilesGuides, GuideStates
 from tests.builders.model_folders import tiny_model_folder
 from tests.worker.fake_kv_commands import FakeKvCommands
 from tests.worker.fake_scheduler_plans import FakeSchedulerPlans
@@ -53,12 +55,23 @@ def native_tiny_model() -> ServedDecoder:
         return with_kernels(filled_model(tiny_model_folder(Path(folder)), "cpu", torch.float32), natively=True)
 
 
+@cache
+def tiny_compiler() -> GuideCompiler:
+    """For guides of the tiny model."""
+    with TemporaryDirectory() as folder:
+        return GuideCompiler(tiny_model_folder(Path(folder)))
+
+
 def new_engine(
-    device_blocks: int = 64, host_blocks: int = 64, copier: Copier | None = None, model: ServedDecoder | None = None
+    device_blocks: int = 64,
+    host_blocks: int = 64,
+    copier: Copier | None = None,
+    model: ServedDecoder | None = None,
+    compiler: CompilesGuides | None = None,
 ) -> Engine:
     """An engine of `model`, by default the tiny one."""
     pools = tiny_pools(device_blocks, host_blocks, model)
-    return Engine(model or tiny_model(), pools, copier)
+    return Engine(model or tiny_model(), pools, copier, guides=GuideStates(compiler or tiny_compiler()))
 
 
 def alone(prompt: Sequence[int], how: JobSampling) -> list[int]:

@@ -6,6 +6,7 @@ each message is preceded by its length in bytes (4 bytes, big endian, at most 16
 """
 
 from collections import abc as _abc
+from fastserve.v1 import inference_pb2 as _inference_pb2
 from fastserve.v1 import kvmanager_pb2 as _kvmanager_pb2
 from fastserve.v1 import scheduler_pb2 as _scheduler_pb2
 from google.protobuf import descriptor as _descriptor
@@ -35,6 +36,7 @@ class LeaderToRank(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     PING_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
+    PREPARE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___RankWelcome:
         """First on the connection: the rank is taken."""
@@ -63,6 +65,10 @@ class LeaderToRank(_message.Message):
     def layers(self) -> Global___StageLayers:
         """The answer to a question for the stages' layers; last on the connection."""
 
+    @_builtins.property
+    def prepare(self) -> Global___PrepareGuide:
+        """To the rank that samples: a guide is to be compiled, beside the steps."""
+
     def __init__(
         self,
         *,
@@ -73,12 +79,13 @@ class LeaderToRank(_message.Message):
         run: Global___RunPlan | None = ...,
         ping: Global___Ping | None = ...,
         layers: Global___StageLayers | None = ...,
+        prepare: Global___PrepareGuide | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "commands", b"commands", "layers", b"layers", "message", b"message", "ping", b"ping", "refusal", b"refusal", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "commands", b"commands", "layers", b"layers", "message", b"message", "ping", b"ping", "prepare", b"prepare", "refusal", b"refusal", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "commands", b"commands", "layers", b"layers", "message", b"message", "ping", b"ping", "refusal", b"refusal", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "commands", b"commands", "layers", b"layers", "message", b"message", "ping", b"ping", "prepare", b"prepare", "refusal", b"refusal", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "refusal", "begin", "commands", "run", "ping", "layers"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "refusal", "begin", "commands", "run", "ping", "layers", "prepare"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -97,6 +104,7 @@ class RankToLeader(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
     ASK_LAYERS_FIELD_NUMBER: _builtins.int
+    PREPARED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RankHello:
         """First on the connection."""
@@ -125,6 +133,10 @@ class RankToLeader(_message.Message):
     def ask_layers(self) -> Global___RankIdentity:
         """First on the connection: does this rank fit, and which layers does each stage have? A rank asks before it loads its share."""
 
+    @_builtins.property
+    def prepared(self) -> Global___GuidePrepared:
+        """A guide is compiled, or can't be: the job may start."""
+
     def __init__(
         self,
         *,
@@ -135,12 +147,13 @@ class RankToLeader(_message.Message):
         failed: Global___RankFailed | None = ...,
         pong: Global___Ping | None = ...,
         ask_layers: Global___RankIdentity | None = ...,
+        prepared: Global___GuidePrepared | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ask_layers", b"ask_layers", "copied", b"copied", "failed", b"failed", "hello", b"hello", "message", b"message", "pong", b"pong", "ran", b"ran", "ready", b"ready"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask_layers", b"ask_layers", "copied", b"copied", "failed", b"failed", "hello", b"hello", "message", b"message", "pong", b"pong", "prepared", b"prepared", "ran", b"ran", "ready", b"ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_layers", b"ask_layers", "copied", b"copied", "failed", b"failed", "hello", b"hello", "message", b"message", "pong", b"pong", "ran", b"ran", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_layers", b"ask_layers", "copied", b"copied", "failed", b"failed", "hello", b"hello", "message", b"message", "pong", b"pong", "prepared", b"prepared", "ran", b"ran", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "ready", "copied", "ran", "failed", "pong", "ask_layers"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "ready", "copied", "ran", "failed", "pong", "ask_layers", "prepared"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -343,7 +356,7 @@ class RunPlan(_message.Message):
 
     @_builtins.property
     def passed_over_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Jobs whose entries are passed over, because they have ended."""
+        """Jobs whose entries are passed over, because they have ended, or because their guides are not prepared."""
 
     @_builtins.property
     def input_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputToken]:
@@ -363,6 +376,70 @@ class RunPlan(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunPlan: _TypeAlias = RunPlan  # noqa: Y015
+
+@_typing.final
+class PrepareGuide(_message.Message):
+    """A job is about to start, and its guide is needed by then."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    GUIDE_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """In this epoch."""
+    job_id: _builtins.str
+    """The job."""
+    @_builtins.property
+    def guide(self) -> _inference_pb2.Guide:
+        """Its guide."""
+
+    @_builtins.property
+    def output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its output so far."""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        job_id: _builtins.str = ...,
+        guide: _inference_pb2.Guide | None = ...,
+        output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["guide", b"guide"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guide", b"guide", "job_id", b"job_id", "output_token_ids", b"output_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareGuide: _TypeAlias = PrepareGuide  # noqa: Y015
+
+@_typing.final
+class GuidePrepared(_message.Message):
+    """The guide of a job is as far as its output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """In this epoch."""
+    job_id: _builtins.str
+    """The job."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GuidePrepared: _TypeAlias = GuidePrepared  # noqa: Y015
 
 @_typing.final
 class InputToken(_message.Message):

@@ -225,6 +225,7 @@ class JobSampling(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    GUIDE_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """See SamplingParams."""
     min_tokens: _builtins.int
@@ -251,11 +252,15 @@ class JobSampling(_message.Message):
     """Unset: none."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Every token that ends the output: stop_token_ids and, unless ignore_eos, the model's end-of-sequence tokens."""
+        """Every token that ends the output: stop_token_ids and the model's end-of-sequence tokens, these not with ignore_eos and no guide."""
 
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """See SamplingParams."""
+
+    @_builtins.property
+    def guide(self) -> _inference_pb2.Guide:
+        """Unset: none."""
 
     def __init__(
         self,
@@ -274,10 +279,11 @@ class JobSampling(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _builtins.int | None = ...,
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        guide: _inference_pb2.Guide | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "guide", b"guide", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "choice", b"choice", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "choice", b"choice", "frequency_penalty", b"frequency_penalty", "guide", b"guide", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -747,12 +753,33 @@ class IterationResult(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FailuresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EPOCH_FIELD_NUMBER: _builtins.int
     PLAN_NUMBER_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     CUT_JOB_IDS_FIELD_NUMBER: _builtins.int
     DURATION_S_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Epoch of the worker."""
     plan_number: _builtins.int
@@ -765,11 +792,17 @@ class IterationResult(_message.Message):
 
     @_builtins.property
     def cut_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Jobs whose prefill was cut because it outlived its entry's cut_after_s: nothing of it is kept."""
+        """Jobs of whose entry nothing is kept: its prefill was cut because it outlived cut_after_s, or it starts at position 0 and the job's guide is
+        not compiled yet. Such an entry is to be planned again.
+        """
 
     @_builtins.property
     def counters(self) -> Global___WorkerCounters:
         """The worker's counters, since this epoch began."""
+
+    @_builtins.property
+    def failures(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Jobs whose guide could not be followed any further, and why. Their token has end_of_sequence and is no output: the job has failed."""
 
     def __init__(
         self,
@@ -780,10 +813,11 @@ class IterationResult(_message.Message):
         cut_job_ids: _abc.Iterable[_builtins.str] | None = ...,
         duration_s: _builtins.float = ...,
         counters: Global___WorkerCounters | None = ...,
+        failures: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "cut_job_ids", b"cut_job_ids", "duration_s", b"duration_s", "epoch", b"epoch", "plan_number", b"plan_number", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "cut_job_ids", b"cut_job_ids", "duration_s", b"duration_s", "epoch", b"epoch", "failures", b"failures", "plan_number", b"plan_number", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -804,7 +838,7 @@ class SampledToken(_message.Message):
     token_id: _builtins.int
     """The token."""
     end_of_sequence: _builtins.bool
-    """It is one of the job's stop tokens (and min_tokens are reached): the job ends."""
+    """It is one of the job's stop tokens (and min_tokens are reached), or the job's guide is complete: the job ends."""
     @_builtins.property
     def logprob(self) -> _inference_pb2.TokenLogprob:
         """If asked for."""

@@ -24,8 +24,10 @@ def seed_of(request_id: str, body_digest: bytes) -> int:
 
 
 def resolve(sampling: SamplingRequest, eos_token_ids: tuple[int, ...], seed: int) -> tuple[JobSampling, ...]:
-    """One JobSampling per choice, in order, with all defaults filled in. `seed` is used if the request gives none."""
-    own_stops = () if sampling.ignore_eos else eos_token_ids
+    """One JobSampling per choice, in order, with all defaults filled in. `seed` is used if the request gives none. The
+    model's own end is possible under a guide only where the output may end: it is not ignored there.
+    """
+    own_stops = () if sampling.ignore_eos and sampling.guide is None else eos_token_ids
     first = JobSampling(
         max_tokens=sampling.max_tokens_or_default,
         seed=seed if sampling.seed is None else sampling.seed,
@@ -40,6 +42,7 @@ def resolve(sampling: SamplingRequest, eos_token_ids: tuple[int, ...], seed: int
         stop_token_ids=tuple(dict.fromkeys(sampling.stop_token_ids + own_stops)),
         logprobs=sampling.logprobs,
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        guide=sampling.guide,
     )
     return (first, *(replace(first, choice=choice) for choice in range(1, sampling.choice_count)))
 

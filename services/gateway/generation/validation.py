@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from services.domain.errors import ContextLengthError, InvalidFieldError, UnknownModelError
 from services.domain.generation import GenerateRequest, SamplingRequest
+from services.domain.guide import Guide, GuideKind
 from services.domain.submission import MOST_CLIENT_CHARACTERS, ServingLimits
 
 MOST_TEXT_BYTES = 4 * 1024 * 1024
@@ -21,6 +22,8 @@ MOST_STOP_STRINGS = 16
 MOST_STOP_STRING_CHARACTERS = 256
 MOST_STOP_TOKENS = 64
 MOST_LOGIT_BIAS_ENTRIES = 1024
+MOST_GUIDE_BYTES = 128 * 1024
+MOST_GUIDE_CHOICES = 1024
 
 # Printable ASCII except the space and '/'; in a job id '/' separates the request id from the choice.
 _REQUEST_ID = re.compile(r"[!-.0-~]{1,128}", re.ASCII)
@@ -150,6 +153,27 @@ def check_sampling(sampling: SamplingRequest, vocabulary_size: int) -> None:
         if not 0 <= token_id < vocabulary_size:
             raise InvalidFieldError(field, f"the token id must be below {vocabulary_size}, the size of the vocabulary")
         _check_number(field, bias, LOGIT_BIAS_RANGE)
+    if sampling.guide is not None:
+        _check_guide(sampling.guide)
+
+
+def _check_guide(guide: Guide) -> None:
+    """Its size. Whether it can be followed, only compiling it can tell."""
+    field = f"sampling.guide.{guide.kind.value}"
+    if guide.kind is GuideKind.JSON_OBJECT:
+        return
+    if guide.kind is GuideKind.CHOICE:
+        field += ".texts"
+        if not 1 <= len(guide.choices) <= MOST_GUIDE_CHOICES:
+            raise InvalidFieldError(field, f"must have from 1 to {MOST_GUIDE_CHOICES} texts, got {len(guide.choices)}")
+        for place, text in enumerate(guide.choices):
+            if not text:
+                raise InvalidFieldError(f"{field}[{place}]", "must not be empty")
+    elif not guide.text:
+        raise InvalidFieldError(field, "must not be empty")
+    size_bytes = utf8_length(guide.text) + sum(utf8_length(text) for text in guide.choices)
+    if size_bytes > MOST_GUIDE_BYTES:
+        raise InvalidFieldError(field, f"must be at most {MOST_GUIDE_BYTES} bytes in UTF-8, got {size_bytes}")
 
 
 def _check_stop(sampling: SamplingRequest) -> None:

@@ -13,6 +13,7 @@ from services.gateway.generation.validation import (
     FLOAT_RANGES,
     INTEGER_RANGES,
     LOGIT_BIAS_RANGE,
+    MOST_GUIDE_CHOICES,
     MOST_LOGIT_BIAS_ENTRIES,
     MOST_STOP_STRING_CHARACTERS,
     MOST_STOP_STRINGS,
@@ -109,6 +110,18 @@ class SamplingFields(NoEffect):
     logit_bias: Annotated[dict[DecimalTokenId, Bias], Field(max_length=MOST_LOGIT_BIAS_ENTRIES)] | None = Field(
         None, description="added to the logits of these token ids"
     )
+    guided_json: Annotated[dict[str, Any], Field(min_length=1)] | None = Field(
+        None, description="a JSON Schema: the output is a JSON value that it allows"
+    )
+    guided_regex: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="a regular expression that the whole output matches"
+    )
+    guided_grammar: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="a grammar in Lark's syntax whose rule start is the output"
+    )
+    guided_choice: (
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MOST_GUIDE_CHOICES)] | None
+    ) = Field(None, description="the output is one of these texts")
     n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="number of choices for each prompt")
     stream: bool | None = Field(None, description="answer by server-sent events")
     stream_options: StreamOptions | None = Field(None, description="only with stream: true")

@@ -9,6 +9,7 @@ from functools import partial
 from services.domain.errors import AdmissionFullError, FastServeError, UnknownModelError
 from services.domain.generation import EndReason, GenerateRequest
 from services.gateway.driver import MOST_LONG_TEXTS, RETRY_S, SHORT_TEXT_CHARACTERS, GatewayDriver
+from services.gateway.guides.guide_checker import GuideChecker
 from services.gateway.openai.answer_shapes import CHAT, COMPLETION, JSON, Words, document
 from services.gateway.openai.answers import OpenAnswer, Part, Shape, Sink
 from services.gateway.openai.chat_prompt import ChatPrompts
@@ -18,7 +19,7 @@ from services.gateway.openai.openapi import openapi_document
 from services.gateway.openai.quiet_streams import QuietStreams
 from services.gateway.openai.reading import read_chat, read_completion
 from services.gateway.openai.requests import ChatBody, CompletionBody
-from services.gateway.openai.translation import ClientPaths, chat_paths, chat_request, completion_requests
+from services.gateway.openai.translation import ClientPaths, chat_paths, chat_request, completion_requests, guide_of
 from services.gateway.request_log import log_opened
 
 
@@ -42,8 +43,11 @@ class OpenAiCalls:
     `template` is the model's chat template, or the sentence that says why there is none. `run` must be running.
     """
 
-    def __init__(self, driver: GatewayDriver, template: ChatTemplate | str, quiet: QuietStreams) -> None:
+    def __init__(
+        self, driver: GatewayDriver, template: ChatTemplate | str, quiet: QuietStreams, guides: GuideChecker
+    ) -> None:
         self._driver = driver
+        self._guides = guides
         self._quiet = quiet
         tokenizer = driver.model.tokenizer
         self._prompts = template if isinstance(template, str) else ChatPrompts(template, tokenizer)
@@ -91,6 +95,7 @@ class OpenAiCalls:
         requests = completion_requests(body)
         for request, paths in requests:
             _told(paths, partial(self._driver.check, request))
+        await self._check_guide(*requests[0])
         shape = self._shape(COMPLETION, body, body.best_of or body.choice_count, body.logprobs is not None)
         echoes = [self._text_of(prompt) if body.echo else "" for prompt in body.prompts]
         return await self._open(requests, echoes, hashlib.sha256(data).digest(), deadline_in_s, shape)
@@ -105,7 +110,9 @@ class OpenAiCalls:
         body = read_chat(data)
         paths = chat_paths(body)
         # All but the prompt, before the work of rendering it.
-        _told(paths, lambda: self._driver.check(chat_request(body, (0,), self._driver.model.limits.max_model_len)))
+        unrendered = chat_request(body, (0,), self._driver.model.limits.max_model_len)
+        _told(paths, lambda: self._driver.check(unrendered))
+        await self._check_guide(unrendered, paths)
         prompt = await self._rendered(body, len(data))
         limits = self._driver.usable_limits()
         context = min(self._driver.model.limits.max_model_len, limits.max_model_len, limits.device_pool_tokens)
@@ -133,9 +140,15 @@ class OpenAiCalls:
 
     # --- both --------------------------------------------------------------------------------------------------------
 
+    async def _check_guide(self, request: GenerateRequest, paths: ClientPaths) -> None:
+        try:
+            await self._guides.check(request.sampling.guide)
+        except FastServeError as error:
+            raise paths.refusal(error) from None
+
     def _shape(self, words: Words, body: CompletionBody | ChatBody, made: int, has_logprobs: bool) -> Shape:
         model = self._driver.model
-        own_stops = () if body.ignore_eos else model.limits.eos_token_ids
+        own_stops = () if body.ignore_eos and guide_of(body) is None else model.limits.eos_token_ids
         return Shape(
             words=words,
             model=model.name,

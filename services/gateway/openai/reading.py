@@ -12,7 +12,8 @@ from pydantic_core import from_json
 
 from services.gateway.openai.body_fields import Body
 from services.gateway.openai.error_kinds import RefusedBodyError
-from services.gateway.openai.requests import ChatBody, CompletionBody, Message
+from services.gateway.openai.given_guides import guides_in
+from services.gateway.openai.requests import ChatBody, CompletionBody, Message, ResponseFormat
 
 BodyT = TypeVar("BodyT", bound=Body)
 
@@ -24,6 +25,7 @@ def read_completion(data: bytes) -> CompletionBody:
     """Raises RefusedBodyError."""
     body = _read(CompletionBody, data)
     _check_stream_options(body)
+    _check_one_guide(body)
     if body.best_of is not None:
         if body.best_of < body.choice_count:
             raise _invalid("best_of", f"must be at least n ({body.choice_count}), got {body.best_of}")
@@ -42,9 +44,25 @@ def read_chat(data: bytes) -> ChatBody:
         raise _invalid("top_logprobs", "needs logprobs: true")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise _invalid("max_tokens", "must not be given together with max_completion_tokens")
+    if body.response_format is not None:
+        _check_format(body.response_format)
+    _check_one_guide(body)
     for place, message in enumerate(body.messages):
         _check_message(f"messages[{place}]", message)
     return body
+
+
+def _check_format(given: ResponseFormat) -> None:
+    if given.type == "json_schema" and given.json_schema is None:
+        raise RefusedBodyError("response_format.json_schema", "is required", "missing_required_parameter")
+    if given.type != "json_schema" and given.json_schema is not None:
+        raise _invalid("response_format.json_schema", "is only for the type json_schema")
+
+
+def _check_one_guide(body: CompletionBody | ChatBody) -> None:
+    given = guides_in(body)
+    if len(given) > 1:
+        raise _invalid(given[1][1], f"must not be given together with {given[0][1]}")
 
 
 def _check_message(path: str, message: Message) -> None:

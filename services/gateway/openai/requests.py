@@ -95,10 +95,22 @@ class Message(Body):
     tool_call_id: str | None = None
 
 
-class ResponseFormat(Body):
-    """Text is the only format."""
+class SchemaFormat(Body):
+    """What `json_schema` of a response format holds. An output always keeps to the schema, whatever `strict` says."""
 
-    type: Literal["text"]
+    name: str = Field(pattern="^[A-Za-z0-9_-]{1,64}$", description="changes nothing")
+    description: str | None = Field(None, description="changes nothing")
+    schema_: Annotated[dict[str, Any], Field(min_length=1)] = Field(
+        alias="schema", description="a JSON Schema: the output is a JSON value that it allows"
+    )
+    strict: bool | None = Field(None, description="changes nothing: every output keeps to the schema")
+
+
+class ResponseFormat(Body):
+    """The output's format."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = Field(None, description="required with the type json_schema, and only there")
 
 
 class ChatBody(SamplingFields):
@@ -112,7 +124,9 @@ class ChatBody(SamplingFields):
     top_logprobs: int | None = Field(
         None, ge=0, le=MOST_LOGPROBS, description="number of alternatives for each token; only with logprobs: true"
     )
-    response_format: ResponseFormat | None = Field(None, description="changes nothing: text is the only format")
+    response_format: ResponseFormat | None = Field(
+        None, description="text, a JSON object, or JSON that a schema allows"
+    )
     tools: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="changes nothing: must be empty")
     tool_choice: Literal["none", "auto"] | None = Field(None, description="changes nothing: there are no tools")
     parallel_tool_calls: bool | None = Field(None, description="changes nothing: there are no tools")

@@ -4,6 +4,7 @@ A completion with several prompts becomes one request for each. Numbers are roun
 the wire of Generate, so that both ways to the same model draw the same tokens.
 """
 
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from typing import Any
 
 from services.domain.errors import ContextLengthError, FastServeError, InvalidFieldError
 from services.domain.generation import GenerateRequest, SamplingRequest
-from services.gateway.openai.body_fields import SamplingFields
+from services.domain.guide import Guide
 from services.gateway.openai.error_kinds import RefusedBodyError
+from services.gateway.openai.given_guides import guides_in
 from services.gateway.openai.requests import ChatBody, CompletionBody
 
 _SINGLE_PRECISION = (
@@ -25,6 +27,8 @@ _SINGLE_PRECISION = (
 )
 _SAMPLING = "sampling."
 _PROMPT_FIELDS = ("text", "token_ids.ids")
+_GUIDE = re.compile(r"guide(\.choice\.texts|\.(json_schema|json_object|regex|grammar|choice)|$)")
+"""What stands for the client's field; a path within it may follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class ClientPaths:
     max_tokens: str = "max_tokens"
     logprobs: str = "logprobs"
     has_one_stop: bool = False
+    guide: str = "guide"
 
     def refusal(self, error: FastServeError) -> FastServeError:
         """The error with the client's path in place of Generate's; other errors as they are."""
@@ -51,6 +56,8 @@ class ClientPaths:
             name = field.removeprefix(_SAMPLING)
             if name.startswith("stop[") and self.has_one_stop:
                 return "stop"
+            if guided := _GUIDE.match(name):
+                return self.guide + name[guided.end() :]
             return {"max_tokens": self.max_tokens, "logprobs": self.logprobs}.get(name, name)
         for prompt_field in _PROMPT_FIELDS:
             if field.startswith(prompt_field):
@@ -70,14 +77,15 @@ def completion_requests(body: CompletionBody) -> list[tuple[GenerateRequest, Cli
         text, token_ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
         request = GenerateRequest(model=body.model, text=text, token_ids=token_ids, sampling=sampling)
         path = "prompt" if body.has_one_prompt else f"prompt[{place}]"
-        requests.append((request, ClientPaths(path, has_one_stop=isinstance(body.stop, str))))
+        paths = ClientPaths(path, has_one_stop=isinstance(body.stop, str), guide=_guide_path(body))
+        requests.append((request, paths))
     return requests
 
 
 def chat_paths(body: ChatBody) -> ClientPaths:
     """The names of a conversation's fields."""
     name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
-    return ClientPaths("messages", name, "top_logprobs", isinstance(body.stop, str))
+    return ClientPaths("messages", name, "top_logprobs", isinstance(body.stop, str), _guide_path(body))
 
 
 def chat_request(body: ChatBody, prompt: Sequence[int], most_tokens: int) -> GenerateRequest:
@@ -90,7 +98,18 @@ def chat_request(body: ChatBody, prompt: Sequence[int], most_tokens: int) -> Gen
     )
 
 
-def _sampling(body: SamplingFields, max_tokens: int | None, logprobs: int | None, choices: int) -> SamplingRequest:
+def guide_of(body: CompletionBody | ChatBody) -> Guide | None:
+    """What the output must look like; None: anything."""
+    return next((guide for guide, _ in guides_in(body)), None)
+
+
+def _guide_path(body: CompletionBody | ChatBody) -> str:
+    return next((path for _, path in guides_in(body)), "guide")
+
+
+def _sampling(
+    body: CompletionBody | ChatBody, max_tokens: int | None, logprobs: int | None, choices: int
+) -> SamplingRequest:
     numbers: dict[str, Any] = {name: _single(getattr(body, name)) for name in _SINGLE_PRECISION}
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return SamplingRequest(
@@ -104,6 +123,7 @@ def _sampling(body: SamplingFields, max_tokens: int | None, logprobs: int | None
         logprobs=logprobs,
         n=choices,
         logit_bias={int(token_id): single(bias) for token_id, bias in (body.logit_bias or {}).items()},
+        guide=guide_of(body),
         **numbers,
     )
 

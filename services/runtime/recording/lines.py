@@ -1,7 +1,7 @@
 """A recording as lines of JSON: the machine and its settings, its turns, and how the recording ended.
 
-    {"recording": "scheduler", "format": 2, "fastserve": "0.1.0", ..., "strict": false, "settings": {...}}
-    {"now_s": 12.5, "events": [["Submit", "j0", 17, 32, null]], "commands": [["ToKv", 7, ["Arrive", [...]]], ...]}
+    {"recording": "scheduler", "format": 3, "fastserve": "0.1.0", ..., "strict": false, "settings": {...}}
+    {"now_s": 12.5, "events": [["Submit", "j0", 17, 32, null, 0, null, false]], "commands": [["ToKv", 7, [...]], ...]}
     {"now_s": 12.6, "events": [...], "fault": "ProtocolError"}
     {"end": "closed"}
 
@@ -19,7 +19,7 @@ from services.domain.errors import InvalidFieldError, RecordingError
 from services.domain.turns import Turn
 from services.runtime.recording.codec import Aliases, Codec, Rules
 
-FORMAT_NUMBER = 2
+FORMAT_NUMBER = 3
 
 
 class Ending(Enum):

@@ -91,6 +91,7 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
                 job.finished_tokens,
                 job.capacity_tokens,
                 job.cut_plan is not None,
+                job.is_guided,
                 min(iterations.next_plan - job.last_plan, iterations.stage_count) if job.in_flight else 0,
                 job.place.level,
                 job.service_s,

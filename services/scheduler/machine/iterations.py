@@ -3,7 +3,8 @@
 Several plans are under way at once, so that the worker never waits for the scheduler. Plan n + 1 is made before the
 tokens of plan n are known: a job that samples in plan n is planned again one position further, never past max_tokens.
 If it turns out to have ended in n, its part of n + 1 is discarded. A job whose prefill may be cut in plan n is not
-planned again before the result of n, because its position is not known until then.
+planned again before the result of n, because its position is not known until then. The same holds for the first entry
+of a job with a guide, which the worker passes over while it compiles the guide.
 
 With several pipeline stages, as many batches run at a time, each on a different stage. A job is in only one of them:
 the first stage takes the best jobs that are not in flight (PAPER 4), or a job on the last stage, whose token will
@@ -52,7 +53,7 @@ class PlanPart(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Flight:
     """A plan under way. `jobs` and `entries` are parallel lists; the result holds a token for each job in
-    `sampling_job_ids`, in this order.
+    `sampling_job_ids`, in this order. `may_wait`: jobs that it starts, if their guides are compiled by then.
     """
 
     plan_number: PlanNumber
@@ -61,6 +62,7 @@ class Flight:
     sampling_job_ids: list[JobId]
     cut_after_s: tuple[tuple[JobId, float], ...]
     made_s: float = 0.0
+    may_wait: tuple[JobId, ...] = ()
 
     @property
     def parts(self) -> list[PlanPart]:
@@ -167,6 +169,7 @@ class Iterations:
         self._next_plan += 1
         sampling: list[JobId] = []
         cuts: list[tuple[JobId, float]] = []
+        may_wait: list[JobId] = []
         running = self.running
         for job, from_token, to_token in batch:
             job_id = job.job_id
@@ -181,6 +184,9 @@ class Iterations:
             if tokens > 1 and (cut_after_s := self._policy.cut_after_s(job, tokens)) is not None:
                 cuts.append((job_id, cut_after_s))
                 job.cut_plan = number
+            if job.is_guided and from_token == 0:
+                may_wait.append(job_id)
+                job.cut_plan = number
             if to_token == job.expected_tokens:
                 sampling.append(job_id)
                 job.expected_tokens = to_token + 1
@@ -191,7 +197,8 @@ class Iterations:
         if len(running) > len(batch):
             self._note_preemptions(number)
         entries = tuple(records(PlanEntry, [(job.job_id, from_token, to_token) for job, from_token, to_token in batch]))
-        flight = Flight(PlanNumber(number), [job for job, _, _ in batch], entries, sampling, tuple(cuts), now_s)
+        jobs = [job for job, _, _ in batch]
+        flight = Flight(PlanNumber(number), jobs, entries, sampling, tuple(cuts), now_s, tuple(may_wait))
         self.unfinished.append(flight)
         return flight
 
@@ -216,7 +223,7 @@ class Iterations:
                 continue
             job_id = job.job_id
             if job.cut_plan == plan_number and job_id in result.cut_job_ids:
-                self._cut(job, from_token)
+                self._cut(job, from_token, has_limit=job_id in dict(flight.cut_after_s))
                 continue
             job.finished_tokens = to_token
             token = tokens.get(job_id)
@@ -274,11 +281,11 @@ class Iterations:
         tokens = {token.job_id: token for token in result.tokens}
         if len(tokens) == len(result.tokens) and list(tokens) == flight.sampling_job_ids and not result.cut_job_ids:
             return tokens  # almost always; the checks below are slower
-        may_be_cut = [job_id for job_id, _ in flight.cut_after_s]
+        may_be_cut = [*(job_id for job_id, _ in flight.cut_after_s), *flight.may_wait]
         if not all(job_id in may_be_cut for job_id in result.cut_job_ids):
             raise ProtocolError(
                 f"the worker cut {result.cut_job_ids} in plan {result.plan_number}, "
-                f"but only {may_be_cut} had a time limit"
+                f"but only {may_be_cut} had a time limit or start with a guide"
             )
         sampling = {
             part.job.job_id: part.job
@@ -298,14 +305,17 @@ class Iterations:
             )
         return tokens
 
-    def _cut(self, job: Job, from_token: int) -> None:
-        """The prefill was abandoned and nothing of it is kept: it restarts from the same position."""
+    def _cut(self, job: Job, from_token: int, has_limit: bool) -> None:
+        """The prefill was abandoned and nothing of it is kept: it restarts from the same position. Without a limit it
+        was not begun, and the job keeps its place.
+        """
         job.cut_plan = None
         job.planned_tokens = job.finished_tokens = from_token
         job.expected_tokens = job.known_tokens
         self.refresh(job)
-        self._ranking.ran(job)
-        self._place(job, self._policy.cut(job))
+        if has_limit:
+            self._ranking.ran(job)
+            self._place(job, self._policy.cut(job))
 
     def _place(self, job: Job, place: Rank) -> None:
         if place.level > job.place.level:

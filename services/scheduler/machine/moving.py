@@ -60,6 +60,7 @@ def withdraw(scheduler: "Scheduler", job_id: JobId, now_s: float) -> tuple[Relea
         first_planned_s=job.first_planned_s,
         first_token_s=job.first_token_s,
         last_token_s=job.last_token_s,
+        is_guided=job.is_guided,
     )
     return Release(job_id), Withdrawn(moving)
 
@@ -106,6 +107,7 @@ def _arriving(moving: MovingJob, stay_number: int) -> Job:
         moving.known_tokens,
         moving.known_tokens,
         moving.client_number,
+        moving.is_guided,
     )
     job.waiting_since_s, job.service_s = moving.waiting_since_s, moving.service_s
     job.promoted, job.preemptions = moving.promoted, moving.preemptions

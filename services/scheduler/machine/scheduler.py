@@ -213,7 +213,7 @@ class Scheduler:
         tokens = event.prompt_tokens
         job = Job(
             event.job_id, number, stay, tokens, event.max_tokens, now_s, event.deadline_s, nowhere, nowhere, tokens,
-            tokens, event.client_number,
+            tokens, event.client_number, event.is_guided,
         )  # fmt: skip
         job.waiting_since_s = now_s
         job.place = job.rank = self.policy.join(job)

@@ -17,7 +17,8 @@ from services.domain.protocol import IterationResult, KvToScheduler, PlanEntry, 
 class Submit(NamedTuple):
     """A new job; no living job has its id. `deadline_s` is a time on the same clock as `now_s`. `client_number` stands
     for the client, 0 if it gave no name. `arrival_number` counts the arrivals at all groups, so that an order by
-    arrival outlasts a move; None: there is one group, whose machine counts them.
+    arrival outlasts a move; None: there is one group, whose machine counts them. `is_guided`: its first entry at a
+    worker may be passed over, because its guide is not compiled yet.
     """
 
     job_id: JobId
@@ -26,6 +27,7 @@ class Submit(NamedTuple):
     deadline_s: float | None = None
     client_number: int = 0
     arrival_number: int | None = None
+    is_guided: bool = False
 
 
 class MovingJob(NamedTuple):
@@ -50,6 +52,7 @@ class MovingJob(NamedTuple):
     first_planned_s: float | None
     first_token_s: float | None
     last_token_s: float | None
+    is_guided: bool = False
 
 
 class Withdraw(NamedTuple):

@@ -127,7 +127,7 @@ class Router:
         self._enter(job, *chosen)
         if resumed is None:
             return Routed(job.group, submit._replace(arrival_number=number))
-        return Routed(job.group, TakeIn(_taken_up(job, submit.deadline_s, now_s)))
+        return Routed(job.group, TakeIn(_taken_up(job, submit, now_s)))
 
     @property
     def limits(self) -> ServingLimits:
@@ -313,7 +313,7 @@ class Router:
         assert self.admission.queued_jobs == len(self.jobs)
 
 
-def _taken_up(job: RoutedJob, deadline_s: float | None, now_s: float) -> MovingJob:
+def _taken_up(job: RoutedJob, submit: Submit, now_s: float) -> MovingJob:
     """The job as its machine takes it in. Its KV was another scheduler's. When that one first ran it nobody knows any
     more, so a job with output counts as first run now.
     """
@@ -327,7 +327,7 @@ def _taken_up(job: RoutedJob, deadline_s: float | None, now_s: float) -> MovingJ
         max_tokens=job.max_tokens,
         arrived_s=job.arrived_s,
         waiting_since_s=now_s,
-        deadline_s=deadline_s,
+        deadline_s=submit.deadline_s,
         client_number=job.client_number,
         level=NO_LEVEL,
         service_s=0.0,
@@ -336,4 +336,5 @@ def _taken_up(job: RoutedJob, deadline_s: float | None, now_s: float) -> MovingJ
         first_planned_s=began_s,
         first_token_s=began_s,
         last_token_s=began_s,
+        is_guided=submit.is_guided,
     )

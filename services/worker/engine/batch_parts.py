@@ -4,8 +4,8 @@ A plan is checked before anything is computed: an entry that reads KV which is n
 blocks, is a bug of a peer and is refused with the job's story [PROTOCOL rule 17]. Job states change only once every
 entry has been found right.
 
-Plans are made before the results of earlier ones are known, so an entry may name a job whose last token ended it. The
-leader says which these are (step.py); they are passed over.
+Plans are made before the results of earlier ones are known, so an entry may name a job whose last token ended it, or
+one whose guide is not compiled yet. The leader says which these are (step.py); they are passed over.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,6 +16,7 @@ from services.domain.iteration import Plan, PlanWork
 from services.worker.job_progress import JobProgress
 from services.worker.kv.tables import KvPlace, KvTables
 from services.worker.model.batch import SequenceRows
+from services.worker.sampling.guide_states import GuideStates
 from services.worker.step import Step
 
 
@@ -40,8 +41,11 @@ class BatchPart(NamedTuple):
         return SequenceRows(entry.from_token, entry.to_token, self.place.blocks, self.samples, progress.most_tokens)
 
 
-def checked_parts(step: Step, tables: KvTables, block_size: int, vocabulary_size: int) -> list[BatchPart]:
-    """The entries to compute, in the plan's order; their jobs' progress takes in the tokens that the plan brings.
+def checked_parts(
+    step: Step, tables: KvTables, block_size: int, vocabulary_size: int, guides: GuideStates, *, samples: bool
+) -> list[BatchPart]:
+    """The entries to compute, in the plan's order; their jobs' progress takes in the tokens that the plan brings. On
+    the rank that samples, jobs that start take their guides' states.
 
     Raises ProtocolError, having changed nothing, for a plan that can't be right.
     """
@@ -50,6 +54,8 @@ def checked_parts(step: Step, tables: KvTables, block_size: int, vocabulary_size
         if place is None:
             raise ProtocolError(f"{_named(plan, entry)}: the job has no blocks")
         progress = place.tables.progress
+        if entry.job_id in step.passed_over_job_ids and (progress is not None or entry.from_token == 0):
+            continue
         if entry.from_token == 0:
             if entry.spec is None:
                 raise ProtocolError(f"{_named(plan, entry)}: a job's first entry must say how to sample")
@@ -57,8 +63,6 @@ def checked_parts(step: Step, tables: KvTables, block_size: int, vocabulary_size
             fresh.append((place.tables, progress))
         elif progress is None:
             raise ProtocolError(f"{_named(plan, entry)}: the job is unknown: {tables.story(place.tables)}")
-        elif entry.job_id in step.passed_over_job_ids:
-            continue
         token_ids = entry.token_ids
         if not token_ids and (input_token := step.input_token_ids.get(entry.job_id)) is not None:
             token_ids = (input_token,)
@@ -68,9 +72,14 @@ def checked_parts(step: Step, tables: KvTables, block_size: int, vocabulary_size
         parts.append(BatchPart(entry, token_ids, progress, place))
     for job_tables, progress in fresh:
         job_tables.progress, job_tables.valid_tokens = progress, 0
+    if samples:
+        for part in parts:
+            spec = part.entry.spec
+            if spec is not None and spec.sampling.guide is not None:
+                part.progress.guide = guides.take(part.entry.job_id, spec.sampling.guide)
     for part in parts:
         if part.entry.token_ids:
-            part.progress.learn(part.entry.from_token, part.entry.token_ids)
+            part.progress.learn(part.entry.from_token, part.entry.token_ids, guides)
     return parts
 
 

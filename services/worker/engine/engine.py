@@ -25,6 +25,9 @@ launches.
 In float16 a job can leave the range of numbers; its logits then mean nothing. No message fails a single job, so its
 tokens are sent, and the log names the job once. It reaches no other job (model/attention.py).
 
+A job may have a guide (sampling/guide_states.py). It is compiled beside the steps, begun when a plan that starts the
+job arrives; a plan that comes to be run earlier passes the job over.
+
 What a job has sampled, and its KV, are forgotten by a ReleaseBlocks, or when a new epoch begins: then the scheduler
 sends it again from position 0, its earlier output among the tokens.
 """
@@ -55,10 +58,17 @@ from services.worker.model.served_decoder import ServedDecoder
 from services.worker.parallel.layout import GroupRank
 from services.worker.parallel.stage_links import StageLinks
 from services.worker.parallel.stage_pass import ALONE, StagePass
+from services.worker.sampling.guide_states import GuideStates
 from services.worker.sampling.sampler import sample
-from services.worker.step import OutputLedger, Step, StepOutcome
+from services.worker.sampling.token_masks import prepare_masks
+from services.worker.step import OutputLedger, Step, StepOutcome, guided_starts, output_of
 
 _log = logging.getLogger(__name__)
+
+GUIDE_WAIT_S = 0.005
+"""How long a plan waits that has nothing to run but jobs whose guides are being compiled: bounds what another job that
+arrives then waits, and how often the scheduler is asked meanwhile.
+"""
 
 
 def _ignore(_: Done) -> None:
@@ -69,14 +79,22 @@ class Engine:
     """One rank's model, its pools, and the jobs of the worker's current epoch."""
 
     def __init__(
-        self, model: ServedDecoder, pools: KvPools, copier: Copier | None = None, rank: GroupRank = ALONE
+        self,
+        model: ServedDecoder,
+        pools: KvPools,
+        copier: Copier | None = None,
+        rank: GroupRank = ALONE,
+        guides: GuideStates | None = None,
     ) -> None:
         self.model = model
+        self.guides = guides or GuideStates(None, "this worker was built without guides")
         self.stage_pass = StagePass(model, rank)
         self.pools = pools
         self.block_size = pools.shape.block_size
         self.cache = PagedKv(pools.device)
         self._device = pools.device.device
+        if guides is not None:
+            prepare_masks(self._device)
         self._copier = make_copier(pools) if copier is None else copier
         self._epoch = Epoch(0)
         self._last_plan = -1
@@ -108,6 +126,7 @@ class Engine:
         self._uploaded_blocks += self._tables.uploaded_blocks
         self._epoch, self._last_plan = epoch, -1
         self._tables = self._new_tables(on_done)
+        self.guides.clear()
         self._ledger = OutputLedger()
         self._released = deque()
         self._before_this_epoch = self.counters()
@@ -117,8 +136,9 @@ class Engine:
         self._given_up.value = 1
 
     def close(self) -> None:
-        """Ends the copier's threads."""
+        """Ends the threads of copier and guides."""
         self._copier.close()
+        self.guides.close()
 
     def _new_tables(self, on_done: Callable[[Done], None]) -> KvTables:
         pools = self.pools
@@ -131,7 +151,13 @@ class Engine:
         applied = self._tables.apply(command)
         if isinstance(command, ReleaseBlocks):
             self._released.append(command.job_id)
+            self.guides.forget(command.job_id)
         return applied
+
+    def prepare_guides(self, plan: Plan) -> None:
+        """Begins to compile the guides of the jobs that a plan starts, while earlier plans run."""
+        for entry, guide in guided_starts(plan):
+            self.guides.prepare(entry.job_id, guide, output_of(entry))
 
     # --- for the stepping thread -------------------------------------------------------------------------------------
 
@@ -144,10 +170,23 @@ class Engine:
     def run(self, plan: Plan) -> WorkerResult:
         """An iteration of a group of one rank: decides, steps, and returns the result. Raises like `step`."""
         self._forget_released()
-        outcome = self.step(self._ledger.step_of(plan))
+        unready = self._unready(plan)
+        outcome = self.step(self._ledger.step_of(plan, unready))
         self._ledger.take(plan.plan_number, outcome.tokens, outcome.cut_job_ids)
-        result = IterationResult(plan.epoch, plan.plan_number, outcome.tokens, outcome.cut_job_ids, outcome.compute_s)
-        return WorkerResult(result, outcome.logprobs, self.counters().since(self._before_this_epoch))
+        cut_job_ids = outcome.cut_job_ids + unready
+        result = IterationResult(plan.epoch, plan.plan_number, outcome.tokens, cut_job_ids, outcome.compute_s)
+        counters = self.counters().since(self._before_this_epoch)
+        return WorkerResult(result, outcome.logprobs, counters, outcome.failures)
+
+    def _unready(self, plan: Plan) -> tuple[JobId, ...]:
+        """The jobs that the plan starts before their guides are ready. If it has no others, it waits a little."""
+        starting = [entry.job_id for entry, _ in guided_starts(plan)]
+        if not starting:
+            return ()
+        self.prepare_guides(plan)
+        if len(starting) == len(plan.entries):
+            self.guides.wait_any(starting, GUIDE_WAIT_S)
+        return tuple(job_id for job_id in starting if not self.guides.is_ready(job_id))
 
     def step(self, step: Step) -> StepOutcome:
         """This rank's part of an iteration. Raises ProtocolError, having computed nothing, for a plan that can't be
@@ -159,7 +198,14 @@ class Engine:
                 f"plan {plan.plan_number} of epoch {plan.epoch} comes after {self._last_plan} of {self._epoch}"
             )
         self._last_plan = plan.plan_number
-        parts = checked_parts(step, self._tables, self.block_size, self.model.config.vocabulary_size)
+        parts = checked_parts(
+            step,
+            self._tables,
+            self.block_size,
+            self.model.config.vocabulary_size,
+            self.guides,
+            samples=self.stage_pass.rank.samples,
+        )
         if self.stage_pass.rank.layout.rank_count > 1 and any(part.entry.cut_after_s is not None for part in parts):
             raise ProtocolError(f"plan {plan.plan_number}: one rank of several can't give up a prefill")
         uploads = [part.place.upload for part in parts if part.place.upload is not None]
@@ -178,7 +224,7 @@ class Engine:
                 cut.append(part.entry.job_id)
             else:
                 computed.append(([part], logits))
-        tokens, logprobs = self._sample(computed)
+        tokens, logprobs, failures = self._sample(computed)
         passed_s = time.perf_counter() - started_s - (self.stage_pass.waited_s - waited_s)
         stall_s = self._copier.take_stall_s()
         # A stall begins with the wait: what did not pass before the start is, on CUDA, within the time since.
@@ -187,7 +233,7 @@ class Engine:
         self.stage_pass.took(sum(part.row_count for part in parts), compute_s)
         self._busy_s += compute_s
         self._stall_s += stall_s
-        return StepOutcome(tokens, logprobs, tuple(cut), compute_s, stall_s)
+        return StepOutcome(tokens, logprobs, tuple(cut), compute_s, stall_s, failures)
 
     def has_unfinished_jobs(self) -> bool:
         """Whether some job here can still make tokens, so that a pause now delays it."""
@@ -252,14 +298,14 @@ class Engine:
 
     def _sample(
         self, computed: Sequence[tuple[Sequence[BatchPart], Tensor | None]]
-    ) -> tuple[tuple[SampledToken, ...], dict[JobId, TokenLogprob]]:
+    ) -> tuple[tuple[SampledToken, ...], dict[JobId, TokenLogprob], dict[JobId, str]]:
         sampled = [part for parts, _ in computed for part in parts if part.samples]
         found = [logits_SV for _, logits_SV in computed if logits_SV is not None]
         if not sampled or not found:
             for part in sampled:
                 part.progress.expect_output()
             self._await_device()
-            return (), {}
+            return (), {}, {}
         logits_SV = found[0] if len(found) == 1 else torch.cat(found)
         may_overflow = self.model.dtype == torch.float16
         with torch.inference_mode():
@@ -271,12 +317,22 @@ class Engine:
             SampledToken(part.entry.job_id, token_id, part.progress.add_output(token_id))
             for part, token_id in zip(sampled, samples.token_ids, strict=True)
         )
-        return tokens, {sampled[number].entry.job_id: logprob for number, logprob in samples.logprobs.items()}
+        logprobs = {sampled[number].entry.job_id: logprob for number, logprob in samples.logprobs.items()}
+        return tokens, logprobs, _failures_of(sampled)
 
     def _await_device(self) -> None:
         """Waits for the compute, which otherwise only the sampled tokens do: an iteration's time includes it."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+def _failures_of(parts: Iterable[BatchPart]) -> dict[JobId, str]:
+    """The jobs whose guides can't be followed any further, and why."""
+    return {
+        part.entry.job_id: part.progress.guide.fault
+        for part in parts
+        if part.progress.guide is not None and part.progress.guide.fault is not None
+    }
 
 
 def _log_overflows(parts: Iterable[BatchPart]) -> None:

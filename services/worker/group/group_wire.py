@@ -21,11 +21,14 @@ from services.wire.kvmanager_worker import (
     commands_to_wire,
 )
 from services.wire.scheduler_worker import plan_from_wire, plan_to_wire, result_from_wire, result_to_wire
+from services.wire.shared_fields import guide_from_wire, guide_to_wire
 from services.worker.group.messages import (
     Begin,
     Copied,
     Failed,
     FromRank,
+    Prepared,
+    PrepareGuide,
     Ran,
     RankFacts,
     RankIdentity,
@@ -201,6 +204,10 @@ def _to_rank_message(message: ToRank) -> wire.LeaderToRank:
             for job_id, token_id in step.input_token_ids.items():
                 run.input_tokens.add(job_id=job_id, token_id=token_id)
             return wire.LeaderToRank(run=run)
+        case PrepareGuide(epoch, job_id, guide, output):
+            prepare = wire.PrepareGuide(epoch=epoch, job_id=job_id, output_token_ids=output)
+            prepare.guide.CopyFrom(guide_to_wire(guide))
+            return wire.LeaderToRank(prepare=prepare)
 
 
 def to_rank_of(data: bytes) -> ToRank | None:
@@ -221,6 +228,12 @@ def to_rank_of(data: bytes) -> ToRank | None:
             passed_over = frozenset(JobId(job_id) for job_id in run.passed_over_job_ids)
             tokens = {JobId(one.job_id): one.token_id for one in run.input_tokens}
             return Run(plan.epoch, Step(plan, passed_over, tokens))
+        case "prepare":
+            prepare = message.prepare
+            guide = guide_from_wire(prepare.guide)
+            if guide is None:
+                raise ProtocolError("the leader asks for a guide that says nothing")
+            return PrepareGuide(Epoch(prepare.epoch), JobId(prepare.job_id), guide, tuple(prepare.output_token_ids))
         case "ping":
             return None
         case kind:
@@ -241,7 +254,10 @@ def _from_rank_message(message: FromRank) -> wire.RankToLeader:
         case Ran():
             one = message.outcome
             result = IterationResult(message.epoch, message.plan_number, one.tokens, one.cut_job_ids, one.compute_s)
-            return wire.RankToLeader(ran=result_to_wire(WorkerResult(result, one.logprobs, message.counters)))
+            made = WorkerResult(result, one.logprobs, message.counters, one.failures)
+            return wire.RankToLeader(ran=result_to_wire(made))
+        case Prepared(epoch, job_id):
+            return wire.RankToLeader(prepared=wire.GuidePrepared(epoch=epoch, job_id=job_id))
         case Failed(epoch, reason):
             return wire.RankToLeader(failed=wire.RankFailed(epoch=epoch, reason=reason[:MOST_REASON_CHARACTERS]))
 
@@ -260,8 +276,10 @@ def from_rank_of(data: bytes) -> FromRank | None:
         case "ran":
             made = result_from_wire(message.ran)
             one = made.result
-            outcome = StepOutcome(one.tokens, made.logprobs, one.cut_job_ids, one.duration_s, 0.0)
+            outcome = StepOutcome(one.tokens, made.logprobs, one.cut_job_ids, one.duration_s, 0.0, made.failures)
             return Ran(one.epoch, one.plan_number, outcome, made.counters)
+        case "prepared":
+            return Prepared(Epoch(message.prepared.epoch), JobId(message.prepared.job_id))
         case "failed":
             return Failed(Epoch(message.failed.epoch), message.failed.reason)
         case "pong":

@@ -9,7 +9,8 @@ Applied can be said for all at once. Done is said when every rank has copied [al
 has run the plan: only then may the KV manager give a block away.
 
 A plan becomes a step when the tokens that it goes on from are back from the last stage. Which entries of ended jobs
-are passed over is decided there and nowhere else, so that all ranks compute the same rows.
+are passed over is decided there and nowhere else, so that all ranks compute the same rows. So are entries that start a
+job whose guide the sampling rank has not prepared yet. A plan of nothing else waits while no other plan does.
 
 An epoch is formed when every rank is connected: each is told to begin, and when each is ready the leader says hello to
 scheduler and KV manager [epoch-after-rendezvous]. A rank that is lost or fails ends the epoch for all.
@@ -22,12 +23,24 @@ from enum import Enum
 from typing import NamedTuple
 
 from services.domain.errors import ProtocolError
-from services.domain.ids import CommandNumber, Epoch
+from services.domain.ids import CommandNumber, Epoch, JobId
 from services.domain.iteration import Plan, WorkerCounters, WorkerResult
 from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, ReleaseBlocks
-from services.worker.group.messages import Begin, Copied, Failed, FromRank, Ran, Ready, Relayed, Run, ToRank
+from services.worker.group.messages import (
+    Begin,
+    Copied,
+    Failed,
+    FromRank,
+    Prepared,
+    PrepareGuide,
+    Ran,
+    Ready,
+    Relayed,
+    Run,
+    ToRank,
+)
 from services.worker.group.rank_machine import has_copies
-from services.worker.step import OutputLedger, StepOutcome
+from services.worker.step import OutputLedger, StepOutcome, guided_starts, output_of
 
 MOST_WAITING_PLANS = 64
 
@@ -129,6 +142,8 @@ class Phase(Enum):
 @dataclass(slots=True)
 class _PlanUnderWay:
     plan: Plan
+    unready: tuple[JobId, ...]
+    """Jobs that it does not start, because their guides are not prepared."""
     outcomes: dict[int, StepOutcome] = field(default_factory=dict)
 
 
@@ -152,6 +167,8 @@ class LeaderMachine:
         self._copying: dict[CommandNumber, set[int]] = {}
         """The ranks that still copy, by command."""
         self._counters: dict[int, WorkerCounters] = {}
+        self._guides: dict[JobId, bool] = {}
+        """Jobs whose guides the sampling rank was asked for, and whether they are prepared; until they start."""
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
@@ -233,6 +250,10 @@ class LeaderMachine:
                 return self._copied(rank, command_number)
             case Ran():
                 return self._ran(rank, message)
+            case Prepared(_, job_id):
+                if job_id in self._guides:
+                    self._guides[job_id] = True
+                return self._start()
             case Failed(_, reason):
                 return self._end(f"rank {rank}: {reason}")
 
@@ -264,8 +285,9 @@ class LeaderMachine:
         outcomes, plan = one.outcomes, one.plan
         duration_s = sum(max(outcomes[rank].compute_s for rank in stage) for stage in self._stages)
         sampled = outcomes[self._sampling_rank]
-        result = IterationResult(plan.epoch, plan.plan_number, sampled.tokens, (), duration_s)
-        return WorkerResult(result, sampled.logprobs, counters_of_group(tuple(self._counters.values())))
+        result = IterationResult(plan.epoch, plan.plan_number, sampled.tokens, one.unready, duration_s)
+        counters = counters_of_group(tuple(self._counters.values()))
+        return WorkerResult(result, sampled.logprobs, counters, sampled.failures)
 
     # --- what scheduler and KV manager send --------------------------------------------------------------------------
 
@@ -277,15 +299,31 @@ class LeaderMachine:
         if any(entry.cut_after_s is not None for entry in plan.entries):
             raise ProtocolError(f"plan {plan.plan_number} limits a prefill, which a group of ranks can't give up")
         self._waiting.append(plan)
-        return self._start()
+        return [*self._ask_for_guides(plan), *self._start()]
+
+    def _ask_for_guides(self, plan: Plan) -> list[Action]:
+        asked: list[Action] = []
+        for entry, guide in guided_starts(plan):
+            if entry.job_id not in self._guides:
+                self._guides[entry.job_id] = False
+                wanted = PrepareGuide(plan.epoch, entry.job_id, guide, tuple(output_of(entry)))
+                asked.append(Tell(self._sampling_rank, wanted))
+        return asked
 
     def _start(self) -> list[Action]:
         """Plans in order, each as soon as the tokens that it goes on from are known."""
         actions: list[Action] = []
-        while self._waiting and not self._ledger.waits(self._waiting[0]):
-            plan = self._waiting.popleft()
-            self._under_way.append(_PlanUnderWay(plan))
-            actions += self._tell_all(Run(plan.epoch, self._ledger.step_of(plan)))
+        while self._waiting and not self._ledger.waits(plan := self._waiting[0]):
+            starts = [entry.job_id for entry, _ in guided_starts(plan)]
+            unready = tuple(job_id for job_id in starts if not self._guides.get(job_id))
+            if unready and len(unready) == len(plan.entries) and len(self._waiting) == 1:
+                break
+            for job_id in starts:
+                if job_id not in unready:
+                    del self._guides[job_id]
+            self._waiting.popleft()
+            self._under_way.append(_PlanUnderWay(plan, unready))
+            actions += self._tell_all(Run(plan.epoch, self._ledger.step_of(plan, unready)))
         return actions
 
     def _command_taken(self, command: KvToWorker) -> list[Action]:
@@ -293,6 +331,7 @@ class LeaderMachine:
             return []
         if isinstance(command, ReleaseBlocks):
             self._ledger.forget(command.job_id)
+            self._guides.pop(command.job_id, None)
         if has_copies(command):
             self._copying[command.command_number] = set(self._ranks)
         return [
@@ -315,6 +354,7 @@ class LeaderMachine:
             under_way,
             copying,
             ledger,
+            tuple(self._guides.items()),
         )
 
 

@@ -10,7 +10,7 @@ from services.domain.ids import Epoch
 from services.domain.worker_facts import WorkerFacts
 from services.runtime.backoff import Backoff
 from services.runtime.settings import split_address
-from services.worker.build import load_rank_of, stages_of
+from services.worker.build import guides_of, load_rank_of, stages_of
 from services.worker.engine.engine import Engine
 from services.worker.group.led_group import LedGroup
 from services.worker.group.meeting import (
@@ -59,7 +59,8 @@ class LeadRank:
         """Loads the leader's share, on the thread that computes. Raises like `load_rank_of`."""
         rank, settings = self._placement.rank, self._settings
         self._loaded = load_rank_of(settings, rank, self._placement.local_rank, self._first_layers)
-        self.engine = Engine(self._loaded.model, self._loaded.pools, rank=rank)
+        guides = guides_of(settings.model) if rank.samples else None
+        self.engine = Engine(self._loaded.model, self._loaded.pools, rank=rank, guides=guides)
         self._meeting = Meeting(
             rank, self._loaded, self.engine, lambda: self._host, settings.profile_folder, self._store
         )

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.domain.errors import PeerMismatchError
-from services.domain.ids import CommandNumber, Epoch, PlanNumber
+from services.domain.guide import Guide
+from services.domain.ids import CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.iteration import WorkerCounters
 from services.domain.protocol import KvToWorker
 from services.worker.step import Step, StepOutcome
@@ -45,7 +46,16 @@ class Run(NamedTuple):
     step: Step
 
 
-ToRank = Begin | Relayed | Run
+class PrepareGuide(NamedTuple):
+    """To the rank that samples: a job is about to start after `output`; make its guide's state beside the steps."""
+
+    epoch: Epoch
+    job_id: JobId
+    guide: Guide
+    output: tuple[int, ...]
+
+
+ToRank = Begin | Relayed | Run | PrepareGuide
 
 # --- rank -> leader --------------------------------------------------------------------------------------------------
 
@@ -137,4 +147,11 @@ class Failed(NamedTuple):
     reason: str
 
 
-FromRank = Ready | Copied | Ran | Failed
+class Prepared(NamedTuple):
+    """A job's guide is ready, or can't be: the job may start."""
+
+    epoch: Epoch
+    job_id: JobId
+
+
+FromRank = Ready | Copied | Ran | Failed | Prepared

@@ -19,7 +19,7 @@ from services.domain.errors import ProtocolError
 from services.domain.ids import CommandNumber, Epoch
 from services.domain.iteration import WorkerCounters
 from services.domain.protocol import KvToWorker, Offload, Upload
-from services.worker.group.messages import Begin, Copied, Failed, FromRank, Ran, Ready, Relayed, ToRank
+from services.worker.group.messages import Begin, Copied, Failed, FromRank, PrepareGuide, Ran, Ready, Relayed, ToRank
 from services.worker.step import Step, StepOutcome
 
 NO_EPOCH = Epoch(0)
@@ -90,13 +90,19 @@ class Compute(NamedTuple):
     step: Step
 
 
+class Prepare(NamedTuple):
+    """Make the state of a guide, beside the steps; then say Prepared."""
+
+    wanted: PrepareGuide
+
+
 class Say(NamedTuple):
     """Tell the leader."""
 
     message: FromRank
 
 
-Action = Meet | Apply | Compute | Say
+Action = Meet | Apply | Compute | Prepare | Say
 
 
 def has_copies(command: KvToWorker) -> bool:
@@ -159,6 +165,8 @@ class RankMachine:
             if has_copies(message.command):
                 self._copies.add((message.epoch, message.command.command_number))
             return [Apply(message.command)]
+        if isinstance(message, PrepareGuide):
+            return [Prepare(message)]
         if len(self._steps) >= MOST_WAITING_STEPS:
             raise ProtocolError(f"{MOST_WAITING_STEPS} plans wait to be run")
         self._steps.append(message.step)

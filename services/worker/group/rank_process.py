@@ -10,7 +10,7 @@ from collections.abc import Callable
 from services.domain.errors import FastServeError
 from services.runtime.process import write_ready_file
 from services.runtime.settings import Address, split_address
-from services.worker.build import load_rank_of
+from services.worker.build import guides_of, load_rank_of
 from services.worker.engine.engine import Engine
 from services.worker.group.meeting import Meeting, rank_facts, rank_identity, read_leader, stay_on_loopback
 from services.worker.group.placement import RankPlacement
@@ -31,7 +31,7 @@ def run_rank(settings: WorkerSettings, placement: RankPlacement) -> None:
         stay_on_loopback(split_address(placement.leader).host)
     first_layers = ask_layers(address, rank_identity(rank, settings))
     loaded = load_rank_of(settings, rank, placement.local_rank, first_layers)
-    engine = Engine(loaded.model, loaded.pools, rank=rank)
+    engine = Engine(loaded.model, loaded.pools, rank=rank, guides=guides_of(settings.model) if rank.samples else None)
     meeting = Meeting(rank, loaded, engine, address.host)
     ends: queue.SimpleQueue[Exception] = queue.SimpleQueue()
     computing: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -21,7 +21,7 @@ from services.domain.errors import FastServeError
 from services.domain.ids import Epoch
 from services.domain.iteration import WorkerCounters
 from services.domain.protocol import Applied, Done, KvToWorker
-from services.worker.group.messages import Begin, FromRank, ToRank
+from services.worker.group.messages import Begin, FromRank, Prepared, PrepareGuide, ToRank
 from services.worker.group.rank_machine import (
     Apply,
     Began,
@@ -32,10 +32,12 @@ from services.worker.group.rank_machine import (
     Heard,
     LeaderLost,
     Meet,
+    Prepare,
     RankMachine,
     Say,
     Stepped,
 )
+from services.worker.sampling.guide_states import GuideStates
 from services.worker.step import Step, StepOutcome
 
 _log = logging.getLogger(__name__)
@@ -51,6 +53,8 @@ class RunsSteps(Protocol):
 
     def prepare_thread(self) -> None: ...
     def apply(self, command: KvToWorker) -> Applied: ...
+    @property
+    def guides(self) -> GuideStates: ...
     def step(self, step: Step) -> StepOutcome: ...
     def add_plan_wait(self, seconds: float) -> None: ...
     def counters(self) -> WorkerCounters: ...
@@ -119,8 +123,14 @@ class RankWorker:
                         self._say(message)
                     case Apply(command):
                         self._apply(command)
+                    case Prepare(wanted):
+                        self._prepare(wanted)
                     case Meet() | Compute():
                         self._work.put(action)
+
+    def _prepare(self, wanted: PrepareGuide) -> None:
+        epoch, job_id, guide, output = wanted
+        self._engine.guides.prepare(job_id, guide, output, lambda: self._say(Prepared(epoch, job_id)))
 
     def _apply(self, command: KvToWorker) -> None:
         epoch = self._machine.epoch

@@ -3,7 +3,8 @@
 Theory of operation
 -------------------
 The order is that of `SamplingParams`: logit bias, penalties (repetition over prompt and output, then frequency and
-presence over the output), the mask of stop tokens before min_tokens, temperature, top-k, top-p, min-p, one draw.
+presence over the output), the mask of stop tokens before min_tokens, the guide's, temperature, top-k, top-p, min-p, one
+draw. Where a guide leaves nothing but stop tokens, these are not masked.
 Temperature 0 (or so near to it that nothing else could win) takes the largest logit, the lowest id among equals. Log
 probabilities are those of the model's own distribution, before all of this.
 
@@ -27,7 +28,9 @@ from torch import Tensor
 from services.domain.generation import TokenLogprob
 from services.domain.job_sampling import JobSampling
 from services.worker.sampling.draws import keys_of, race, stream_of
+from services.worker.sampling.guide_states import GuideState
 from services.worker.sampling.token_counts import TokenCounts
+from services.worker.sampling.token_masks import add_masks, bits_of, mask_words
 
 GREEDY_BELOW = 1e-5
 """A lower temperature is greedy: a logit that is one bit smaller would lose the race by thousands of nats."""
@@ -68,11 +71,19 @@ class JobSampler:
 
 
 class SampleRow(NamedTuple):
-    """How a row of logits is sampled. `number`: of the output token; `counts`: there if the sampler needs it."""
+    """How a row of logits is sampled. `number`: of the output token; `counts`: there if the sampler needs it; `guide`:
+    there if the job has one.
+    """
 
     sampler: JobSampler
     number: int
     counts: TokenCounts | None = None
+    guide: GuideState | None = None
+
+    @property
+    def is_too_short(self) -> bool:
+        """Whether a stop token would come before min_tokens."""
+        return self.number < self.sampler.sampling.min_tokens
 
 
 class Samples(NamedTuple):
@@ -107,7 +118,7 @@ def sample(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Samples:
 
 
 def _adjust(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Bias, penalties and the mask of stop tokens, in place."""
+    """Bias, penalties, the mask of stop tokens and those of guides, in place."""
     vocabulary_size, flat = logits_SV.shape[1], logits_SV.view(-1)
     biased = [number for number, row in enumerate(rows) if len(row.sampler.bias_ids)]
     if biased:
@@ -122,10 +133,23 @@ def _adjust(logits_SV: Tensor, rows: Sequence[SampleRow]) -> None:
     masked = [
         row.sampler.stop_ids + number * vocabulary_size
         for number, row in enumerate(rows)
-        if row.number < row.sampler.sampling.min_tokens
+        if row.is_too_short and row.guide is None
     ]
     if masked:
         flat.index_fill_(0, _on(flat, np.concatenate(masked)), -math.inf)
+    guided = [number for number, row in enumerate(rows) if row.guide is not None]
+    if guided:
+        _mask_by_guides(logits_SV, guided, [rows[number] for number in guided])
+
+
+def _mask_by_guides(logits_SV: Tensor, numbers: list[int], rows: Sequence[SampleRow]) -> None:
+    """Masks what the rows' guides rule out, and stop tokens before min_tokens where something else is left."""
+    vocabulary_size = logits_SV.shape[1]
+    masks = np.empty((len(rows), mask_words(vocabulary_size)), dtype=np.int32)
+    for mask, row in zip(masks, rows, strict=True):
+        assert row.guide is not None
+        row.guide.fill(mask, bits_of(row.sampler.stop_ids, vocabulary_size) if row.is_too_short else None)
+    add_masks(logits_SV, numbers, masks)
 
 
 def _on(like: Tensor, indices: Indices) -> Tensor:

@@ -263,10 +263,10 @@ def test_the_command_shows_the_first_turn_that_differs(
     [
         (b"", "is not a recording"),
         (b"hello\n", "is not a recording"),
-        (b'{"recording": "toaster", "format": 2}\n', "is not a recording of a scheduler or a kvmanager"),
-        (b'{"recording": "scheduler", "format": 1}\n', "has format 1, but this version reads format 2"),
-        (b'{"recording": "scheduler", "format": 2}\n', "has no valid field 'settings'"),
-        (b'{"recording": "scheduler", "format": 2, "settings": {"max_batch": 1}}\n', "has settings that differ"),
+        (b'{"recording": "toaster", "format": 3}\n', "is not a recording of a scheduler or a kvmanager"),
+        (b'{"recording": "scheduler", "format": 1}\n', "has format 1, but this version reads format 3"),
+        (b'{"recording": "scheduler", "format": 3}\n', "has no valid field 'settings'"),
+        (b'{"recording": "scheduler", "format": 3, "settings": {"max_batch": 1}}\n', "has settings that differ"),
         (b"\x1f\x8b\x08\x00garbage", "is not a recording|is damaged"),
     ],
 )
@@ -290,6 +290,6 @@ def test_the_command_names_the_damaged_line(
     files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = lines_of(files["scheduler"])
-    lines[6]["events"] = [["Submit", "j0", "many", 1, None, 0, None]]
+    lines[6]["events"] = [["Submit", "j0", "many", 1, None, 0, None, False]]
     assert main(["replay", str(write_lines(tmp_path / "damaged.jsonl", lines))]) == 2
     assert "line 7: 'many' is not of type int" in capsys.readouterr().err

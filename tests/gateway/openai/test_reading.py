@@ -12,6 +12,7 @@ from services.gateway.openai.error_kinds import RefusedBodyError
 from services.gateway.openai.reading import read_chat, read_completion
 from services.gateway.openai.requests import ChatBody, CompletionBody
 
+SCHEMA = {"name": "a", "schema": {"type": "object"}}
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
@@ -102,7 +103,22 @@ def test_a_completion_is_refused_by_the_path_of_the_field(fields: dict[str, Any]
         ({"logprobs": 1}, "logprobs"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "text", "json_schema": SCHEMA}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {**SCHEMA, "name": "a b"}}},
+            "response_format.json_schema.name",
+        ),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a", ""]}, "guided_choice[1]"),
+        ({"guided_grammar": ""}, "guided_grammar"),
+        ({"guided_json": "{}"}, "guided_json"),
         ({"prompt": "x"}, "prompt"),
     ],
 )

@@ -9,7 +9,8 @@ from google.api import httpbody_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from fastserve.v1 import openai_pb2, openai_pb2_grpc
-from services.domain.errors import AdmissionFullError
+from services.domain.errors import AdmissionFullError, InvalidFieldError
+from services.domain.guide import Guide, GuideKind
 from tests.gateway.fake_scheduler_for_gateway import SOON_S
 from tests.gateway.running_gateway import MODEL_NAME, Pair
 
@@ -64,6 +65,39 @@ async def test_a_refusal_says_in_its_details_what_openai_calls_it(
     assert refused.value.code() is code
     told = said(refused.value)
     assert (told.reason, told.metadata["type"], told.metadata["param"], told.domain) == (*info, "openai")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": {"properties": {"a": {"type": "x"}}}}, "guided_json.properties.a.type"),
+        ({"guided_regex": "(a"}, "guided_regex"),
+        ({"guided_grammar": "start: x"}, "guided_grammar"),
+        ({"guided_choice": ["x" * 140_000]}, "guided_choice"),
+    ],
+)
+async def test_a_guide_that_cannot_be_used_is_refused_by_the_clients_own_path(
+    fields: dict[str, Any], param: str, pair: Pair
+) -> None:
+    stub = openai_pb2_grpc.OpenAiServiceStub(pair[0].channel)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.CreateCompletion(body(**fields), timeout=SOON_S).read()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (said(refused.value).metadata["param"], said(refused.value).reason) == (param, "invalid_value")
+
+
+async def test_a_guide_goes_to_the_scheduler_with_its_job_and_makes_the_models_end_count(pair: Pair) -> None:
+    gateway, scheduler = pair
+    stub = openai_pb2_grpc.OpenAiServiceStub(gateway.channel)
+    fields = {"guided_json": {"properties": {"z": {}, "a": {}}}, "ignore_eos": True}
+    call = stub.CreateCompletion(body(**fields), timeout=SOON_S)
+    job = await scheduler.next_job()
+    assert job.submission.sampling.guide == Guide(GuideKind.JSON_SCHEMA, '{"properties":{"z":{},"a":{}}}')
+    assert job.submission.sampling.stop_token_ids == (0,)
+    job.refuse(InvalidFieldError("sampling.guide", "too many states"))
+    with pytest.raises(grpc.aio.AioRpcError, match="too many states") as refused:
+        await call.read()
+    assert said(refused.value).metadata["param"] == "guided_json"
 
 
 async def test_without_a_template_chat_says_what_is_missing(pair: Pair) -> None:

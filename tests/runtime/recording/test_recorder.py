@@ -266,6 +266,6 @@ def test_the_head_says_versions_and_settings(tmp_path: Path) -> None:
     path = record(tmp_path)["kvmanager"]
     head = json.loads(gzip.decompress(path.read_bytes()).splitlines()[0])
     assert head["recording"] == "kvmanager"
-    assert head["format"] == 2
+    assert head["format"] == 3
     assert head["settings"]["policy"] == ["Proactive", 4, 0.25, "proactive", True, True, True]
     assert set(head) == {"recording", "format", "fastserve", "python", "recorded_at", "strict", "settings"}

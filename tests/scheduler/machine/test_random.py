@@ -48,6 +48,9 @@ from tests.scheduler.machine.checked_scheduler import CheckedScheduler
 PROFILE = proportional_cost(0.01, 0.02)
 MOST_TURNS = 3000
 
+GUIDED = frozenset({JobId("j1"), JobId("j4")})
+"""A worker may pass their first entry over."""
+
 
 class RandomPeers:
     """A KV manager and a worker that take random steps within the rules."""
@@ -142,8 +145,9 @@ class RandomPeers:
     def _run(self, plan: SendPlan) -> None:
         tokens, cut = [], []
         limits = dict(plan.cut_after_s)
-        for job_id, _, to_token in plan.entries:
-            if job_id in limits and self._random.random() < 0.5:
+        for job_id, from_token, to_token in plan.entries:
+            may_be_cut = job_id in limits or (job_id in GUIDED and from_token == 0)
+            if may_be_cut and self._random.random() < 0.5:
                 cut.append(job_id)
                 self._valid[job_id] = 0
                 continue
@@ -168,7 +172,8 @@ def live(seed: int, config: SchedulerConfig, jobs: int = 8) -> CheckedScheduler:
         events: list[Event] = []
         if submitted < jobs and random.random() < 0.1:
             job_id = JobId(f"j{submitted}")
-            events.append(Submit(job_id, random.randrange(1, 60), random.randrange(1, 12)))
+            tokens = (random.randrange(1, 60), random.randrange(1, 12))
+            events.append(Submit(job_id, *tokens, is_guided=job_id in GUIDED))
             submitted += 1
         if submitted and random.random() < 0.01:
             events.append(Cancel(JobId(f"j{random.randrange(submitted)}"), EndReason.CANCELLED))

@@ -4,8 +4,8 @@ import pytest
 
 from services.domain.generation import EndReason
 from services.domain.ids import JobId
-from services.scheduler.machine.scheduler_events import Cancel, Tick
-from services.scheduler.routing.router import Resumed
+from services.scheduler.machine.scheduler_events import Cancel, Submit, TakeIn, Tick
+from services.scheduler.routing.router import Resumed, Routed
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.scheduler.routing.routed_groups import RoutedGroups
 from tests.scheduler.routing.test_router import cost
@@ -87,3 +87,12 @@ def test_a_deadline_holds_over_the_change() -> None:
     one.now_s = 5.0
     one.turn(0, Tick())
     assert not one.router.jobs
+
+
+def test_a_job_with_a_guide_has_it_still() -> None:
+    following = groups(PolicyName.FCFS, 2)
+    submit = Submit(JobId("a"), 5, 9, is_guided=True)
+    routed = following.router.submit(submit, 1.0, Resumed(2, 0.0))
+    assert isinstance(routed, Routed)
+    assert isinstance(routed.submit, TakeIn)
+    assert routed.submit.job.is_guided

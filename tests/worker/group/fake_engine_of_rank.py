@@ -10,6 +10,7 @@ from services.domain.iteration import WorkerCounters
 from services.domain.protocol import Applied, Done, KvToWorker, SampledToken
 from services.worker.group.messages import Begin
 from services.worker.group.rank_machine import has_copies
+from services.worker.sampling.guide_states import GuideStates
 from services.worker.step import Step, StepOutcome
 from tests.builders.waits import LIMIT_S
 
@@ -28,6 +29,7 @@ class FakeEngineOfRank:
         self.refuses_commands = False
         self.plan_wait_s = 0.0
         self._on_done: Callable[[Done], None] = lambda done: None
+        self.guides = GuideStates(None, "no model")
 
     def prepare_thread(self) -> None: ...
 

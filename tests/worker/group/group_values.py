@@ -1,5 +1,6 @@
 """Short names for the values of a group's tests."""
 
+from services.domain.guide import Guide, GuideKind
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerCounters
 from services.domain.job_sampling import JobSampling
@@ -9,12 +10,21 @@ from services.worker.step import StepOutcome
 
 EPOCH = Epoch(7)
 BEGIN = Begin(EPOCH, 4000, 3.0)
-JOB = JobId("a/0")
+JOB, OTHER = JobId("a/0"), JobId("b/0")
+GUIDE = Guide(GuideKind.REGEX, "[0-9]+")
 
 
-def prefill(tokens: int = 2, cut_after_s: float | None = None) -> PlanWork:
-    spec = JobSpec(tokens, tokens, JobSampling(max_tokens=4, seed=0))
-    return PlanWork(JOB, 0, tokens, tuple(range(tokens)), spec, cut_after_s)
+def prefill(
+    tokens: int = 2,
+    cut_after_s: float | None = None,
+    *,
+    output: int = 0,
+    guide: Guide | None = None,
+    job_id: JobId = JOB,
+) -> PlanWork:
+    """The start of a job. `output`: how many of the tokens are earlier output."""
+    spec = JobSpec(tokens - output, tokens, JobSampling(max_tokens=4, seed=0, guide=guide))
+    return PlanWork(job_id, 0, tokens, tuple(range(tokens)), spec, cut_after_s)
 
 
 def decode(position: int) -> PlanWork:

@@ -22,11 +22,23 @@ from services.worker.group.leader_machine import (
     Report,
     Tell,
 )
-from services.worker.group.messages import Begin, Copied, Failed, FromRank, Ready, Relayed, Run
+from services.worker.group.messages import (
+    Begin,
+    Copied,
+    Failed,
+    FromRank,
+    Prepared,
+    PrepareGuide,
+    Ready,
+    Relayed,
+    Run,
+)
 from tests.worker.group.group_values import (
     BEGIN,
     EPOCH,
+    GUIDE,
     JOB,
+    OTHER,
     assign,
     decode,
     offload,
@@ -177,3 +189,36 @@ def test_a_released_job_is_forgotten() -> None:
     leader.handle(PlanTaken(plan(2, prefill(2))))
     says(leader, ran(1, token(1)), 1)
     assert steps(leader.handle(PlanTaken(plan(3, decode(2))))) == []
+
+
+WANTED = PrepareGuide(EPOCH, JOB, GUIDE, ())
+
+
+def test_a_job_with_a_guide_starts_when_the_rank_that_samples_has_prepared_it_and_delays_nobody() -> None:
+    leader = working()
+    assert leader.handle(PlanTaken(plan(1, prefill(guide=GUIDE)))) == [Tell(1, WANTED)], "the plan waits: no other does"
+    started = leader.handle(PlanTaken(plan(2, prefill(job_id=OTHER))))
+    assert steps(started) == [1, 2]
+    assert isinstance(started[0], Tell)
+    assert isinstance(started[0].message, Run)
+    assert started[0].message.step.passed_over_job_ids == {JOB}
+    (report,) = [action for action in says(leader, ran(1), 0, 1) if isinstance(action, Report)]
+    assert report.result.result.cut_job_ids == (JOB,)
+
+    says(leader, ran(2), 0, 1)
+    assert leader.handle(PlanTaken(plan(3, prefill(guide=GUIDE)))) == [], "it was asked for before"
+    again = says(leader, Prepared(EPOCH, JOB), 1)
+    assert steps(again) == [3]
+    assert isinstance(again[0], Tell)
+    assert isinstance(again[0].message, Run)
+    assert again[0].message.step.passed_over_job_ids == frozenset()
+
+
+def test_a_guide_is_prepared_anew_for_a_job_that_starts_again_after_its_output() -> None:
+    leader = working()
+    leader.handle(PlanTaken(plan(1, prefill(guide=GUIDE))))
+    says(leader, Prepared(EPOCH, JOB), 1)
+    says(leader, ran(1, token(7)), 0, 1)
+    leader.handle(CommandTaken(release(1)))
+    asked = leader.handle(PlanTaken(plan(2, prefill(tokens=3, output=1, guide=GUIDE))))
+    assert asked == [Tell(1, WANTED._replace(output=(2,)))]

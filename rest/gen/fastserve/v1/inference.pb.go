@@ -268,8 +268,8 @@ func (x *TokenIds) GetIds() []uint32 {
 	return nil
 }
 
-// How output tokens are chosen. The order is: logit_bias, penalties, min_tokens mask, temperature, top_k, top_p, min_p, then one draw. A draw is a
-// function of (seed, choice, output token number) alone, so that neither the batch a job lands in nor a preemption changes it.
+// How output tokens are chosen. The order is: logit_bias, penalties, min_tokens mask, guide, temperature, top_k, top_p, min_p, then one draw. A draw
+// is a function of (seed, choice, output token number) alone, so that neither the batch a job lands in nor a preemption changes it.
 type SamplingParams struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Most output tokens of a choice, at least 1. Unset: 16.
@@ -304,7 +304,9 @@ type SamplingParams struct {
 	// Number of choices: independent continuations, `index` 0 to n - 1, of the same prompt. 1 to 16. Unset: 1.
 	N *int32 `protobuf:"varint,15,opt,name=n,proto3,oneof" json:"n,omitempty"`
 	// Added to the logits of these token ids: -100 to 100. At most 1024 entries, each in the vocabulary.
-	LogitBias     map[uint32]float32 `protobuf:"bytes,16,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"fixed32,2,opt,name=value"`
+	LogitBias map[uint32]float32 `protobuf:"bytes,16,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"fixed32,2,opt,name=value"`
+	// What the output must look like. Unset: anything.
+	Guide         *Guide `protobuf:"bytes,17,opt,name=guide,proto3" json:"guide,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -451,6 +453,203 @@ func (x *SamplingParams) GetLogitBias() map[uint32]float32 {
 	return nil
 }
 
+func (x *SamplingParams) GetGuide() *Guide {
+	if x != nil {
+		return x.Guide
+	}
+	return nil
+}
+
+// What the output must look like: tokens that lead to no such output are masked. The model's end-of-sequence token is possible wherever the output
+// may end, whatever ignore_eos says; before min_tokens only where nothing else is. An output to which nothing can be added ends with
+// FINISH_REASON_STOP at once. One that ends otherwise (max_tokens, a stop string or a stop token) may be incomplete.
+//
+// A guide is compiled before the job is admitted. INVALID_ARGUMENT names what can't be: the path goes on into a schema, for example
+// `sampling.guide.json_schema.properties.name`, and the description names the keyword. It may also end a stream after some tokens, when a guide
+// turns out to need more states than a job may have.
+type Guide struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One of these; required. At most 128 KiB.
+	//
+	// Types that are valid to be assigned to Kind:
+	//
+	//	*Guide_JsonSchema
+	//	*Guide_JsonObject
+	//	*Guide_Regex
+	//	*Guide_Grammar
+	//	*Guide_Choice
+	Kind          isGuide_Kind `protobuf_oneof:"kind"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Guide) Reset() {
+	*x = Guide{}
+	mi := &file_fastserve_v1_inference_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Guide) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Guide) ProtoMessage() {}
+
+func (x *Guide) ProtoReflect() protoreflect.Message {
+	mi := &file_fastserve_v1_inference_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Guide.ProtoReflect.Descriptor instead.
+func (*Guide) Descriptor() ([]byte, []int) {
+	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Guide) GetKind() isGuide_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return nil
+}
+
+func (x *Guide) GetJsonSchema() string {
+	if x != nil {
+		if x, ok := x.Kind.(*Guide_JsonSchema); ok {
+			return x.JsonSchema
+		}
+	}
+	return ""
+}
+
+func (x *Guide) GetJsonObject() bool {
+	if x != nil {
+		if x, ok := x.Kind.(*Guide_JsonObject); ok {
+			return x.JsonObject
+		}
+	}
+	return false
+}
+
+func (x *Guide) GetRegex() string {
+	if x != nil {
+		if x, ok := x.Kind.(*Guide_Regex); ok {
+			return x.Regex
+		}
+	}
+	return ""
+}
+
+func (x *Guide) GetGrammar() string {
+	if x != nil {
+		if x, ok := x.Kind.(*Guide_Grammar); ok {
+			return x.Grammar
+		}
+	}
+	return ""
+}
+
+func (x *Guide) GetChoice() *GuideChoices {
+	if x != nil {
+		if x, ok := x.Kind.(*Guide_Choice); ok {
+			return x.Choice
+		}
+	}
+	return nil
+}
+
+type isGuide_Kind interface {
+	isGuide_Kind()
+}
+
+type Guide_JsonSchema struct {
+	// A JSON Schema, as JSON. The output is a JSON value that it allows, with the properties in the schema's order.
+	JsonSchema string `protobuf:"bytes,1,opt,name=json_schema,json=jsonSchema,proto3,oneof"`
+}
+
+type Guide_JsonObject struct {
+	// True: the output is a JSON object, whatever is in it.
+	JsonObject bool `protobuf:"varint,2,opt,name=json_object,json=jsonObject,proto3,oneof"`
+}
+
+type Guide_Regex struct {
+	// A regular expression that the whole output matches: the syntax of Rust's regex crate, without look-around and back-references.
+	Regex string `protobuf:"bytes,3,opt,name=regex,proto3,oneof"`
+}
+
+type Guide_Grammar struct {
+	// A context-free grammar in Lark's syntax, as llguidance reads it; the rule `start` is the output.
+	Grammar string `protobuf:"bytes,4,opt,name=grammar,proto3,oneof"`
+}
+
+type Guide_Choice struct {
+	// The output is one of these texts.
+	Choice *GuideChoices `protobuf:"bytes,5,opt,name=choice,proto3,oneof"`
+}
+
+func (*Guide_JsonSchema) isGuide_Kind() {}
+
+func (*Guide_JsonObject) isGuide_Kind() {}
+
+func (*Guide_Regex) isGuide_Kind() {}
+
+func (*Guide_Grammar) isGuide_Kind() {}
+
+func (*Guide_Choice) isGuide_Kind() {}
+
+// Texts to choose from.
+type GuideChoices struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 1024 texts, none of them empty.
+	Texts         []string `protobuf:"bytes,1,rep,name=texts,proto3" json:"texts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuideChoices) Reset() {
+	*x = GuideChoices{}
+	mi := &file_fastserve_v1_inference_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuideChoices) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuideChoices) ProtoMessage() {}
+
+func (x *GuideChoices) ProtoReflect() protoreflect.Message {
+	mi := &file_fastserve_v1_inference_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuideChoices.ProtoReflect.Descriptor instead.
+func (*GuideChoices) Descriptor() ([]byte, []int) {
+	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *GuideChoices) GetTexts() []string {
+	if x != nil {
+		return x.Texts
+	}
+	return nil
+}
+
 // A piece of one choice's output. A message may carry tokens without text (the text is held back while it may be half a character or the
 // start of a stop string) and text without tokens (held-back text at the end).
 type GenerateResponse struct {
@@ -477,7 +676,7 @@ type GenerateResponse struct {
 
 func (x *GenerateResponse) Reset() {
 	*x = GenerateResponse{}
-	mi := &file_fastserve_v1_inference_proto_msgTypes[3]
+	mi := &file_fastserve_v1_inference_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -489,7 +688,7 @@ func (x *GenerateResponse) String() string {
 func (*GenerateResponse) ProtoMessage() {}
 
 func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastserve_v1_inference_proto_msgTypes[3]
+	mi := &file_fastserve_v1_inference_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -502,7 +701,7 @@ func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateResponse.ProtoReflect.Descriptor instead.
 func (*GenerateResponse) Descriptor() ([]byte, []int) {
-	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{3}
+	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GenerateResponse) GetRequestId() string {
@@ -576,7 +775,7 @@ type TokenLogprob struct {
 
 func (x *TokenLogprob) Reset() {
 	*x = TokenLogprob{}
-	mi := &file_fastserve_v1_inference_proto_msgTypes[4]
+	mi := &file_fastserve_v1_inference_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -588,7 +787,7 @@ func (x *TokenLogprob) String() string {
 func (*TokenLogprob) ProtoMessage() {}
 
 func (x *TokenLogprob) ProtoReflect() protoreflect.Message {
-	mi := &file_fastserve_v1_inference_proto_msgTypes[4]
+	mi := &file_fastserve_v1_inference_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -601,7 +800,7 @@ func (x *TokenLogprob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenLogprob.ProtoReflect.Descriptor instead.
 func (*TokenLogprob) Descriptor() ([]byte, []int) {
-	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{4}
+	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TokenLogprob) GetTokenId() uint32 {
@@ -638,7 +837,7 @@ type TopLogprob struct {
 
 func (x *TopLogprob) Reset() {
 	*x = TopLogprob{}
-	mi := &file_fastserve_v1_inference_proto_msgTypes[5]
+	mi := &file_fastserve_v1_inference_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -650,7 +849,7 @@ func (x *TopLogprob) String() string {
 func (*TopLogprob) ProtoMessage() {}
 
 func (x *TopLogprob) ProtoReflect() protoreflect.Message {
-	mi := &file_fastserve_v1_inference_proto_msgTypes[5]
+	mi := &file_fastserve_v1_inference_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -663,7 +862,7 @@ func (x *TopLogprob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopLogprob.ProtoReflect.Descriptor instead.
 func (*TopLogprob) Descriptor() ([]byte, []int) {
-	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{5}
+	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TopLogprob) GetTokenId() uint32 {
@@ -697,7 +896,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_fastserve_v1_inference_proto_msgTypes[6]
+	mi := &file_fastserve_v1_inference_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -709,7 +908,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_fastserve_v1_inference_proto_msgTypes[6]
+	mi := &file_fastserve_v1_inference_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -722,7 +921,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{6}
+	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Usage) GetPromptTokens() uint32 {
@@ -762,7 +961,7 @@ type ListModelsRequest struct {
 
 func (x *ListModelsRequest) Reset() {
 	*x = ListModelsRequest{}
-	mi := &file_fastserve_v1_inference_proto_msgTypes[7]
+	mi := &file_fastserve_v1_inference_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -774,7 +973,7 @@ func (x *ListModelsRequest) String() string {
 func (*ListModelsRequest) ProtoMessage() {}
 
 func (x *ListModelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fastserve_v1_inference_proto_msgTypes[7]
+	mi := &file_fastserve_v1_inference_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -787,7 +986,7 @@ func (x *ListModelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListModelsRequest.ProtoReflect.Descriptor instead.
 func (*ListModelsRequest) Descriptor() ([]byte, []int) {
-	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{7}
+	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{9}
 }
 
 // The served models.
@@ -801,7 +1000,7 @@ type ListModelsResponse struct {
 
 func (x *ListModelsResponse) Reset() {
 	*x = ListModelsResponse{}
-	mi := &file_fastserve_v1_inference_proto_msgTypes[8]
+	mi := &file_fastserve_v1_inference_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -813,7 +1012,7 @@ func (x *ListModelsResponse) String() string {
 func (*ListModelsResponse) ProtoMessage() {}
 
 func (x *ListModelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fastserve_v1_inference_proto_msgTypes[8]
+	mi := &file_fastserve_v1_inference_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -826,7 +1025,7 @@ func (x *ListModelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListModelsResponse.ProtoReflect.Descriptor instead.
 func (*ListModelsResponse) Descriptor() ([]byte, []int) {
-	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{8}
+	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListModelsResponse) GetModels() []*Model {
@@ -855,7 +1054,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_fastserve_v1_inference_proto_msgTypes[9]
+	mi := &file_fastserve_v1_inference_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +1066,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_fastserve_v1_inference_proto_msgTypes[9]
+	mi := &file_fastserve_v1_inference_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +1079,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{9}
+	return file_fastserve_v1_inference_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Model) GetId() string {
@@ -935,7 +1134,7 @@ const file_fastserve_v1_inference_proto_rawDesc = "" +
 	"\x06promptB\x14\n" +
 	"\x12_resume_from_token\"\x1c\n" +
 	"\bTokenIds\x12\x10\n" +
-	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xbd\x06\n" +
+	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xe8\x06\n" +
 	"\x0eSamplingParams\x12\"\n" +
 	"\n" +
 	"max_tokens\x18\x01 \x01(\x05H\x00R\tmaxTokens\x88\x01\x01\x12\"\n" +
@@ -958,7 +1157,8 @@ const file_fastserve_v1_inference_proto_rawDesc = "" +
 	"R\blogprobs\x88\x01\x01\x12\x11\n" +
 	"\x01n\x18\x0f \x01(\x05H\vR\x01n\x88\x01\x01\x12J\n" +
 	"\n" +
-	"logit_bias\x18\x10 \x03(\v2+.fastserve.v1.SamplingParams.LogitBiasEntryR\tlogitBias\x1a<\n" +
+	"logit_bias\x18\x10 \x03(\v2+.fastserve.v1.SamplingParams.LogitBiasEntryR\tlogitBias\x12)\n" +
+	"\x05guide\x18\x11 \x01(\v2\x13.fastserve.v1.GuideR\x05guide\x1a<\n" +
 	"\x0eLogitBiasEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x02R\x05value:\x028\x01B\r\n" +
@@ -973,7 +1173,18 @@ const file_fastserve_v1_inference_proto_rawDesc = "" +
 	"\x13_repetition_penaltyB\a\n" +
 	"\x05_seedB\v\n" +
 	"\t_logprobsB\x04\n" +
-	"\x02_n\"\xca\x02\n" +
+	"\x02_n\"\xbf\x01\n" +
+	"\x05Guide\x12!\n" +
+	"\vjson_schema\x18\x01 \x01(\tH\x00R\n" +
+	"jsonSchema\x12!\n" +
+	"\vjson_object\x18\x02 \x01(\bH\x00R\n" +
+	"jsonObject\x12\x16\n" +
+	"\x05regex\x18\x03 \x01(\tH\x00R\x05regex\x12\x1a\n" +
+	"\agrammar\x18\x04 \x01(\tH\x00R\agrammar\x124\n" +
+	"\x06choice\x18\x05 \x01(\v2\x1a.fastserve.v1.GuideChoicesH\x00R\x06choiceB\x06\n" +
+	"\x04kind\"$\n" +
+	"\fGuideChoices\x12\x14\n" +
+	"\x05texts\x18\x01 \x03(\tR\x05texts\"\xca\x02\n" +
 	"\x10GenerateResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -1029,39 +1240,43 @@ func file_fastserve_v1_inference_proto_rawDescGZIP() []byte {
 }
 
 var file_fastserve_v1_inference_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_fastserve_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_fastserve_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_fastserve_v1_inference_proto_goTypes = []any{
 	(FinishReason)(0),          // 0: fastserve.v1.FinishReason
 	(*GenerateRequest)(nil),    // 1: fastserve.v1.GenerateRequest
 	(*TokenIds)(nil),           // 2: fastserve.v1.TokenIds
 	(*SamplingParams)(nil),     // 3: fastserve.v1.SamplingParams
-	(*GenerateResponse)(nil),   // 4: fastserve.v1.GenerateResponse
-	(*TokenLogprob)(nil),       // 5: fastserve.v1.TokenLogprob
-	(*TopLogprob)(nil),         // 6: fastserve.v1.TopLogprob
-	(*Usage)(nil),              // 7: fastserve.v1.Usage
-	(*ListModelsRequest)(nil),  // 8: fastserve.v1.ListModelsRequest
-	(*ListModelsResponse)(nil), // 9: fastserve.v1.ListModelsResponse
-	(*Model)(nil),              // 10: fastserve.v1.Model
-	nil,                        // 11: fastserve.v1.SamplingParams.LogitBiasEntry
+	(*Guide)(nil),              // 4: fastserve.v1.Guide
+	(*GuideChoices)(nil),       // 5: fastserve.v1.GuideChoices
+	(*GenerateResponse)(nil),   // 6: fastserve.v1.GenerateResponse
+	(*TokenLogprob)(nil),       // 7: fastserve.v1.TokenLogprob
+	(*TopLogprob)(nil),         // 8: fastserve.v1.TopLogprob
+	(*Usage)(nil),              // 9: fastserve.v1.Usage
+	(*ListModelsRequest)(nil),  // 10: fastserve.v1.ListModelsRequest
+	(*ListModelsResponse)(nil), // 11: fastserve.v1.ListModelsResponse
+	(*Model)(nil),              // 12: fastserve.v1.Model
+	nil,                        // 13: fastserve.v1.SamplingParams.LogitBiasEntry
 }
 var file_fastserve_v1_inference_proto_depIdxs = []int32{
 	2,  // 0: fastserve.v1.GenerateRequest.token_ids:type_name -> fastserve.v1.TokenIds
 	3,  // 1: fastserve.v1.GenerateRequest.sampling:type_name -> fastserve.v1.SamplingParams
-	11, // 2: fastserve.v1.SamplingParams.logit_bias:type_name -> fastserve.v1.SamplingParams.LogitBiasEntry
-	5,  // 3: fastserve.v1.GenerateResponse.logprobs:type_name -> fastserve.v1.TokenLogprob
-	0,  // 4: fastserve.v1.GenerateResponse.finish_reason:type_name -> fastserve.v1.FinishReason
-	7,  // 5: fastserve.v1.GenerateResponse.usage:type_name -> fastserve.v1.Usage
-	6,  // 6: fastserve.v1.TokenLogprob.top:type_name -> fastserve.v1.TopLogprob
-	10, // 7: fastserve.v1.ListModelsResponse.models:type_name -> fastserve.v1.Model
-	1,  // 8: fastserve.v1.InferenceService.Generate:input_type -> fastserve.v1.GenerateRequest
-	8,  // 9: fastserve.v1.InferenceService.ListModels:input_type -> fastserve.v1.ListModelsRequest
-	4,  // 10: fastserve.v1.InferenceService.Generate:output_type -> fastserve.v1.GenerateResponse
-	9,  // 11: fastserve.v1.InferenceService.ListModels:output_type -> fastserve.v1.ListModelsResponse
-	10, // [10:12] is the sub-list for method output_type
-	8,  // [8:10] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	13, // 2: fastserve.v1.SamplingParams.logit_bias:type_name -> fastserve.v1.SamplingParams.LogitBiasEntry
+	4,  // 3: fastserve.v1.SamplingParams.guide:type_name -> fastserve.v1.Guide
+	5,  // 4: fastserve.v1.Guide.choice:type_name -> fastserve.v1.GuideChoices
+	7,  // 5: fastserve.v1.GenerateResponse.logprobs:type_name -> fastserve.v1.TokenLogprob
+	0,  // 6: fastserve.v1.GenerateResponse.finish_reason:type_name -> fastserve.v1.FinishReason
+	9,  // 7: fastserve.v1.GenerateResponse.usage:type_name -> fastserve.v1.Usage
+	8,  // 8: fastserve.v1.TokenLogprob.top:type_name -> fastserve.v1.TopLogprob
+	12, // 9: fastserve.v1.ListModelsResponse.models:type_name -> fastserve.v1.Model
+	1,  // 10: fastserve.v1.InferenceService.Generate:input_type -> fastserve.v1.GenerateRequest
+	10, // 11: fastserve.v1.InferenceService.ListModels:input_type -> fastserve.v1.ListModelsRequest
+	6,  // 12: fastserve.v1.InferenceService.Generate:output_type -> fastserve.v1.GenerateResponse
+	11, // 13: fastserve.v1.InferenceService.ListModels:output_type -> fastserve.v1.ListModelsResponse
+	12, // [12:14] is the sub-list for method output_type
+	10, // [10:12] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_fastserve_v1_inference_proto_init() }
@@ -1074,13 +1289,20 @@ func file_fastserve_v1_inference_proto_init() {
 		(*GenerateRequest_TokenIds)(nil),
 	}
 	file_fastserve_v1_inference_proto_msgTypes[2].OneofWrappers = []any{}
+	file_fastserve_v1_inference_proto_msgTypes[3].OneofWrappers = []any{
+		(*Guide_JsonSchema)(nil),
+		(*Guide_JsonObject)(nil),
+		(*Guide_Regex)(nil),
+		(*Guide_Grammar)(nil),
+		(*Guide_Choice)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fastserve_v1_inference_proto_rawDesc), len(file_fastserve_v1_inference_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   11,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
