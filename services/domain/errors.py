@@ -28,6 +28,10 @@ class DuplicateRequestError(FastServeError):
     """The request id is already in use with a different body (ALREADY_EXISTS)."""
 
 
+class GroupTakenError(DuplicateRequestError):
+    """Another worker has the group (ALREADY_EXISTS): the first goes on."""
+
+
 class AdmissionFullError(FastServeError):
     """Too many jobs or tokens are queued (RESOURCE_EXHAUSTED). Retry after `retry_after_s`."""
 

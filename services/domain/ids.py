@@ -12,7 +12,13 @@ CommandNumber = NewType("CommandNumber", int)
 """Number of a KV command, increasing by one within a worker epoch."""
 
 Epoch = NewType("Epoch", int)
-"""Number of a start of a worker with empty pools; later ones are greater, 0 means that no worker has been seen."""
+"""Number of a start of a worker with empty pools; later ones are greater, 0 means that no worker has been seen. The
+scheduler gives them out.
+"""
+
+EPOCHS_OF_A_TERM = 1 << 32
+"""Those of a scheduler that leads in term t begin after t times this, so that a later leader's are greater."""
+MOST_EPOCH = (1 << 63) - 1
 
 MOST_GROUPS = 1024
 """Worker groups are numbered from 0 to less than this."""

@@ -168,6 +168,8 @@ class GroupStatus:
     worker_joins: int
     counters: ServerCounters = field(default_factory=ServerCounters)
     iteration_tokens: IterationTokens = field(default_factory=IterationTokens)
+    draining: bool = False
+    """Its worker was told to end: it gets no new jobs."""
 
     @property
     def running(self) -> int:
@@ -202,6 +204,7 @@ class GroupStatus:
             "block_size": self.block_size,
             "device": self.device,
             "worker_joins": self.worker_joins,
+            "draining": self.draining,
         }
 
 
@@ -222,11 +225,13 @@ class ServerStatus:
     iteration_tokens: IterationTokens = field(default_factory=IterationTokens)
     listed_jobs: tuple[JobStatus, ...] = ()
     """As many as were asked for: group by group, in the order in which they would run."""
+    unplaced_jobs: int = 0
+    """Jobs that wait for a worker group to come."""
 
     @property
     def jobs(self) -> int:
-        """All jobs of all groups."""
-        return sum(group.jobs for group in self.groups)
+        """All jobs, of all groups and of none."""
+        return self.unplaced_jobs + sum(group.jobs for group in self.groups)
 
     @property
     def admission_rejections(self) -> int:
@@ -254,4 +259,5 @@ class ServerStatus:
             "uptime_s": self.uptime_s,
             "max_queued_jobs": self.max_queued_jobs,
             "admission_rejections": self.admission_rejections,
+            "unplaced_jobs": self.unplaced_jobs,
         }

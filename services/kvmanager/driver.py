@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from services.domain.errors import NotReadyError, PeerMismatchError, SupersededError
-from services.domain.ids import MOST_GROUPS
+from services.domain.ids import MOST_GROUPS, Epoch
 from services.domain.server_status import PoolUsage
 from services.domain.worker_facts import KvWorkerFacts
 from services.kvmanager.enst_errors import EnstErrors, OnJudged
@@ -72,6 +72,11 @@ class KvManagerDriver:
         check_pools(facts.pools)
         if (group := self._groups.get(facts.group)) is not None:
             group.check_epoch(facts.pools.epoch)
+
+    @property
+    def newest_epoch(self) -> Epoch:
+        """The greatest epoch of a worker so far; 0 before the first."""
+        return max((group.newest_epoch for group in self._groups.values()), default=Epoch(0))
 
     def pool_usages(self) -> list[tuple[int, PoolUsage | None]]:
         """By group, the pools after the last turn; None without a worker or a scheduler. Callable from any thread."""

@@ -66,7 +66,8 @@ class KvGroup:
         self._begin()
         self._worker: KvWorkerStream | None = None
         """The newest epoch's stream."""
-        self._newest_epoch = Epoch(0)
+        self.newest_epoch = Epoch(0)
+        """The greatest epoch of its workers; 0 before the first."""
         self._told: PoolUsage | None = None
         self._told_s = 0.0
         self.pool_usage: PoolUsage | None = None
@@ -82,8 +83,8 @@ class KvGroup:
 
     def check_epoch(self, epoch: Epoch) -> None:
         """Raises SupersededError for an old epoch."""
-        if epoch <= self._newest_epoch:
-            raise SupersededError(f"worker epoch {epoch} is not newer than epoch {self._newest_epoch}")
+        if epoch <= self.newest_epoch:
+            raise SupersededError(f"worker epoch {epoch} is not newer than epoch {self.newest_epoch}")
 
     def worker_arrived(self, peer: KvWorkerStream, facts: KvWorkerFacts) -> list[Event]:
         """A newer epoch ends the previous one."""
@@ -94,7 +95,7 @@ class KvGroup:
             peer.close(error)
             return []
         self.end_worker(SupersededError(f"a worker with the newer epoch {peer.epoch} took over"))
-        self._newest_epoch, self._worker = peer.epoch, peer
+        self.newest_epoch, self._worker = peer.epoch, peer
         pools = facts.pools
         _log.info(
             "group %d: worker of epoch %d joined with %d device blocks and %d host blocks of %d tokens",

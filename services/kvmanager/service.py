@@ -76,6 +76,8 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
     async def _write_scheduler(
         self, peer: SchedulerStream, write: Callable[[wire.SchedulerLinkResponse], Awaitable[None]]
     ) -> None:
+        if newest_epoch := self._driver.newest_epoch:
+            await write(wire.SchedulerLinkResponse(newest_epoch=newest_epoch))
         while True:
             for batch in await peer.take():
                 await write(kv_batch_to_wire(*batch))
@@ -84,6 +86,7 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         self, requests: AsyncIterator[wire.KvManagerServiceWorkerLinkRequest], context: Any
     ) -> None:
         facts = await _hello(requests)
+        self._terms.check_epoch(facts.pools.epoch)
         self._driver.check_worker(facts)
         peer = KvWorkerStream(facts.group, facts.pools.epoch)
         await self._driver.inbox.put(KvWorkerArrived(peer, facts))

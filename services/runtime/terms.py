@@ -8,7 +8,8 @@ one. A scheduler without a Lease has term 0: then the newest stream counts, as e
 from collections.abc import Iterable
 from typing import Any
 
-from services.domain.errors import SupersededError, UnreachableError
+from services.domain.errors import NotReadyError, SupersededError, UnreachableError
+from services.domain.ids import EPOCHS_OF_A_TERM, Epoch
 
 TERM_KEY = "fastserve-term"
 NO_TERM = 0
@@ -44,6 +45,14 @@ class NewestTerm:
         """For the side that is dialled. Raises SupersededError for a scheduler that has been replaced."""
         if not self.hear(term):
             raise SupersededError(f"a scheduler of term {self._newest} leads; term {term} is over")
+
+    def check_epoch(self, epoch: Epoch) -> None:
+        """For the side that is dialled by a worker. Raises NotReadyError for an epoch that a scheduler gave out which
+        has been replaced: the worker is to ask the leader for another one.
+        """
+        term = epoch // EPOCHS_OF_A_TERM
+        if term < self._newest:
+            raise NotReadyError(f"epoch {epoch} is of term {term}, but a scheduler of term {self._newest} leads")
 
     def check_dialled(self, term: int, peer: str) -> None:
         """For the side that dials. Raises UnreachableError: dial again, and reach the leader."""

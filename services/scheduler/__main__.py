@@ -2,14 +2,16 @@
 
 import asyncio
 import gc
+import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import grpc
 from prometheus_client import CollectorRegistry
 
 from services.domain.errors import InvalidFieldError
+from services.domain.ids import MOST_GROUPS
 from services.domain.server_status import ServerStatus
 from services.runtime.channel import open_channel
 from services.runtime.metrics_server import MetricsServer, asking_loop, new_registry
@@ -32,6 +34,8 @@ from services.scheduler.service import ADMIN_SERVICE, SCHEDULER_SERVICE, registe
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.worker_group import STRICT, ServedSetup
 
+_log = logging.getLogger(__name__)
+
 CLOSE_LIMIT_S = 0.5
 """Time for the last bytes; after that only endless streams such as WatchStatus are still open."""
 COLLECT_THRESHOLDS = (50_000, 20, 100)
@@ -48,7 +52,7 @@ def served_by(settings: SchedulerSettings) -> ServedSetup:
         max_model_len=facts.max_model_len,
         block_size=settings.block_size,
         config=settings.config,
-        group_count=settings.groups,
+        most_groups=settings.groups or MOST_GROUPS,
     )
 
 
@@ -56,28 +60,38 @@ async def serve(process: ServiceProcess[SchedulerSettings]) -> None:
     """The scheduler's life: listen, dial the KV manager, serve, drain."""
     settings = process.settings
     served = served_by(settings)
-    with ExitStack() as open_recordings:
-        recorders = [
-            open_recordings.enter_context(
+    with ExitStack() as recordings:
+
+        def record(group: int) -> Recorder | None:
+            return recordings.enter_context(
                 recording(settings, SCHEDULER_FORMAT, served.config, strict=STRICT, group=group)
             )
-            for group in range(served.group_count)
-        ]
-        await _serve(process, settings, served, recorders)
+
+        # A folder that can't be written to ends the service here, and not when a worker joins.
+        ready = {0: record(0)}
+
+        def recorder_of(group: int) -> Recorder | None:
+            try:
+                return ready.pop(group) if group in ready else record(group)
+            except InvalidFieldError as error:
+                _log.warning("group %d is not recorded: %s", group, error)
+                return None
+
+        await _serve(process, settings, served, recorder_of)
 
 
 async def _serve(
     process: ServiceProcess[SchedulerSettings],
     settings: SchedulerSettings,
     served: ServedSetup,
-    recorders: Sequence[Recorder | None],
+    recorder_of: Callable[[int], Recorder | None],
 ) -> None:
     gc.set_threshold(*COLLECT_THRESHOLDS)
     readiness = Readiness()
     registry = new_registry()
     async with open_channel(settings.kv_manager) as channel:
         link = SchedulerLink(channel, settings.kv_manager)
-        driver = SchedulerDriver(served, link, readiness.set, recorders)
+        driver = SchedulerDriver(served, link, readiness.set, recorder_of)
         demand = DemandWatch(settings.demand_limits, driver.backlogs, driver.ready_groups)
         scaler = ExternalScaler(demand.update, driver.check_leads, settings.backlog_target)
 

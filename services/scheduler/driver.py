@@ -1,6 +1,6 @@
 """The owner of the scheduler's state: one task that takes all events since the last turn, passes them to the machines
 of the worker groups, and carries out the commands they return. The router says which group gets a job, and which jobs
-move.
+move. A group begins with its first worker and is forgotten some time after its last.
 
 Handlers and links post what they receive to the inbox and write whatever is in their peer's outbox; only this task
 changes a machine or the job store. A turn contains no await, so a link that breaks and comes back is always seen in
@@ -9,13 +9,14 @@ that order. The clock is read once per turn.
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from services.domain.errors import NotReadyError, PeerMismatchError
+from services.domain.errors import NotReadyError
 from services.domain.group_backlog import GroupBacklog
 from services.domain.ids import JobId
-from services.domain.server_status import IterationTokens, JobStatus, ServerCounters, ServerStatus
+from services.domain.server_status import ServerStatus
 from services.domain.submission import ServingLimits
 from services.domain.worker_facts import WorkerFacts
 from services.runtime.inbox import Inbox, Wakeup
@@ -23,8 +24,9 @@ from services.runtime.recording.recorder import Recorder
 from services.runtime.terms import NO_TERM
 from services.scheduler.gateways import Gateways, NewJob
 from services.scheduler.job_store import JobStore
-from services.scheduler.machine.scheduler import Scheduler
+from services.scheduler.living_groups import WorkerGroups
 from services.scheduler.machine.scheduler_events import (
+    Cancel,
     Emit,
     End,
     Event,
@@ -37,7 +39,9 @@ from services.scheduler.machine.scheduler_events import (
     Withdraw,
     Withdrawn,
 )
+from services.scheduler.outgoing_streams import WorkerStream
 from services.scheduler.routing.router import MOST_MOVES, Router
+from services.scheduler.routing.worker_claims import WorkerClaims
 from services.scheduler.scheduler_inbox import (
     Cancelled,
     GatewayJoined,
@@ -45,14 +49,16 @@ from services.scheduler.scheduler_inbox import (
     Inbound,
     KvBroke,
     KvClosed,
+    KvMet,
     KvOpened,
     KvSaid,
     Submitted,
     WorkerArrived,
+    WorkerDrains,
     WorkerLeft,
     WorkerSaid,
 )
-from services.scheduler.worker_group import STRICT, KvLine, ServedSetup, WorkerGroup, check_agrees
+from services.scheduler.worker_group import KvLine, ServedSetup, WorkerGroup, check_agrees, check_fits
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +66,13 @@ MOST_INBOX = 20_000
 """Submissions and cancels beyond it wait at their streams; results and residency never do."""
 LAST_WORDS_LIMIT_S = 1.0
 
+Events = defaultdict[int, list[Event]]
+"""The events of a turn, by group."""
+
 
 class SchedulerDriver:
-    """Runs the machines. `on_ready` is called whenever it changes whether jobs can run; `recorders` see every turn of
-    the group with their number. Must be created on its event loop.
+    """Runs the machines. `on_ready` is called whenever it changes whether jobs can run; `recorder_of` makes a new
+    group's recorder. Must be created on its event loop.
     """
 
     def __init__(
@@ -71,25 +80,19 @@ class SchedulerDriver:
         served: ServedSetup,
         kv: KvLine,
         on_ready: Callable[[bool], None],
-        recorders: Sequence[Recorder | None] = (),
+        recorder_of: Callable[[int], Recorder | None] = lambda group: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
         self._served = served
         self._on_ready = on_ready
         self._gateways = Gateways(served.vocabulary_size)
-        machines = {number: Scheduler(served.config, strict=STRICT) for number in range(served.group_count)}
-        self._router = Router(served.config, machines)
-        self._groups: dict[int, WorkerGroup] = {}
-        for number, machine in machines.items():
-            recorder = recorders[number] if recorders else None
-            self._groups[number] = WorkerGroup(
-                number, machine, served, kv, self._gateways.jobs.work, self._router.heard, recorder
-            )
+        self._router = Router(served.config, {}, served.max_model_len)
+        self._groups = WorkerGroups(served.config, self._router, kv, self._gateways.jobs.work, recorder_of)
+        self._claims = WorkerClaims()
         self.inbox: Inbox[Inbound] = Inbox(MOST_INBOX)
         """Where handlers and links post what they receive."""
-        self.term: int | None = NO_TERM
-        """The term in which it leads; None: it is on standby, and takes no peers."""
+        self._term: int | None = NO_TERM
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._timer: asyncio.TimerHandle | None = None
@@ -99,13 +102,24 @@ class SchedulerDriver:
         self._started_s = self._clock()
 
     @property
+    def term(self) -> int | None:
+        """The term in which it leads; None: it is on standby, and takes no peers."""
+        return self._term
+
+    @term.setter
+    def term(self, term: int | None) -> None:
+        self._term = term
+        if term is not None:
+            self._claims.begin_term(term)
+
+    @property
     def jobs(self) -> JobStore:
         """Where gateway streams find new output."""
         return self._gateways.jobs
 
     @property
     def limits(self) -> ServingLimits:
-        """Limits that a job must meet: those of the group with the most room, of all that have had a worker."""
+        """Limits that a job must meet: the model's, or those of the group with the most room."""
         return self._router.limits
 
     def check_gateway(self, model_fingerprint: str) -> None:
@@ -113,15 +127,21 @@ class SchedulerDriver:
         self.check_leads()
         check_agrees("model_fingerprint", model_fingerprint, self._served.model_fingerprint)
 
-    def check_worker(self, facts: WorkerFacts) -> None:
-        """Raises PeerMismatchError for an incompatible worker, SupersededError for an old epoch, NotReadyError while on
-        standby.
+    def admit_worker(self, facts: WorkerFacts) -> WorkerStream:
+        """The stream of a worker that said hello, with its epoch; `worker_left` must follow. Raises PeerMismatchError
+        for an incompatible worker, GroupTakenError for a group that has one, NotReadyError while on standby.
         """
         self.check_leads()
-        group = self._groups.get(facts.group)
-        if group is None:
-            raise PeerMismatchError("group", f"is {facts.group}, but must be less than {len(self._groups)} (--groups)")
-        group.check_worker(facts)
+        check_fits(facts, self._served)
+        epoch = self._claims.claim(facts.group, facts.worker_id, facts.last_epoch, facts.device, self._clock())
+        stream = WorkerStream(epoch, facts.group)
+        self.inbox.post(WorkerArrived(stream, facts))
+        return stream
+
+    def worker_left(self, stream: WorkerStream) -> None:
+        """The stream has ended: the group is free for the next worker."""
+        self._claims.release(stream.group, stream.epoch)
+        self.inbox.post(WorkerLeft(stream))
 
     def check_leads(self) -> None:
         """Raises NotReadyError unless peers may dial this scheduler now."""
@@ -132,43 +152,29 @@ class SchedulerDriver:
 
     def status(self, max_jobs: int = 0) -> ServerStatus:
         """A snapshot of the server, with up to `max_jobs` jobs one by one. O(jobs)."""
-        listed: list[JobStatus] = []
-        for group in self._groups.values():
-            if len(listed) < max_jobs:
-                listed.extend(group.first_jobs(max_jobs - len(listed)))
-        groups = tuple(group.status() for group in self._groups.values())
+        groups, totals = self._groups.sorted(), self._groups.totals
         return ServerStatus(
             model=self._served.model_name,
             policy=self._served.config.policy.value,
-            kv_policy=next((group.kv_policy for group in self._groups.values() if group.kv_policy), ""),
-            groups=groups,
-            counters=ServerCounters.total(group.counters for group in groups),
+            kv_policy=next((group.kv_policy for group in groups if group.kv_policy), ""),
+            groups=tuple(group.status() for group in groups),
+            counters=totals.counters(groups),
             uptime_s=self._clock() - self._started_s,
             max_queued_jobs=self._served.config.max_queued_jobs,
-            rejections=self._rejections(),
-            iteration_tokens=self._iteration_tokens(),
-            listed_jobs=tuple(listed),
+            rejections=totals.rejections(groups, self._router.rejections),
+            iteration_tokens=totals.iteration_tokens(groups),
+            listed_jobs=self._groups.first_jobs(max_jobs),
+            unplaced_jobs=len(self._router.room),
         )
 
     def backlogs(self) -> list[GroupBacklog | None]:
         """What each group's jobs still cost; None: jobs wait, and no worker has said what they cost. O(groups)."""
-        return [group.machine.iterations.backlog.predicted() for group in self._groups.values()]
+        backlogs = [group.machine.iterations.backlog.predicted() for group in self._groups.values()]
+        return [*backlogs, None] if self._router.room else backlogs
 
     def ready_groups(self) -> int:
-        """Groups that serve."""
-        return sum(group.machine.ready() for group in self._groups.values())
-
-    def _rejections(self) -> dict[str, int]:
-        by_reason = dict(self._router.rejections)
-        for group in self._groups.values():
-            for reason, count in group.machine.counters.rejections.items():
-                by_reason[reason] = by_reason.get(reason, 0) + count
-        return by_reason
-
-    def _iteration_tokens(self) -> IterationTokens:
-        each = [group.machine.counters.iteration_tokens for group in self._groups.values()]
-        counts = tuple(sum(column) for column in zip(*(one.counts for one in each), strict=True))
-        return IterationTokens(counts=counts, sum=sum(one.sum for one in each))
+        """Groups that serve, and will go on."""
+        return sum(group.machine.ready() and not group.draining for group in self._groups.values())
 
     async def run(self) -> None:
         """Takes turns forever; it returns only because of a bug."""
@@ -183,7 +189,7 @@ class SchedulerDriver:
         self._note_idle()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_idle.wait(), limit_s)
-        left = sum(len(group.machine.jobs) for group in self._groups.values())
+        left = len(self._router.jobs)
         if left:
             _log.warning("%d jobs that did not end within %g s wait for the next scheduler", left, limit_s)
         with suppress(TimeoutError):
@@ -195,16 +201,17 @@ class SchedulerDriver:
         self._is_over = True
         goodbye = NotReadyError("the scheduler is shutting down")
         self._gateways.close_all(goodbye)
-        for group in self._groups.values():
-            group.close(goodbye)
+        self._close_workers(goodbye)
 
     def _turn(self, items: Iterable[Inbound]) -> None:
         now_s = self._clock()
-        events: dict[int, list[Event]] = {number: [] for number in self._groups}
+        events = Events(list)
         for item in (*self._gateways.take_deferred(), *items):
             self._hear(item, events, now_s)
         for cancel in self._gateways.expire(now_s):
-            events[self._group_of(cancel.job_id)].append(cancel)
+            self._cancel(cancel, events, now_s)
+        for end in self._router.expire_waiting(now_s):
+            self._gateways.end(end, now_s)
         self._decide(events, now_s)
         if self._gateways.can_retry(self._knows):
             self.inbox.post(Wakeup())
@@ -212,9 +219,11 @@ class SchedulerDriver:
     def _decide(self, events: Mapping[int, Sequence[Event]], now_s: float) -> None:
         """Ask the machines of the groups that heard something, and carry out their commands. Then jobs move."""
         for number, group in self._groups.items():
-            if events[number]:
+            if events.get(number):
                 self._ask(group, events[number], now_s)
         self._move_jobs(now_s)
+        self._place_jobs(now_s)
+        self._groups.settle(now_s)
         self._note_idle()
         is_ready = any(group.machine.ready() for group in self._groups.values())
         if is_ready is not self._was_ready:
@@ -224,7 +233,7 @@ class SchedulerDriver:
 
     def _note_idle(self) -> None:
         """Says whether nobody waits for a job: one without followers is kept for a client that comes back here."""
-        has_jobs = any(group.machine.jobs for group in self._groups.values())
+        has_jobs = self._router.jobs or any(group.machine.jobs for group in self._groups.values())
         if has_jobs and not (self._gateways.draining and not self.jobs.has_followed()):
             self._is_idle.clear()
         else:
@@ -238,6 +247,8 @@ class SchedulerDriver:
 
     def _move_jobs(self, now_s: float) -> None:
         """Carry out the router's moves: in one more turn of each group that jobs leave, and of each that they join."""
+        for number, hold in self._router.holds(now_s):
+            self._ask(self._groups[number], (hold,), now_s)
         moves = self._router.moves()
         targets = {move.job_id: move.to_group for move in moves}
         arriving: dict[int, list[Event]] = {}
@@ -250,9 +261,24 @@ class SchedulerDriver:
         if len(moves) == MOST_MOVES:
             self.inbox.post(Wakeup())
 
+    def _place_jobs(self, now_s: float) -> None:
+        """Jobs that waited for a group go to the ones that have come."""
+        placed = self._router.placements(now_s)
+        events = Events(list)
+        for one in placed:
+            if isinstance(one, Reject):
+                self._gateways.reject(one)
+            else:
+                events[one.group].append(one.submit)
+        for number, submits in events.items():
+            self._ask(self._groups[number], submits, now_s)
+        if len(placed) == MOST_MOVES:
+            self.inbox.post(Wakeup())
+
     def _set_timer(self) -> None:
-        """Wake up when a machine or the job store next has something due."""
-        wanted_s = (*(group.wake_s for group in self._groups.values()), self.jobs.due_s())
+        """Wake up when a machine, the job store, a job without a group, or a group without jobs has something due."""
+        wakes_s = (group.wake_s for group in self._groups.values())
+        wanted_s = (*wakes_s, self.jobs.due_s(), self._router.next_s(), self._groups.forget_s)
         next_s = min((time_s for time_s in wanted_s if time_s is not None), default=None)
         if next_s == self._timer_s:
             return
@@ -266,25 +292,31 @@ class SchedulerDriver:
         self.inbox.post(Wakeup())
 
     def _knows(self, job_id: JobId) -> bool:
-        """Whether some group has not released this id yet."""
-        return any(group.machine.knows(job_id) for group in self._groups.values())
+        """Whether the job waits for a group, or some group has not released this id yet."""
+        return job_id in self._router.room or any(group.machine.knows(job_id) for group in self._groups.values())
 
-    def _group_of(self, job_id: JobId) -> int:
-        """The group that has the job, or any group if none has."""
-        group = self._router.group_of(job_id)
-        return next(iter(self._groups)) if group is None else group
+    def _cancel(self, cancel: Cancel | None, events: Events, now_s: float) -> None:
+        """Pass a cancellation on to the job's group, or end a job that waits for one. It may just have ended."""
+        if cancel is None:
+            return
+        number = self._router.group_of(cancel.job_id)
+        if number is not None:
+            events[number].append(cancel)
+        elif (end := self._router.cancel_waiting(cancel.job_id, cancel.reason, now_s)) is not None:
+            self._gateways.end(end, now_s)
 
-    def _hear(self, item: Inbound, events: Mapping[int, list[Event]], now_s: float) -> None:
+    def _hear(self, item: Inbound, events: Events, now_s: float) -> None:
         """Translate an inbox item into events of the machines."""
         match item:
             case WorkerSaid(stream, result):
-                _add(events[stream.group], self._groups[stream.group].worker_said(stream, result))
+                if (group := self._groups.get(stream.group)) is not None:
+                    _add(events[stream.group], group.worker_said(stream, result))
             case Submitted():
                 new = self._gateways.submit(item, self._knows(item.submission.job_id), now_s)
                 if new is not None:
                     self._route(new, events, now_s)
-            case Cancelled(_, job_id):
-                _add(events[self._group_of(job_id)], self._gateways.cancel(item))
+            case Cancelled():
+                self._cancel(self._gateways.cancel(item), events, now_s)
             case GatewayJoined(stream):
                 self._gateways.join(stream, now_s)
                 # The limits may have changed since the welcome was written.
@@ -292,24 +324,34 @@ class SchedulerDriver:
             case GatewayLeft(stream):
                 self._gateways.leave(stream, now_s)
             case WorkerArrived(stream, facts):
-                joined = self._groups[stream.group].worker_arrived(stream, facts)
-                if joined is not None:
-                    self._router.joined(stream.group, joined)
-                    self._gateways.tell_limits(self.limits)
-                    events[stream.group].append(joined)
+                joined = self._groups.begun(stream.group, events[stream.group]).worker_arrived(stream, facts)
+                self._router.joined(stream.group, joined)
+                self._gateways.tell_limits(self.limits)
+                events[stream.group].append(joined)
             case WorkerLeft(stream):
-                _add(events[stream.group], self._groups[stream.group].worker_left(stream))
+                if (group := self._groups.get(stream.group)) is not None:
+                    _add(events[stream.group], group.worker_left(stream))
+                    if not group.draining:
+                        self._router.stopped(stream.group)
+            case WorkerDrains(stream, limit_s):
+                if (group := self._groups.get(stream.group)) is not None and group.drains(stream):
+                    self._router.drain(stream.group, limit_s, now_s)
             case KvSaid(number, epoch, messages):
                 if (group := self._groups.get(number)) is not None:
                     events[number].extend(group.kv_said(epoch, messages))
             case KvBroke(number, error):
                 if (group := self._groups.get(number)) is not None:
                     group.close(NotReadyError(str(error)))
+            case KvMet(newest_epoch):
+                if self._claims.outlived_by(newest_epoch):
+                    self._close_workers(NotReadyError(f"the KV manager has met the worker epoch {newest_epoch}"))
             case _:
                 self._hear_of_all(item, events)
 
-    def _hear_of_all(self, item: KvOpened | KvClosed | Wakeup, events: Mapping[int, list[Event]]) -> None:
+    def _hear_of_all(self, item: KvOpened | KvClosed | Wakeup, events: Events) -> None:
         """Translate an inbox item that concerns every group."""
+        if not isinstance(item, Wakeup):
+            self._groups.kv_is_open = isinstance(item, KvOpened)
         for number, group in self._groups.items():
             match item:
                 case KvOpened():
@@ -320,12 +362,16 @@ class SchedulerDriver:
                 case Wakeup():
                     events[number].append(Tick())
 
-    def _route(self, new: NewJob, events: Mapping[int, list[Event]], now_s: float) -> None:
-        """Pass a new job on to its group, unless it is refused."""
+    def _close_workers(self, error: NotReadyError) -> None:
+        for group in self._groups.values():
+            group.close(error)
+
+    def _route(self, new: NewJob, events: Events, now_s: float) -> None:
+        """Pass a new job on to its group, unless it is refused or has none so far."""
         routed = self._router.submit(new.submit, now_s, new.resumed)
         if isinstance(routed, Reject):
             self._gateways.reject(routed)
-        else:
+        elif routed is not None:
             events[routed.group].append(routed.submit)
 
     def _execute(

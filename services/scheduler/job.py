@@ -90,6 +90,8 @@ class Job:
     in_flight: int = 0
     state: JobState = JobState.OUT
     is_ready: bool = False
+    is_held: bool = False
+    """It is to leave for another group, and is not planned until then."""
     cut_plan: int | None = None
     """The plan under way that may cut its prefill or pass it over; the job can't be planned again before its result."""
     service_s: float = 0.0

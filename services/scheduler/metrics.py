@@ -5,7 +5,7 @@ spends its time.
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -56,6 +56,7 @@ class SchedulerCollector(Collector):
         groups = status.groups
         yield from job_gauges(status.model, groups)
         yield level_gauge(status.model, groups)
+        yield from _coming_and_going(status)
         if self._old_metrics:
             yield from pool_gauges(status.model, [(group.group, group.pools) for group in groups])
         for name, text, field in _COUNTERS:
@@ -71,3 +72,17 @@ class SchedulerCollector(Collector):
             rejections.add_metric((*labels, reason), count)
         yield rejections
         yield iteration_token_histogram(status.model, [(group.group, group.iteration_tokens) for group in groups])
+
+
+def _coming_and_going(status: ServerStatus) -> Iterator[Metric]:
+    """Groups that are about to end, and jobs that wait for one to come."""
+    draining = GaugeMetricFamily(
+        PREFIX + "group_draining", "Whether the group's worker was told to end: it gets no new jobs.", labels=LABELS
+    )
+    for group in status.groups:
+        draining.add_metric((status.model, str(group.group)), group.draining)
+    unplaced = GaugeMetricFamily(
+        PREFIX + "num_requests_unplaced", "Number of jobs that wait for a worker group.", labels=("model_name",)
+    )
+    unplaced.add_metric((status.model,), status.unplaced_jobs)
+    yield from (draining, unplaced)

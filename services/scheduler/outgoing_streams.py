@@ -89,8 +89,10 @@ class GatewayStream(OutgoingSide):
         return updates
 
 
-class WorkerStream(Outbox[tuple[PlanNumber, Sequence[PlanWork]]]):
-    """One stream of a group's worker: its plans. They are bounded by the number of plans that may be under way."""
+class WorkerStream(Outbox[tuple[PlanNumber, Sequence[PlanWork]] | None]):
+    """One stream of a group's worker: its plans, and None for the word that no job needs it any more. They are bounded
+    by the number of plans that may be under way.
+    """
 
     def __init__(self, epoch: Epoch, group: int = 0) -> None:
         super().__init__(MOST_PLANS, "the worker")

@@ -61,12 +61,25 @@ class WorkerSaid(NamedTuple):
     result: WorkerResult
 
 
+class WorkerDrains(NamedTuple):
+    """A worker was told to end, and will in `limit_s` seconds at the latest."""
+
+    stream: WorkerStream
+    limit_s: float
+
+
 class KvOpened(NamedTuple):
     """The stream to the KV manager is open."""
 
 
 class KvClosed(NamedTuple):
     """The stream to the KV manager ended."""
+
+
+class KvMet(NamedTuple):
+    """The KV manager has met workers of epochs up to this one."""
+
+    newest_epoch: Epoch
 
 
 class KvSaid(NamedTuple):
@@ -92,8 +105,10 @@ Inbound = (
     | WorkerArrived
     | WorkerLeft
     | WorkerSaid
+    | WorkerDrains
     | KvOpened
     | KvClosed
+    | KvMet
     | KvSaid
     | KvBroke
     | Wakeup

@@ -17,7 +17,7 @@ from services.domain.protocol import SchedulerToKv
 from services.runtime.dialling import DialledStream, keep_dialling
 from services.runtime.outbox import Outbox
 from services.runtime.terms import NO_TERM, term_metadata
-from services.scheduler.scheduler_inbox import Inbound, KvBroke, KvClosed, KvOpened, KvSaid
+from services.scheduler.scheduler_inbox import Inbound, KvBroke, KvClosed, KvMet, KvOpened, KvSaid
 from services.wire.scheduler_kvmanager import kv_batch_from_wire, scheduler_batch_to_wire
 
 _log = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ def _to_wire(batches: Sequence[_Batch]) -> Iterable[wire.SchedulerLinkRequest]:
 
 def _heard(batch: wire.SchedulerLinkResponse) -> Inbound:
     """A message that can't be read is the fault of its group alone."""
+    if batch.newest_epoch:
+        return KvMet(Epoch(batch.newest_epoch))
     try:
         return KvSaid(*kv_batch_from_wire(batch))
     except ProtocolError as error:

@@ -20,13 +20,17 @@ from services.scheduler.scheduler_inbox import (
     GatewayJoined,
     GatewayLeft,
     Submitted,
-    WorkerArrived,
-    WorkerLeft,
+    WorkerDrains,
     WorkerSaid,
 )
 from services.wire.gateway_scheduler import cancel_from_wire, limits_to_wire, submission_from_wire, updates_to_wire
 from services.wire.operator_scheduler import interval_from_wire, max_jobs_from_wire, status_to_wire
-from services.wire.scheduler_worker import plan_to_wire, result_from_wire, worker_facts_from_wire
+from services.wire.scheduler_worker import (
+    draining_from_wire,
+    plan_to_wire,
+    result_from_wire,
+    worker_facts_from_wire,
+)
 
 SCHEDULER_SERVICE = wire.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -83,31 +87,35 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         first = await first_message(requests)
         if first.WhichOneof("message") != "hello":
             raise InvalidFieldError("hello", "must be the first message of the stream")
-        facts = worker_facts_from_wire(first.hello)
-        self._driver.check_worker(facts)
-        peer = WorkerStream(facts.epoch, facts.group)
-        self._driver.inbox.post(WorkerArrived(peer, facts))
+        peer = self._driver.admit_worker(worker_facts_from_wire(first.hello))
         try:
             await context.send_initial_metadata(term_metadata(self._driver.term or NO_TERM))
-            await context.write(wire.WorkerLinkResponse(welcome=wire.WorkerWelcome()))
+            await context.write(wire.WorkerLinkResponse(welcome=wire.WorkerWelcome(epoch=peer.epoch)))
             await until_one_ends(
                 self._read_worker(peer, requests), self._write_worker(peer, context.write), peer.until_closed()
             )
         finally:
-            self._driver.inbox.post(WorkerLeft(peer))
+            self._driver.worker_left(peer)
 
     async def _read_worker(self, peer: WorkerStream, requests: AsyncIterator[wire.WorkerLinkRequest]) -> None:
         async for request in requests:
-            if request.WhichOneof("message") != "result":
-                raise ProtocolError("a worker's message must be a result")
-            self._driver.inbox.post(WorkerSaid(peer, result_from_wire(request.result)))
+            match request.WhichOneof("message"):
+                case "result":
+                    self._driver.inbox.post(WorkerSaid(peer, result_from_wire(request.result)))
+                case "draining":
+                    self._driver.inbox.post(WorkerDrains(peer, draining_from_wire(request.draining).limit_s))
+                case _:
+                    raise ProtocolError("a worker's message must be a result, or that it is draining")
 
     async def _write_worker(
         self, peer: WorkerStream, write: Callable[[wire.WorkerLinkResponse], Awaitable[None]]
     ) -> None:
         while True:
-            for plan_number, work in await peer.take():
-                await write(wire.WorkerLinkResponse(plan=plan_to_wire(peer.epoch, plan_number, work)))
+            for plan in await peer.take():
+                if plan is None:
+                    await write(wire.WorkerLinkResponse(released=wire.WorkerReleased()))
+                else:
+                    await write(wire.WorkerLinkResponse(plan=plan_to_wire(peer.epoch, *plan)))
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):

@@ -35,8 +35,12 @@ class SchedulerSettings(RecordingSettings):
         le=1024,
         description="tokens per KV block; a worker with a different block size is refused",
     )
-    groups: int = Field(
-        1, ge=1, le=MOST_GROUPS, description="worker groups, each a copy of the model; workers take --group 0, 1, ..."
+    groups: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_GROUPS,
+        description="most worker groups, each a copy of the model; workers take --group 0, 1, ...; off: as many as "
+        "come; fastserve up starts so many (off: 1)",
     )
     policy: PolicyName = Field(PolicyName.GITTINS, description="scheduling policy: which jobs run next")
     max_batch: int = Field(16, ge=1, le=4096, description="maximum number of jobs in an iteration")
@@ -163,7 +167,7 @@ class SchedulerSettings(RecordingSettings):
     @property
     def demand_limits(self) -> DemandLimits:
         """When more worker groups are wanted, and when fewer."""
-        most = min(self.most_groups, self.groups)
+        most = self.most_groups if self.groups is None else min(self.most_groups, self.groups)
         return DemandLimits(self.backlog_target, self.scale_quiet, min(self.least_groups, most), most)
 
     @property

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from services.domain.errors import FastServeError, NotReadyError, PeerMismatchError, SupersededError
 from services.domain.generation import TokenLogprob
-from services.domain.ids import Epoch, JobId, PlanNumber
+from services.domain.ids import MOST_GROUPS, Epoch, JobId, PlanNumber
 from services.domain.iteration import PlanWork, WorkerCounters, WorkerResult
 from services.domain.protocol import PlanEntry, SchedulerToKv
 from services.domain.server_status import (
@@ -50,6 +50,8 @@ _log = logging.getLogger(__name__)
 
 STRICT = False
 """A worker that breaks the protocol is dropped, and the machine continues."""
+GROUP_KEPT_S = 60.0
+"""A group without worker and jobs is forgotten after this time: what it has learnt serves the next worker."""
 
 
 class KvLine(Protocol):
@@ -69,13 +71,29 @@ class ServedSetup:
     max_model_len: int
     block_size: int
     config: SchedulerConfig
-    group_count: int = 1
+    most_groups: int = MOST_GROUPS
 
 
 def check_agrees(field: str, theirs: object, ours: object) -> None:
     """Raises PeerMismatchError if a peer is configured differently."""
     if theirs != ours:
         raise PeerMismatchError(field, f"is {theirs!r}, but the scheduler has {ours!r}")
+
+
+def check_fits(facts: WorkerFacts, served: ServedSetup) -> None:
+    """Raises PeerMismatchError for an incompatible worker."""
+    if facts.group >= served.most_groups:
+        raise PeerMismatchError("group", f"is {facts.group}, but must be less than {served.most_groups} (--groups)")
+    check_agrees("model_fingerprint", facts.model_fingerprint, served.model_fingerprint)
+    check_agrees("block_size", facts.block_size, served.block_size)
+    if not 0 < facts.max_model_len <= served.max_model_len:
+        check_agrees("max_model_len", facts.max_model_len, served.max_model_len)
+    if facts.rank_count > 1 and served.config.policy is PolicyName.MLFQ_KILL:
+        raise PeerMismatchError(
+            "ranks", f"is {facts.rank_count}, but policy mlfq-kill gives up prefills, which only a worker of 1 can"
+        )
+    if facts.device_blocks < 1:
+        raise PeerMismatchError("device_blocks", f"is {facts.device_blocks}, but must be at least 1")
 
 
 class CountersOverEpochs:
@@ -110,7 +128,6 @@ class WorkerGroup:
         self,
         number: int,
         machine: Scheduler,
-        served: ServedSetup,
         kv: KvLine,
         work: Callable[[PlanEntry, float | None], PlanWork],
         hear: HearTurn,
@@ -123,14 +140,20 @@ class WorkerGroup:
         """As last reported by the KV manager; empty before."""
         self.wake_s: float | None = None
         """When the machine needs a Tick; None: never."""
-        self._served = served
         self._kv = kv
         self._work = work
         self._hear = hear
+        self.recorder = recorder
         self._handle = self.machine.handle if recorder is None else recorder.watching(self.machine.handle)
         self._stream: WorkerStream | None = None
         self._facts: WorkerFacts | None = None
         self._newest_epoch = Epoch(0)
+        self.draining = False
+        """Its worker was told to end, and still serves."""
+        self._is_released = False
+        self._kept_s = GROUP_KEPT_S
+        self._deserted_s: float | None = None
+        """Since when it has had no worker and no job."""
         self._free: PoolStatus | None = None
         self._swapped_out: set[JobId] = set()
         self._logprobs: dict[PlanNumber, Mapping[JobId, TokenLogprob]] = {}
@@ -153,15 +176,16 @@ class WorkerGroup:
             block_size=0 if facts is None else facts.block_size,
             device="" if facts is None else facts.device,
             worker_joins=self.machine.counters.worker_joins,
-            counters=self._counters(),
+            counters=self.counters(),
             iteration_tokens=self.machine.counters.iteration_tokens,
+            draining=self.draining,
         )
 
     def first_jobs(self, most: int) -> tuple[JobStatus, ...]:
         """The first `most` jobs by rank. O(jobs)."""
         return job_statuses(self.machine, self.number, self._swapped_out, most)
 
-    def _counters(self) -> ServerCounters:
+    def counters(self) -> ServerCounters:
         machine, worker = self.machine.counters, self.worker_counters.total()
         return ServerCounters(
             preemptions=machine.preemptions,
@@ -183,50 +207,49 @@ class WorkerGroup:
 
     # --- the worker --------------------------------------------------------------------------------------------------
 
-    def check_worker(self, facts: WorkerFacts) -> None:
-        """Raises PeerMismatchError for an incompatible worker, SupersededError for an old epoch."""
-        served = self._served
-        check_agrees("model_fingerprint", facts.model_fingerprint, served.model_fingerprint)
-        check_agrees("block_size", facts.block_size, served.block_size)
-        check_agrees("group", facts.group, self.number)
-        if not 0 < facts.max_model_len <= served.max_model_len:
-            check_agrees("max_model_len", facts.max_model_len, served.max_model_len)
-        if facts.rank_count > 1 and served.config.policy is PolicyName.MLFQ_KILL:
-            raise PeerMismatchError(
-                "ranks", f"is {facts.rank_count}, but policy mlfq-kill gives up prefills, which only a worker of 1 can"
-            )
-        if facts.device_blocks < 1:
-            raise PeerMismatchError("device_blocks", f"is {facts.device_blocks}, but must be at least 1")
-        self._check_epoch(facts.epoch)
-
-    def _check_epoch(self, epoch: Epoch) -> None:
-        if epoch <= self._newest_epoch:
-            raise SupersededError(f"worker epoch {epoch} is not newer than epoch {self._newest_epoch}")
-
-    def worker_arrived(self, stream: WorkerStream, facts: WorkerFacts) -> WorkerJoined | None:
-        """A compatible worker said hello; the newest epoch wins."""
-        try:
-            self._check_epoch(facts.epoch)
-        except SupersededError as error:
-            # Another worker joined between this one's hello and this turn.
-            stream.close(error)
-            return None
-        if self._stream is not None:
-            self._stream.close(SupersededError(f"a worker with the newer epoch {facts.epoch} took over"))
-        self._stream, self._facts, self._newest_epoch = stream, facts, facts.epoch
+    def worker_arrived(self, stream: WorkerStream, facts: WorkerFacts) -> WorkerJoined:
+        """A worker said hello that fits and has claimed the group. It may have given up an older stream itself."""
+        assert stream.epoch > self._newest_epoch, "epochs are given out in order"
+        self.close(SupersededError("a newer stream of the same worker took over"))
+        self._stream, self._facts, self._newest_epoch = stream, facts, stream.epoch
+        self.draining = self._is_released = False
+        self._kept_s = GROUP_KEPT_S
         self.worker_counters.begin_epoch()
         self.forget_pools()
-        _log.info("group %d: worker of epoch %d joined on %s", self.number, facts.epoch, facts.device)
+        _log.info("group %d: worker of epoch %d joined on %s", self.number, stream.epoch, facts.device)
         pool_tokens = facts.device_blocks * facts.block_size
-        return WorkerJoined(facts.epoch, pool_tokens, facts.max_model_len, facts.profile, facts.stage_count)
+        return WorkerJoined(stream.epoch, pool_tokens, facts.max_model_len, facts.profile, facts.stage_count)
 
     def worker_left(self, stream: WorkerStream) -> Event | None:
         if stream is not self._stream:
             return None
-        self._stream = None
-        self.forget_pools()
-        _log.warning("group %d: worker of epoch %d lost", self.number, stream.epoch)
+        if self.draining:
+            _log.info("group %d: worker of epoch %d has ended", self.number, stream.epoch)
+            # Whoever told it to end does not want it back.
+            self._kept_s = 0.0
+        else:
+            _log.warning("group %d: worker of epoch %d lost", self.number, stream.epoch)
+        self._no_worker()
         return WorkerLost(stream.epoch)
+
+    def _no_worker(self) -> None:
+        self._stream, self.draining = None, False
+        self.forget_pools()
+
+    def drains(self, stream: WorkerStream) -> bool:
+        """The worker was told to end. False: it is not the group's any more."""
+        if stream is not self._stream:
+            return False
+        _log.info("group %d: worker of epoch %d is about to end", self.number, stream.epoch)
+        self.draining = True
+        return True
+
+    def release_worker(self) -> None:
+        """Let a worker that is about to end go, once no job needs it."""
+        if self.draining and not self.machine.jobs and not self._is_released:
+            assert self._stream is not None, "who drains is there"
+            self._is_released = True
+            self._stream.put(None)
 
     def worker_said(self, stream: WorkerStream, result: WorkerResult) -> Event | None:
         if stream is not self._stream:
@@ -248,6 +271,15 @@ class WorkerGroup:
         """End the worker's stream; the worker comes back with a new epoch."""
         if self._stream is not None:
             self._stream.close(error)
+
+    def forget_at_s(self, now_s: float) -> float | None:
+        """When the group is to be forgotten unless a worker or a job comes; None while it has one."""
+        if self._stream is not None or self.machine.jobs:
+            self._deserted_s = None
+            return None
+        if self._deserted_s is None:
+            self._deserted_s = now_s
+        return self._deserted_s + self._kept_s
 
     # --- the KV manager ----------------------------------------------------------------------------------------------
 
@@ -318,4 +350,4 @@ class WorkerGroup:
         self.forget_pools()
         if self._stream is not None and self._stream.epoch == command.epoch:
             self._stream.close(NotReadyError(command.reason))
-            self._stream = None
+            self._no_worker()

@@ -47,6 +47,7 @@ class SimulatedRouter:
             JobId(job.job_id), job.prompt_tokens, job.most_output_tokens, client_number=job.client_number
         )
         routed = self.router.submit(submit, self._clock.now_s)
+        assert routed is not None, "the groups are there from the start"
         if isinstance(routed, scheduling.Reject):
             self._clients.refused(routed)
             self._clock.progressed()

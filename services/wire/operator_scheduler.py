@@ -57,6 +57,7 @@ def status_to_wire(status: ServerStatus) -> admin_pb2.Status:
         admission_rejections=status.admission_rejections,
         iteration_tokens=admin_pb2.IterationTokens(**status.iteration_tokens._asdict()),
         jobs=[_job_to_wire(job) for job in status.listed_jobs],
+        unplaced_jobs=status.unplaced_jobs,
     )
 
 
@@ -74,6 +75,7 @@ def status_from_wire(message: admin_pb2.Status) -> ServerStatus:
         rejections={"full": message.admission_rejections} if message.admission_rejections else {},
         iteration_tokens=IterationTokens(tuple(tokens.bounds), tuple(tokens.counts), tokens.sum),
         listed_jobs=tuple(_job_from_wire(job) for job in message.jobs),
+        unplaced_jobs=message.unplaced_jobs,
     )
 
 
@@ -123,6 +125,7 @@ def _group_to_wire(group: GroupStatus) -> admin_pb2.GroupStatus:
         device=group.device,
         worker_joins=group.worker_joins,
         counters=_counters_to_wire(group.counters),
+        draining=group.draining,
     )
 
 
@@ -144,4 +147,5 @@ def _group_from_wire(message: admin_pb2.GroupStatus) -> GroupStatus:
         device=message.device,
         worker_joins=message.worker_joins,
         counters=_counters_from_wire(message.counters),
+        draining=message.draining,
     )

@@ -10,13 +10,16 @@ from collections.abc import Iterable
 
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
-from services.domain.errors import ProtocolError
+from services.domain.errors import InvalidFieldError, ProtocolError
 from services.domain.generation import TokenLogprob
-from services.domain.ids import Epoch, JobId, PlanNumber
+from services.domain.ids import MOST_EPOCH, Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerCounters, WorkerResult
 from services.domain.protocol import IterationResult, SampledToken
-from services.domain.worker_facts import WorkerFacts
+from services.domain.worker_facts import WorkerDraining, WorkerFacts
 from services.wire.shared_fields import logprob_from_wire, logprob_to_wire, sampling_from_wire, sampling_to_wire
+
+MOST_WORKER_ID = 128
+MOST_DRAIN_S = 3600.0
 
 
 def spec_to_wire(spec: JobSpec) -> wire.JobSpec:
@@ -135,10 +138,22 @@ def profile_from_wire(message: wire.CostProfile) -> CostProfile:
     )
 
 
+def draining_to_wire(draining: WorkerDraining) -> wire.WorkerDraining:
+    """The word that a worker is about to end."""
+    return wire.WorkerDraining(limit_s=draining.limit_s)
+
+
+def draining_from_wire(message: wire.WorkerDraining) -> WorkerDraining:
+    """The inverse of draining_to_wire. Raises ProtocolError."""
+    if not 0 <= message.limit_s <= MOST_DRAIN_S:
+        raise ProtocolError(f"WorkerDraining: limit_s must be 0 to {MOST_DRAIN_S:g}, but is {message.limit_s:g}")
+    return WorkerDraining(message.limit_s)
+
+
 def worker_facts_to_wire(facts: WorkerFacts) -> wire.WorkerHello:
     """The first message of a worker."""
     return wire.WorkerHello(
-        epoch=facts.epoch,
+        last_epoch=facts.last_epoch,
         group=facts.group,
         model_fingerprint=facts.model_fingerprint,
         block_size=facts.block_size,
@@ -150,17 +165,20 @@ def worker_facts_to_wire(facts: WorkerFacts) -> wire.WorkerHello:
         device=facts.device,
         stages=facts.stage_count,
         ranks=facts.rank_count,
+        worker_id=facts.worker_id,
     )
 
 
 def worker_facts_from_wire(message: wire.WorkerHello) -> WorkerFacts:
-    """The inverse of worker_facts_to_wire. Raises ProtocolError without an epoch, InvalidFieldError for an invalid
-    profile.
+    """The inverse of worker_facts_to_wire. Raises InvalidFieldError for an id or an epoch out of its limits, and for an
+    invalid profile.
     """
-    if message.epoch == 0:
-        raise ProtocolError("WorkerHello must have an epoch greater than 0")
+    if not 0 < len(message.worker_id) <= MOST_WORKER_ID:
+        raise InvalidFieldError("hello.worker_id", f"must have 1 to {MOST_WORKER_ID} characters")
+    if message.last_epoch > MOST_EPOCH:
+        raise InvalidFieldError("hello.last_epoch", f"must be at most {MOST_EPOCH}")
     return WorkerFacts(
-        epoch=Epoch(message.epoch),
+        last_epoch=Epoch(message.last_epoch),
         group=message.group,
         model_fingerprint=message.model_fingerprint,
         block_size=message.block_size,
@@ -172,4 +190,5 @@ def worker_facts_from_wire(message: wire.WorkerHello) -> WorkerFacts:
         device=message.device,
         stage_count=max(message.stages, 1),
         rank_count=max(message.ranks, 1),
+        worker_id=message.worker_id,
     )

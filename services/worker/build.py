@@ -58,9 +58,9 @@ class Loaded:
         return self.pools.device.device
 
     def facts(self, cost: CostProfile) -> WorkerFacts:
-        """What a worker of this rank alone announces; the epoch is still 0."""
+        """What a worker of this rank alone announces; it has had no epoch so far."""
         return WorkerFacts(
-            epoch=Epoch(0),
+            last_epoch=Epoch(0),
             group=0,
             model_fingerprint=str(self.source["model_fingerprint"]),
             block_size=self.pools.shape.block_size,
@@ -75,7 +75,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An engine, the facts that its worker announces (epoch still 0), and its measured profile: the cost model that is
+    """An engine, the facts that its worker announces, and its measured profile: the cost model that is
     among the facts, with its check and the source of its numbers.
     """
 

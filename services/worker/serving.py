@@ -87,9 +87,13 @@ async def _follow(
 
 
 async def _work(
-    settings: WorkerSettings, placement: RankPlacement, registry: CollectorRegistry, readiness: Readiness
+    settings: WorkerSettings,
+    placement: RankPlacement,
+    registry: CollectorRegistry,
+    readiness: Readiness,
+    working_as: "asyncio.Future[WorkerDriver]",
 ) -> None:
-    """Loads the model, then works until cancelled or refused."""
+    """Loads the model, then works until cancelled or refused, as the driver that `working_as` gets."""
     compute = ComputeThread()
     if placement.rank.layout.rank_count == 1:
         working = await _alone(settings, compute)
@@ -98,7 +102,7 @@ async def _work(
     engine = working.engine
     addresses = PeerAddresses(settings.scheduler, settings.kv_manager)
     facts = replace(working.facts, group=settings.group)
-    driver = WorkerDriver(working.ranks, facts, addresses, readiness.set)
+    driver = WorkerDriver(working.ranks, facts, addresses, readiness.set, settings.claim_limit)
     registry.register(
         EngineCollector(
             settings.model_name,
@@ -108,6 +112,7 @@ async def _work(
             old_metrics=settings.old_metrics,
         )
     )
+    working_as.set_result(driver)
     try:
         await driver.run()
     finally:
@@ -115,17 +120,26 @@ async def _work(
 
 
 async def serve(placement: RankPlacement, process: ServiceProcess[WorkerSettings]) -> None:
-    """Serves health at once, loads the model, then joins and works until a signal or a refusal."""
+    """Serves health at once, loads the model, then joins and works until a signal or a refusal. After a signal it gives
+    its jobs time to end or to leave.
+    """
     settings = process.settings
     server = RpcServer(settings.health_listen, (), lambda _: None)
     registry = new_registry()
     await server.start()
     metrics_server = MetricsServer(split_address(settings.health_listen).host, settings.metrics_port, registry)
     readiness = Readiness()
-    work = asyncio.create_task(_work(settings, placement, registry, readiness))
+    driver: asyncio.Future[WorkerDriver] = asyncio.get_running_loop().create_future()
+    work = asyncio.create_task(_work(settings, placement, registry, readiness, driver))
     follower = asyncio.create_task(_follow(readiness, process, server, metrics_server.address))
     try:
         await process.until_stopped(work, follower)
+        await cancelled(follower)
+        await server.set_ready(False)
+        if driver.done():
+            draining = asyncio.create_task(driver.result().drain(settings.drain_limit))
+            await asyncio.wait((draining, work), return_when=asyncio.FIRST_COMPLETED)
+            await cancelled(draining)
     finally:
         await cancelled(work, follower)
         await server.stop(CLOSE_LIMIT_S)

@@ -102,6 +102,20 @@ class WorkerSettings(KeptEngineSettings, Settings):
     group_timeout: float = Field(
         3.0, gt=0, le=600, description="seconds without a sign of life after which a rank of a group counts as lost"
     )
+    claim_limit: float = Field(
+        30.0,
+        ge=0,
+        le=3600,
+        description="seconds that another worker may have the group before this one gives up; more than it takes to "
+        "notice that a worker is lost",
+    )
+    drain_limit: float = Field(
+        20.0,
+        ge=0,
+        le=3600,
+        description="seconds after SIGTERM in which jobs may end here or leave for other groups; what is left goes on "
+        "there from its last token",
+    )
     health_listen: Address = Field(
         "127.0.0.1:0", description="HOST:PORT of the health and reflection services; port 0: any free port"
     )

@@ -6,6 +6,7 @@ What is to be sent is put into an outbox from the event loop; acknowledgements t
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from fastserve.v1 import kvmanager_pb2 as kv_wire
 from fastserve.v1 import kvmanager_pb2_grpc, scheduler_pb2_grpc
@@ -14,19 +15,19 @@ from services.domain.errors import ProtocolError
 from services.domain.ids import Epoch
 from services.domain.iteration import Plan, WorkerResult
 from services.domain.protocol import Applied, Done, KvToWorker
-from services.domain.worker_facts import KvWorkerFacts, WorkerFacts
+from services.domain.worker_facts import KvWorkerFacts, WorkerDraining, WorkerFacts
 from services.runtime.channel import open_channel
 from services.runtime.dialling import DialledStream
 from services.runtime.outbox import Outbox
 from services.runtime.terms import NewestTerm
 from services.wire.kvmanager_worker import acknowledgements_to_wire, commands_from_wire, kv_hello_to_wire
-from services.wire.scheduler_worker import plan_from_wire, result_to_wire, worker_facts_to_wire
+from services.wire.scheduler_worker import draining_to_wire, plan_from_wire, result_to_wire, worker_facts_to_wire
 
 MOST_UNSENT = 100_000
 
 
-class ResultOutbox(Outbox[WorkerResult]):
-    """Results on their way to the scheduler."""
+class ResultOutbox(Outbox[WorkerResult | WorkerDraining]):
+    """Results on their way to the scheduler, and the word that the worker is about to end."""
 
     def __init__(self) -> None:
         super().__init__(MOST_UNSENT, "the scheduler")
@@ -39,24 +40,51 @@ class AcknowledgementOutbox(Outbox[Applied | Done]):
         super().__init__(MOST_UNSENT, "the KV manager")
 
 
+class HearsScheduler(Protocol):
+    """Told what the scheduler says on one stream."""
+
+    def welcomed(self, epoch: Epoch) -> None:
+        """The worker has joined, and this epoch begins."""
+        ...
+
+    def take_plan(self, plan: Plan) -> None:
+        """A plan of that epoch. Raises ProtocolError."""
+        ...
+
+    def released(self) -> None:
+        """The worker is about to end, and no job needs it."""
+        ...
+
+
 async def run_scheduler_stream(
     address: str,
     facts: WorkerFacts,
     results: ResultOutbox,
-    on_welcome: Callable[[], None],
-    on_plan: Callable[[Plan], None],
+    hears: HearsScheduler,
     terms: NewestTerm,
 ) -> None:
-    """The stream to the scheduler of the epoch `facts.epoch`, until it ends. Plans of other epochs are dropped. A
-    scheduler of an older term than `terms` has heard of is left. Always raises.
+    """One stream to the scheduler, until it ends. Plans of other epochs than the one it gave are dropped. A scheduler
+    of an older term than `terms` has heard of is left. Always raises.
     """
+    epoch = Epoch(0)
 
-    def to_wire(some: Sequence[WorkerResult]) -> Iterable[wire.WorkerLinkRequest]:
-        return (wire.WorkerLinkRequest(result=result_to_wire(result)) for result in some)
+    def one_to_wire(one: WorkerResult | WorkerDraining) -> wire.WorkerLinkRequest:
+        if isinstance(one, WorkerDraining):
+            return wire.WorkerLinkRequest(draining=draining_to_wire(one))
+        message = wire.WorkerLinkRequest(result=result_to_wire(one))
+        # The ranks have a number of their own for it.
+        message.result.epoch = epoch
+        return message
+
+    def to_wire(some: Sequence[WorkerResult | WorkerDraining]) -> Iterable[wire.WorkerLinkRequest]:
+        return map(one_to_wire, some)
 
     def on_message(message: wire.WorkerLinkResponse) -> None:
-        if message.HasField("plan") and message.plan.epoch == facts.epoch:
-            on_plan(plan_from_wire(message.plan))
+        if message.HasField("plan"):
+            if message.plan.epoch == epoch:
+                hears.take_plan(plan_from_wire(message.plan))
+        elif message.HasField("released"):
+            hears.released()
 
     peer = f"the scheduler at {address}"
     async with (
@@ -64,10 +92,12 @@ async def run_scheduler_stream(
         DialledStream(scheduler_pb2_grpc.SchedulerServiceStub(channel).WorkerLink(), peer) as stream,
     ):
         await stream.say(wire.WorkerLinkRequest(hello=worker_facts_to_wire(facts)))
-        if (await stream.answer()).WhichOneof("message") != "welcome":
-            raise ProtocolError("the scheduler's first message is not its welcome")
+        first = await stream.answer()
+        if first.WhichOneof("message") != "welcome" or first.welcome.epoch <= facts.last_epoch:
+            raise ProtocolError("the scheduler's first message is not its welcome with a new epoch")
         terms.check_dialled(await stream.term(), peer)
-        on_welcome()
+        epoch = Epoch(first.welcome.epoch)
+        hears.welcomed(epoch)
         await stream.exchange(results, to_wire, on_message)
 
 

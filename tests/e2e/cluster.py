@@ -190,6 +190,10 @@ class Cluster:
         except grpc.RpcError:
             return False
 
+    def is_group_ready(self, number: int) -> bool:
+        """The group has a worker that serves."""
+        return any(group.group == number and group.ready for group in self.status().groups)
+
     def wait_ready(self) -> None:
         def ready_or_dead() -> bool:
             dead = [process for process in self.processes.values() if process.popen.poll() is not None]

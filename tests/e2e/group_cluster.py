@@ -98,9 +98,6 @@ class GroupCluster(Cluster):
         self.ranks[rank].stop(signal.SIGKILL)
         self.start_rank(rank)
 
-    def is_group_ready(self) -> bool:
-        return self.status().groups[0].ready
-
 
 @contextmanager
 def running_group(

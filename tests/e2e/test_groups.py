@@ -63,7 +63,7 @@ async def run_both(cluster: Cluster) -> Run:
     alone = [Choice() for _ in jobs()]
     await follow(address, alone)
     slow = cluster.start_other_worker("--group", "1", module=("tests.e2e.slow_worker", SLOWER))
-    await asyncio.to_thread(wait_until, lambda: cluster.status().groups[1].ready, "the slow group")
+    await asyncio.to_thread(wait_until, lambda: cluster.is_group_ready(1), "the slow group")
     together = [Choice() for _ in jobs()]
     following = asyncio.create_task(follow(address, together))
     done: list[Choice] = []

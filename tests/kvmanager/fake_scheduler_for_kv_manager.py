@@ -38,6 +38,8 @@ class FakeSchedulerForKvManager:
         stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
         self._call: Any = stub.SchedulerLink(metadata=term_metadata(term))
         self.pools: list[PoolStatus] = []
+        self.newest_epoch = 0
+        """As the KV manager told it first."""
         self._arrivals = 0
         self._heard: list[KvLinkItem] = []
 
@@ -91,6 +93,7 @@ class FakeSchedulerForKvManager:
         async with asyncio.timeout(LIMIT_S):
             batch = await self._call.read()
         assert isinstance(batch, wire.SchedulerLinkResponse), await self.end()
+        self.newest_epoch = self.newest_epoch or batch.newest_epoch
         for item in kv_batch_from_wire(batch)[2]:
             if isinstance(item, PoolStatus):
                 self.pools.append(item)

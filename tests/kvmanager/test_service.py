@@ -100,6 +100,21 @@ async def test_a_worker_of_a_newer_epoch_supersedes_the_older_and_an_older_is_re
         assert await scheduler.hear() == resident("a", 2)
 
 
+async def test_rule_40_the_next_scheduler_hears_first_which_epoch_was_the_greatest() -> None:
+    async with running_kv_manager() as served:
+        first = served.scheduler()
+        await first.jobs(5, "a")
+        worker = await served.worker(5)
+        await worker.obey()
+        await first.hear()
+        assert first.newest_epoch == 0
+        next_one = served.scheduler()
+        await next_one.jobs(6, "a")
+        await (await served.worker(6)).obey()
+        await next_one.hear()
+        assert next_one.newest_epoch == 5
+
+
 async def test_a_newer_stream_of_the_scheduler_supersedes_the_older_and_ends_the_workers_life() -> None:
     async with running_kv_manager() as served:
         first = served.scheduler()
@@ -123,6 +138,7 @@ class FakeDriver:
     def __init__(self) -> None:
         self.items: list[Inbound] = []
         self.inbox = self
+        self.newest_epoch = Epoch(0)
 
     def post(self, item: Inbound) -> None:
         self.items.append(item)

@@ -45,6 +45,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cancels", type=_job_numbers, default="", help="numbers of jobs that may be cancelled")
     parser.add_argument("--again", type=_job_numbers, default="", help="those that may come again under the same id")
     parser.add_argument("--moves", type=int, default=0, help="times that a job may leave for another group and return")
+    parser.add_argument("--holds", type=int, default=0, help="times that a job may be held because the worker will end")
     parser.add_argument("--early-ends", type=_job_numbers, default="", help="numbers of jobs that may end early")
     parser.add_argument("--kills", type=int, default=0, help="times that the worker may die")
     parser.add_argument("--breaks", type=int, default=0, help="times that scheduler and KV manager may lose each other")
@@ -74,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cancels=arguments.cancels,
         again=arguments.again,
         moves=arguments.moves,
+        holds=arguments.holds,
         early_ends=arguments.early_ends,
         kills=arguments.kills,
         breaks=arguments.breaks,

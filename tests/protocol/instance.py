@@ -33,7 +33,8 @@ class Instance:
 
     late_arrivals: jobs arrive at any moment, in order; else all at the start. cancels: jobs that may be cancelled.
     again: jobs that, once cancelled and released, may be submitted once more under the same id. moves: times that a
-    job may leave for another group; it comes back from there as it left. early_ends: jobs that
+    job may leave for another group; it comes back from there as it left. holds: times that a job may be held, because
+    the worker is about to end; it leaves then, and comes back. early_ends: jobs that
     may end before max_tokens. kills: times that the worker may die; of a group of ranks, times that one of them may die
     that is not the leader. breaks: times that the stream between scheduler and KV manager may break. waits: times that
     the starvation limit may pass. merged_turns: a machine may also find what waits from both its peers in one turn.
@@ -58,6 +59,7 @@ class Instance:
     cancels: frozenset[int] = frozenset()
     again: frozenset[int] = frozenset()
     moves: int = 0
+    holds: int = 0
     early_ends: frozenset[int] = frozenset()
     kills: int = 0
     breaks: int = 0

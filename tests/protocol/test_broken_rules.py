@@ -207,7 +207,7 @@ def believe_an_earlier_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 def leave_at_once(patch: pytest.MonkeyPatch) -> None:
-    """[27 leaves-when-out] a job leaves for another group though a plan names it."""
+    """[27 leaves-when-out] a job leaves for another group though a plan names it, also one that is held (rule 41)."""
 
     def may_leave(scheduler: Scheduler, job_id: JobId) -> bool:
         job = scheduler.jobs.get(job_id)
@@ -246,6 +246,7 @@ BROKEN: list[tuple[Patch, Instance]] = [
     (overtake, THREE_JOBS),
     (believe_old_residency, small(kills=1)),
     (leave_at_once, small(moves=1)),
+    (leave_at_once, small(holds=1)),
     (believe_an_earlier_stay, small(moves=2)),
     (believe_an_earlier_stay, small(cancels=frozenset({0}), again=frozenset({0}))),
 ]

@@ -63,6 +63,8 @@ def test_every_interleaving_is_safe_and_ends_with_all_jobs_ended_and_all_blocks_
 MOVES = {
     "one of two": replace(SHORT, moves=1),
     "one twice, and the worker dies": Instance((JobSize(1, 2),), 2, 1, moves=2, kills=1),
+    "one of two is held, with what is computed of it": replace(SHORT, holds=1),
+    "one is held, and the worker dies": Instance((JobSize(1, 3),), 3, 1, holds=1, kills=1),
 }
 
 

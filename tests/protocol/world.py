@@ -20,7 +20,6 @@ from services.domain.protocol import (
 )
 from services.kvmanager.machine import kv_manager_events as kv
 from services.kvmanager.machine.kv_manager import KvManager
-from services.scheduler.machine import moving
 from services.scheduler.machine import scheduler_events as sched
 from services.scheduler.machine.scheduler import Scheduler
 from tests.fakes.fake_worker_tables import FakeWorkerTables, ViolationError
@@ -35,6 +34,7 @@ from tests.protocol.links import (
     with_plan,
     without_plan,
 )
+from tests.protocol.moved_jobs import possible_moves
 from tests.protocol.store import Store
 
 
@@ -60,6 +60,7 @@ class State(NamedTuple):
     cancelled: frozenset[int] = frozenset()
     came_again: frozenset[int] = frozenset()
     moves: int = 0
+    holds: int = 0
     away: sched.MovingJob | None = None
     """The job that has left for another group, and will come back."""
     kills: int = 0
@@ -93,8 +94,7 @@ class World:
         scheduler.handle([sched.KvConnected()], 0.0)
         manager = self.instance.make_manager()
         manager.handle([kv.SchedulerConnected()], 0.0)
-        state = State(self.schedulers.put(scheduler), self.managers.put(manager), -1, Epoch(0))
-        state = self._new_worker(state)
+        state = self._new_worker(State(self.schedulers.put(scheduler), self.managers.put(manager), -1, Epoch(0)))
         # The scheduler must know the worker's limits before it admits a job.
         state = self._scheduler_turn(state._replace(results=()), self.batches.get(state.results[0]))
         while not self.instance.late_arrivals and state.arrived < len(self.instance.jobs):
@@ -117,7 +117,7 @@ class World:
     @staticmethod
     def is_mishap(step: Step) -> bool:
         """Whether the step is a mishap: progress must not depend on it."""
-        return step[0] in ("cancel", "again", "leave", "kill", "break", "wait")
+        return step[0] in ("cancel", "again", "leave", "hold", "kill", "break", "wait")
 
     # --- what may happen ---------------------------------------------------------------------------------------------
 
@@ -142,11 +142,9 @@ class World:
         yield from (("cancel", job) for job in sorted(instance.cancels - state.cancelled) if job < state.arrived)
         gone = instance.again & state.cancelled - state.came_again
         yield from (("again", job) for job in sorted(gone) if not self._says(state.scheduler, Scheduler.knows, job))
-        if state.away is not None:
-            yield ("return",)
-        elif state.moves < instance.moves:
-            jobs = range(state.arrived)
-            yield from (("leave", job) for job in jobs if self._says(state.scheduler, moving.may_leave, job))
+        yield from possible_moves(
+            self.instance, state, lambda question, job: self._says(state.scheduler, question, job)
+        )
         if state.kills < instance.kills:
             yield ("kill", "keeping messages")
             yield ("kill", "losing messages")
@@ -192,9 +190,12 @@ class World:
                 return self._submit(state)
             case ("again", number):
                 return self._submit_job(state._replace(came_again=state.came_again | {number}), number)
-            case ("leave", number):
-                leave = sched.Withdraw(self.instance.job_ids[number])
-                return self._scheduler_turn(state._replace(moves=state.moves + 1), (leave,))
+            case ("leave" | "let go" as why, number):
+                state = state._replace(moves=state.moves + (why == "leave"))
+                return self._scheduler_turn(state, (sched.Withdraw(self.instance.job_ids[number]),))
+            case ("hold", number):
+                state = state._replace(holds=state.holds + 1)
+                return self._scheduler_turn(state, (sched.Hold((self.instance.job_ids[number],)),))
             case ("return",):
                 assert state.away is not None
                 return self._scheduler_turn(state._replace(away=None), (sched.TakeIn(state.away),))
@@ -233,8 +234,8 @@ class World:
         number, (plans, messages, dropped, away) = self.schedulers.step(
             state.scheduler, given, lambda machine: self._scheduler_acts(machine, events, now_s)
         )
-        state = state._replace(scheduler=number, plans=state.plans + plans, to_manager=state.to_manager + messages)
-        state = state._replace(away=away or state.away)
+        state = state._replace(scheduler=number, plans=state.plans + plans, away=away or state.away)
+        state = state._replace(to_manager=state.to_manager + messages)
         return self._kill(state, loses=False) if dropped == state.epoch else state
 
     def _scheduler_acts(self, machine: Scheduler, events: tuple[sched.Event, ...], now_s: float) -> tuple[Any, ...]:
@@ -296,8 +297,7 @@ class World:
     # --- the worker --------------------------------------------------------------------------------------------------
 
     def _new_worker(self, state: State) -> State:
-        instance = self.instance
-        epoch = Epoch(state.epoch + 1)
+        instance, epoch = self.instance, Epoch(state.epoch + 1)
         worker = self.workers.put(FakeWorkerTables(instance.block_size, instance.device_blocks, instance.host_blocks))
         # A job's last token is never written, so its KV fits although the scheduler counts it.
         pool_tokens = instance.device_blocks * instance.block_size + 1

@@ -177,7 +177,7 @@ async def test_a_broken_message_in_a_stream_ends_it_as_an_invalid_argument() -> 
 async def test_an_error_in_a_stream_both_ways_reaches_the_other_side() -> None:
     async with running() as fixture:
         call: Any = fixture.scheduler.WorkerLink(timeout=SOON_S)
-        await call.write(scheduler_pb2.WorkerLinkRequest(hello=scheduler_pb2.WorkerHello(epoch=1)))
+        await call.write(scheduler_pb2.WorkerLinkRequest(hello=scheduler_pb2.WorkerHello(last_epoch=1)))
         assert isinstance(from_grpc(await refusal(call.read)), SupersededError)
 
 

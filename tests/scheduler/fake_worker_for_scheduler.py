@@ -1,6 +1,7 @@
 """The worker's end of the scheduler's WorkerLink, over real gRPC: it makes up tokens."""
 
 import asyncio
+import uuid
 from typing import Any
 
 import grpc
@@ -28,11 +29,14 @@ def tokens_of(job: str, count: int, first: int = 0) -> list[int]:
 
 
 class FakeWorkerForScheduler:
-    """A worker. `step` finishes the oldest plan; `serve` finishes them as they come."""
+    """A worker. `step` finishes the oldest plan; `serve` finishes them as they come. `epoch` is the one that it was
+    given.
+    """
 
-    def __init__(self, channel: grpc.aio.Channel, epoch: int = 1, **facts: Any) -> None:
+    def __init__(self, channel: grpc.aio.Channel, **facts: Any) -> None:
+        self.epoch = Epoch(0)
         self.facts = WorkerFacts(
-            epoch=Epoch(epoch),
+            last_epoch=Epoch(facts.get("last_epoch", 0)),
             group=facts.get("group", 0),
             model_fingerprint=facts.get("model_fingerprint", FINGERPRINT),
             block_size=facts.get("block_size", BLOCK_SIZE),
@@ -42,6 +46,7 @@ class FakeWorkerForScheduler:
             block_bytes=1024,
             profile=COST,
             device="cpu",
+            worker_id=facts.get("worker_id", uuid.uuid4().hex),
         )
         self.call: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).WorkerLink()
         self.plans: list[Plan] = []
@@ -62,13 +67,36 @@ class FakeWorkerForScheduler:
         async with asyncio.timeout(LIMIT_S):
             answer = await self.call.read()
         assert answer.HasField("welcome")
+        self.epoch = Epoch(answer.welcome.epoch)
 
-    async def step(self, limit_s: float | None = LIMIT_S) -> Plan:
-        """Run the next plan."""
+    async def read_plan(self, limit_s: float | None = LIMIT_S) -> Plan:
+        """The next plan, which is not run."""
         async with asyncio.timeout(limit_s):
             response = await self.call.read()
         assert response is not grpc.aio.EOF, await self.call.details()
-        plan = plan_from_wire(response.plan)
+        return plan_from_wire(response.plan)
+
+    async def drain(self, limit_s: float) -> None:
+        """Say that this worker is about to end."""
+        await self.call.write(wire.WorkerLinkRequest(draining=wire.WorkerDraining(limit_s=limit_s)))
+
+    async def until_released(self) -> None:
+        """Run plans until no job needs this worker."""
+        while True:
+            async with asyncio.timeout(LIMIT_S):
+                response = await self.call.read()
+            assert response is not grpc.aio.EOF, await self.call.details()
+            if response.HasField("released"):
+                return
+            await self._run(plan_from_wire(response.plan))
+
+    async def step(self, limit_s: float | None = LIMIT_S) -> Plan:
+        """Run the next plan."""
+        plan = await self.read_plan(limit_s)
+        await self._run(plan)
+        return plan
+
+    async def _run(self, plan: Plan) -> None:
         self.plans.append(plan)
         tokens: list[SampledToken] = []
         logprobs: dict[JobId, TokenLogprob] = {}
@@ -91,7 +119,6 @@ class FakeWorkerForScheduler:
         failures = {job_id: why for job_id, why in self.failures.items() if job_id in ended}
         message = result_to_wire(WorkerResult(result, logprobs, counters, failures))
         await self.call.write(wire.WorkerLinkRequest(result=message))
-        return plan
 
     async def serve(self) -> None:
         """Run plans for ever."""

@@ -39,14 +39,14 @@ class RunningScheduler:
 
 @asynccontextmanager
 async def running_scheduler(
-    config: SchedulerConfig | None = None, group_count: int = 1, recorders: Sequence[Recorder | None] = ()
+    config: SchedulerConfig | None = None, most_groups: int = 1, recorders: Sequence[Recorder | None] = ()
 ) -> AsyncIterator[RunningScheduler]:
     """A scheduler on loopback with its KV manager, both stopped at the end. `recorders`: one a group, or none."""
-    served = served_with(config or SchedulerConfig(), group_count)
+    served = served_with(config or SchedulerConfig(), most_groups)
     ready: list[bool] = []
     async with kv_manager() as (kv, kv_address), open_channel(kv_address) as kv_channel:
         link = SchedulerLink(kv_channel, kv_address)
-        driver = SchedulerDriver(served, link, ready.append, recorders)
+        driver = SchedulerDriver(served, link, ready.append, lambda group: recorders[group] if recorders else None)
         server = RpcServer("127.0.0.1:0", (SCHEDULER_SERVICE, ADMIN_SERVICE), lambda one: register(one, driver))
         await server.start()
         tasks = [asyncio.create_task(driver.run()), asyncio.create_task(link.run(driver.inbox.post))]

@@ -8,6 +8,6 @@ BLOCK_SIZE = 16
 VOCABULARY_SIZE = 50_000
 
 
-def served_with(config: SchedulerConfig, group_count: int = 1) -> ServedSetup:
+def served_with(config: SchedulerConfig, most_groups: int = 1) -> ServedSetup:
     """What the scheduler of these tests serves."""
-    return ServedSetup("tiny", FINGERPRINT, VOCABULARY_SIZE, 2048, BLOCK_SIZE, config, group_count)
+    return ServedSetup("tiny", FINGERPRINT, VOCABULARY_SIZE, 2048, BLOCK_SIZE, config, most_groups)

@@ -16,6 +16,7 @@ from services.domain.errors import (
 from services.domain.generation import EndReason
 from services.domain.ids import JobId
 from services.domain.protocol import Finished, Release
+from services.domain.submission import ServingLimits
 from services.runtime.error_statuses import from_grpc
 from services.scheduler.scheduler_config import SchedulerConfig
 from tests.builders.stream_ends import error_at_end
@@ -34,17 +35,15 @@ async def test_a_gateway_with_another_model_is_refused() -> None:
         assert failure.field == "model_fingerprint"
 
 
-async def test_before_a_worker_joined_jobs_are_refused_and_the_limits_say_so() -> None:
+async def test_before_a_worker_joined_the_models_context_is_the_limit_and_afterwards_the_pool_too() -> None:
     async with running_scheduler() as served:
         gateway = FakeGatewayForScheduler(served.channel)
         await gateway.join()
-        assert not gateway.limits[-1].ready
-        await gateway.submit("a")
-        await gateway.until_ended("a")
-        assert isinstance(gateway.last["a"].error, NotReadyError)
-        await FakeWorkerForScheduler(served.channel).join()
-        await gateway.until_ready()
-        assert (gateway.limits[-1].max_model_len, gateway.limits[-1].device_pool_tokens) == (2048, 16_000)
+        assert gateway.limits[-1] == ServingLimits(True, 2048, 2048)
+        await FakeWorkerForScheduler(served.channel, device_blocks=10).join()
+        while gateway.limits[-1].device_pool_tokens == 2048:
+            await gateway.read()
+        assert gateway.limits[-1] == ServingLimits(True, 2048, 160)
 
 
 async def test_refusals_reach_the_gateway_as_typed_errors_and_the_id_is_free_again() -> None:

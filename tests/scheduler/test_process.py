@@ -170,7 +170,7 @@ async def test_a_scheduler_that_is_about_to_end_is_not_ready_again_for_a_worker_
         async with asyncio.timeout(LIMIT_S):
             while (await admin.GetStatus(admin_pb2.GetStatusRequest())).status.groups[0].ready:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        second = FakeWorkerForScheduler(channel, 2, **facts)
+        second = FakeWorkerForScheduler(channel, **facts)
         await second.join()
         await second.step()
         answer = await health.Check(health_pb2.HealthCheckRequest(service="readiness"))

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from fastserve.v1 import admin_pb2
+from fastserve.v1 import kvmanager_pb2 as kv_wire
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import (
     InvalidFieldError,
@@ -117,7 +118,7 @@ async def test_a_dead_workers_jobs_go_on_from_their_last_token_on_the_next_one()
             await gateway.read()
         worker.call.cancel()
         await until(lambda: served.ready == [True, False])
-        second = FakeWorkerForScheduler(served.channel, epoch=2)
+        second = FakeWorkerForScheduler(served.channel)
         await second.join()
         await steps(second, 3)
         await gateway.until_ended("a")
@@ -128,11 +129,58 @@ async def test_a_dead_workers_jobs_go_on_from_their_last_token_on_the_next_one()
         assert (again.spec.prompt_tokens, again.spec.known_tokens) == (3, 5)
 
 
-async def test_a_newer_worker_takes_the_group_over_and_the_older_stream_is_aborted() -> None:
+async def test_a_second_worker_of_a_group_is_refused_and_the_first_goes_on() -> None:
+    async with scheduler_with_peers() as (served, worker, gateway):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await FakeWorkerForScheduler(served.channel).join()
+        assert error.value.code() is grpc.StatusCode.ALREADY_EXISTS
+        assert "group 0 has a worker already, on cpu" in (error.value.details() or "")
+        await gateway.submit("a", output=2)
+        await steps(worker, 2)
+        await gateway.until_ended("a")
+        assert served.driver.status().groups[0].worker_joins == 1
+
+
+async def test_a_worker_that_dials_again_takes_its_own_place_and_its_older_stream_is_aborted() -> None:
     async with scheduler_with_peers() as (served, worker, _):
-        second = FakeWorkerForScheduler(served.channel, epoch=2)
-        await second.join()
+        again = FakeWorkerForScheduler(served.channel, worker_id=worker.facts.worker_id, last_epoch=worker.epoch)
+        await again.join()
+        assert again.epoch > worker.epoch
         assert isinstance(await error_at_end(worker.call), SupersededError)
+
+
+async def test_the_next_worker_gets_the_group_when_the_first_ones_stream_is_gone_and_a_greater_epoch() -> None:
+    async with scheduler_with_peers() as (served, worker, _):
+        worker.call.cancel()
+        await until(lambda: served.ready == [True, False])
+        second = FakeWorkerForScheduler(served.channel)
+        await second.join()
+        assert second.epoch > worker.epoch
+
+
+async def test_a_worker_that_has_met_a_greater_epoch_gets_one_that_is_greater_still() -> None:
+    async with running_scheduler() as served:
+        worker = FakeWorkerForScheduler(served.channel, last_epoch=99)
+        await worker.join()
+        assert worker.epoch == 100
+
+
+async def test_workers_begin_anew_when_the_kv_manager_has_met_greater_epochs() -> None:
+    async with scheduler_with_peers() as (served, worker, _):
+        await served.kv.calls[0].write(kv_wire.SchedulerLinkResponse(newest_epoch=41))
+        assert isinstance(await error_at_end(worker.call), NotReadyError)
+        await until(lambda: served.ready == [True, False])
+        again = FakeWorkerForScheduler(served.channel)
+        await again.join()
+        assert again.epoch == 42
+
+
+async def test_the_epochs_of_a_later_term_are_greater() -> None:
+    async with running_scheduler() as served:
+        served.driver.term = 3
+        worker = FakeWorkerForScheduler(served.channel, last_epoch=(2 << 32) + 500)
+        await worker.join()
+        assert worker.epoch == (3 << 32) + 1
 
 
 @pytest.mark.parametrize(
@@ -148,17 +196,10 @@ async def test_a_newer_worker_takes_the_group_over_and_the_older_stream_is_abort
 async def test_a_worker_that_differs_is_refused_by_the_name_of_the_field(facts: dict[str, object], field: str) -> None:
     async with running_scheduler() as served:
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            await FakeWorkerForScheduler(served.channel, 1, **facts).join()
+            await FakeWorkerForScheduler(served.channel, **facts).join()
         failure = from_grpc(error.value)
         assert isinstance(failure, PeerMismatchError)
         assert failure.field == field
-
-
-async def test_a_worker_of_an_older_epoch_is_refused() -> None:
-    async with scheduler_with_peers() as (served, _, _):
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await FakeWorkerForScheduler(served.channel, epoch=1).join()
-        assert isinstance(from_grpc(error.value), SupersededError)
 
 
 async def test_a_stream_without_a_hello_is_refused() -> None:
@@ -176,7 +217,7 @@ async def test_a_kv_manager_that_comes_back_makes_the_worker_come_back_with_empt
             await served.kv.calls[0].abort(grpc.StatusCode.UNAVAILABLE, "restarting")
         await until(lambda: served.kv.streams == 2)
         assert isinstance(await error_at_end(worker.call), NotReadyError)
-        second = FakeWorkerForScheduler(served.channel, epoch=2)
+        second = FakeWorkerForScheduler(served.channel)
         await second.join()
         serve = asyncio.create_task(second.serve())
         await gateway.until_ended("a")
@@ -192,7 +233,7 @@ async def test_a_worker_that_breaks_the_protocol_is_dropped_and_jobs_go_on_with_
         await worker.step()
         await worker.call.write(wire.WorkerLinkRequest(result=wire.IterationResult(epoch=1, plan_number=99)))
         assert isinstance(await error_at_end(worker.call), NotReadyError)
-        second = FakeWorkerForScheduler(served.channel, epoch=2)
+        second = FakeWorkerForScheduler(served.channel)
         await second.join()
         serve = asyncio.create_task(second.serve())
         await gateway.until_ended("a")
@@ -233,7 +274,7 @@ async def test_a_gateway_that_says_hello_while_a_worker_joins_is_told_the_limits
         try:
             async with asyncio.timeout(LIMIT_S):
                 await gateway.wait()
-            assert not welcome.ready
+            assert welcome == ServingLimits(True, 2048, 2048)
             assert gateway.take_limits() == driver.limits == ServingLimits(True, 2048, 16_000)
         finally:
             turns.cancel()
@@ -277,7 +318,7 @@ async def test_status_counts_every_job_once_and_adds_up_the_lives_of_the_worker(
         assert status.counters.busy_s == pytest.approx(1.0)
         worker.call.cancel()
         await until(lambda: served.ready[-1] is False)
-        second = FakeWorkerForScheduler(served.channel, epoch=2)
+        second = FakeWorkerForScheduler(served.channel)
         await second.join()
         await steps(second, 2)
         await until(lambda: served.driver.status().counters.busy_s == pytest.approx(1.5))

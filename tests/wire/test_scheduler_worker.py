@@ -16,7 +16,7 @@ from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerCounters, W
 from services.domain.job_sampling import JobSampling
 from services.domain.protocol import IterationResult, SampledToken
 from services.domain.submission import ServingLimits
-from services.domain.worker_facts import WorkerFacts
+from services.domain.worker_facts import WorkerDraining, WorkerFacts
 from services.wire import gateway_scheduler, scheduler_worker
 from services.wire import shared_fields as sampling_wire
 
@@ -100,7 +100,7 @@ PROFILE = CostProfile(
     (DecodeCost(1, 16, 0.005), DecodeCost(1, 512, 0.006), DecodeCost(16, 16, 0.007), DecodeCost(16, 512, 0.009)),
 )
 FACTS = WorkerFacts(
-    epoch=Epoch(1_700_000_000_000_000_000),
+    last_epoch=Epoch((3 << 32) + 17),
     group=0,
     model_fingerprint="f" * 64,
     block_size=16,
@@ -110,6 +110,7 @@ FACTS = WorkerFacts(
     block_bytes=65536,
     profile=PROFILE,
     device="cpu",
+    worker_id="f00",
 )
 
 
@@ -118,11 +119,24 @@ def test_what_a_worker_says_of_itself_comes_back_as_it_was_sent() -> None:
     assert scheduler_worker.worker_facts_from_wire(scheduler_pb2.WorkerHello.FromString(wire)) == FACTS
 
 
-def test_a_worker_without_an_epoch_is_refused() -> None:
+@pytest.mark.parametrize(("field", "value"), [("worker_id", ""), ("worker_id", "w" * 129), ("last_epoch", (1 << 63))])
+def test_a_worker_with_an_id_or_an_epoch_out_of_its_limits_is_refused_by_name(field: str, value: object) -> None:
     message = scheduler_worker.worker_facts_to_wire(FACTS)
-    message.epoch = 0
-    with pytest.raises(ProtocolError, match="epoch"):
+    setattr(message, field, value)
+    with pytest.raises(InvalidFieldError) as caught:
         scheduler_worker.worker_facts_from_wire(message)
+    assert caught.value.field == f"hello.{field}"
+
+
+def test_a_worker_that_is_about_to_end_says_how_long_it_has() -> None:
+    wire = scheduler_worker.draining_to_wire(WorkerDraining(12.5)).SerializeToString()
+    assert scheduler_worker.draining_from_wire(scheduler_pb2.WorkerDraining.FromString(wire)) == WorkerDraining(12.5)
+
+
+@pytest.mark.parametrize("limit_s", [-1.0, 1e9, float("nan")])
+def test_a_worker_that_names_no_time_to_end_is_refused(limit_s: float) -> None:
+    with pytest.raises(ProtocolError, match="limit_s"):
+        scheduler_worker.draining_from_wire(scheduler_pb2.WorkerDraining(limit_s=limit_s))
 
 
 def test_a_worker_without_a_profile_is_refused_by_the_name_of_the_field() -> None:

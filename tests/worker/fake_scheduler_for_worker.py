@@ -15,12 +15,18 @@ from tests.worker.worker_stream import LIMIT_S, WorkerStream
 
 
 class SchedulerStream(WorkerStream):
+    """`epoch`: the one that the worker is given."""
+
+    def __init__(self, hello: wire.WorkerHello, epoch: int) -> None:
+        super().__init__(hello)
+        self.epoch = Epoch(epoch)
+
     @property
     def facts(self) -> WorkerFacts:
         return worker_facts_from_wire(self.hello)
 
     def send_plan(self, number: int, *entries: PlanWork, epoch: int | None = None) -> None:
-        of = self.facts.epoch if epoch is None else Epoch(epoch)
+        of = self.epoch if epoch is None else Epoch(epoch)
         self.send(wire.WorkerLinkResponse(plan=plan_to_wire(of, PlanNumber(number), entries)))
 
     async def next_result(self) -> WorkerResult:
@@ -28,20 +34,25 @@ class SchedulerStream(WorkerStream):
 
 
 class FakeSchedulerForWorker(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Streams come out of `streams` as workers dial. `refusal`: what they are told instead."""
+    """Streams come out of `streams` as workers dial, of epochs 7, 8, ... `refusal`: what they are told instead."""
 
     def __init__(self) -> None:
         self.streams: asyncio.Queue[SchedulerStream] = asyncio.Queue()
         self.refusal: FastServeError | None = None
+        self.refused = 0
+        self._next_epoch = 7
 
     async def WorkerLink(
         self, request_iterator: AsyncIterator[wire.WorkerLinkRequest], context: Any
     ) -> AsyncIterator[wire.WorkerLinkResponse]:
-        stream = SchedulerStream((await anext(request_iterator)).hello)
+        hello = (await anext(request_iterator)).hello
         if self.refusal is not None:
+            self.refused += 1
             raise self.refusal
+        stream = SchedulerStream(hello, self._next_epoch)
+        self._next_epoch += 1
         self.streams.put_nowait(stream)
-        welcome = wire.WorkerLinkResponse(welcome=wire.WorkerWelcome())
+        welcome = wire.WorkerLinkResponse(welcome=wire.WorkerWelcome(epoch=stream.epoch))
         async for message in stream.serve(request_iterator, welcome):
             yield message
 

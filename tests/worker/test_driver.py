@@ -9,7 +9,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.domain.errors import FastServeError, NotReadyError, PeerMismatchError, ProtocolError, SupersededError
+from fastserve.v1 import scheduler_pb2 as wire
+from services.domain.errors import (
+    FastServeError,
+    GroupTakenError,
+    NotReadyError,
+    PeerMismatchError,
+    ProtocolError,
+    SupersededError,
+)
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId
 from services.domain.iteration import Plan, PlanWork, WorkerCounters, WorkerResult
 from services.domain.protocol import Applied, Assign, Done, IterationResult, KvToWorker, SampledToken
@@ -18,13 +26,14 @@ from services.worker.driver import PeerAddresses, WorkerDriver
 from services.worker.engine.compute_thread import ComputeThread
 from services.worker.one_rank import OneRank
 from tests.builders.cost_profiles import flat_cost
+from tests.builders.waits import until
 from tests.worker.fake_kv_manager_for_worker import KvStream
 from tests.worker.fake_scheduler_for_worker import SchedulerStream
 from tests.worker.peers_of_worker import PeersOfWorker
 from tests.worker.worker_stream import LIMIT_S
 
 FACTS = WorkerFacts(
-    epoch=Epoch(0),
+    last_epoch=Epoch(0),
     group=0,
     model_fingerprint="abc",
     block_size=4,
@@ -94,7 +103,7 @@ class FakeEngine:
 
 
 class Rig:
-    def __init__(self, peers: PeersOfWorker, engine: FakeEngine) -> None:
+    def __init__(self, peers: PeersOfWorker, engine: FakeEngine, claim_limit_s: float = LIMIT_S) -> None:
         self.peers = peers
         self.engine = engine
         self.joined: list[bool] = []
@@ -103,6 +112,7 @@ class Rig:
             FACTS,
             PeerAddresses(peers.scheduler_address, peers.kv_manager_address),
             self.joined.append,
+            claim_limit_s,
             lambda: 100,
         )
         self.task = asyncio.create_task(self.driver.run())
@@ -144,7 +154,8 @@ def assign(number: int) -> Assign:
 
 async def test_a_worker_tells_both_peers_what_it_is_under_one_epoch(rig: Rig) -> None:
     scheduler, kv_manager = await rig.next_epoch()
-    assert scheduler.facts.epoch == kv_manager.facts.pools.epoch == rig.engine.epochs[0] == 100
+    assert scheduler.epoch == kv_manager.facts.pools.epoch == 7
+    assert scheduler.facts.last_epoch == 0
     assert scheduler.facts.model_fingerprint == "abc"
     assert scheduler.facts.profile == FACTS.profile
     assert (kv_manager.facts.pools.device_block_count, kv_manager.facts.pools.host_block_count) == (8, 16)
@@ -193,10 +204,12 @@ async def test_losing_either_peer_begins_a_new_epoch_with_both(rig: Rig, lost: s
     async with asyncio.timeout(LIMIT_S):
         await (kv_manager if lost == "scheduler" else scheduler).ended.wait()
     again, kv_again = await rig.next_epoch()
-    assert again.facts.epoch == kv_again.facts.pools.epoch == 101
+    assert again.facts.last_epoch == scheduler.epoch
+    assert again.facts.worker_id == scheduler.facts.worker_id
+    assert kv_again.facts.pools.epoch == again.epoch
     assert rig.engine.epochs == [100, 101]
     again.send_plan(1, entry())
-    assert (await again.next_result()).result.epoch == 101
+    assert (await again.next_result()).result.epoch == again.epoch
     assert rig.joined == [True, False, True]
     assert rig.driver.epochs_begun == 2
 
@@ -205,7 +218,7 @@ async def test_a_stream_that_the_peer_closes_without_an_error_counts_as_lost(rig
     scheduler, _ = await rig.next_epoch()
     scheduler.close()
     again, _ = await rig.next_epoch()
-    assert again.facts.epoch == 101
+    assert again.facts.last_epoch == 7
 
 
 async def test_an_iteration_under_way_is_finished_and_forgotten_when_the_epoch_ends(rig: Rig) -> None:
@@ -221,7 +234,7 @@ async def test_an_iteration_under_way_is_finished_and_forgotten_when_the_epoch_e
     rig.engine.go_on.set()
     again, _ = await rig.next_epoch()
     again.send_plan(1, entry())
-    assert (await again.next_result()).result.epoch == 101
+    assert (await again.next_result()).result.epoch == again.epoch
     assert [plan.epoch for plan in rig.engine.plans] == [100, 101]
 
 
@@ -242,7 +255,7 @@ async def test_a_plan_that_can_not_be_right_ends_the_epoch_and_is_logged(
     rig.engine.refuses_plans = True
     scheduler.send_plan(1, entry())
     again, _ = await rig.next_epoch()
-    assert again.facts.epoch == 101
+    assert again.facts.last_epoch == 7
     assert "a plan that can't be right" in caplog.text
 
 
@@ -253,25 +266,66 @@ async def test_a_command_that_can_not_be_right_ends_the_epoch_and_is_logged(
     rig.engine.refuses_commands = True
     kv_manager.send_commands(assign(1))
     again, _ = await rig.next_epoch()
-    assert again.facts.epoch == 101
+    assert again.facts.last_epoch == 7
     assert "a command that can't be right" in caplog.text
 
 
-@pytest.mark.parametrize("refusal", [PeerMismatchError("model_fingerprint", "differs"), SupersededError("a newer one")])
-async def test_a_worker_that_is_refused_for_good_ends(refusal: FastServeError) -> None:
+async def test_a_worker_that_is_refused_for_good_ends() -> None:
     async with PeersOfWorker() as peers:
-        peers.scheduler.refusal = refusal
-        await Rig(peers, FakeEngine()).refused(type(refusal))
+        peers.scheduler.refusal = PeerMismatchError("model_fingerprint", "differs")
+        await Rig(peers, FakeEngine()).refused(PeerMismatchError)
 
 
-async def test_a_worker_that_has_joined_and_is_superseded_ends(rig: Rig) -> None:
-    scheduler, _ = await rig.next_epoch()
+async def test_a_worker_whose_group_is_taken_asks_again_until_it_is_free(caplog: pytest.LogCaptureFixture) -> None:
+    async with PeersOfWorker() as peers:
+        peers.scheduler.refusal = GroupTakenError("group 0 has a worker already")
+        rig = Rig(peers, FakeEngine())
+        await until(lambda: peers.scheduler.refused > 1)
+        assert "group 0 has a worker already" in caplog.text
+        peers.scheduler.refusal = None
+        scheduler, _ = await rig.next_epoch()
+        assert scheduler.facts.last_epoch == 0
+        rig.task.cancel()
+
+
+async def test_a_worker_whose_group_stays_taken_ends_with_a_line_that_says_so() -> None:
+    async with PeersOfWorker() as peers:
+        peers.scheduler.refusal = GroupTakenError("group 0 has a worker already")
+        await Rig(peers, FakeEngine(), claim_limit_s=0.2).refused(GroupTakenError)
+        assert peers.scheduler.refused > 1
+
+
+async def test_a_worker_whose_epoch_is_superseded_begins_another(rig: Rig) -> None:
+    _, kv_manager = await rig.next_epoch()
+    kv_manager.close(SupersededError("a worker with the newer epoch 12 took over"))
+    again, _ = await rig.next_epoch()
+    assert (again.facts.last_epoch, again.epoch) == (7, 8)
+
+
+async def test_a_worker_that_is_told_to_end_says_so_and_works_until_it_is_released(rig: Rig) -> None:
+    scheduler, kv_manager = await rig.next_epoch()
+    draining = asyncio.create_task(rig.driver.drain(LIMIT_S))
+    assert (await scheduler.next()).draining.limit_s == LIMIT_S
     scheduler.send_plan(1, entry())
-    await scheduler.next_result()
-    assert rig.joined == [True]
-    scheduler.close(SupersededError("a newer one"))
-    await rig.refused(SupersededError)
+    assert (await scheduler.next_result()).result.plan_number == 1
+    assert not draining.done()
+    scheduler.send(wire.WorkerLinkResponse(released=wire.WorkerReleased()))
+    async with asyncio.timeout(LIMIT_S):
+        await draining
+    kv_manager.close()
+    async with asyncio.timeout(LIMIT_S):
+        await scheduler.ended.wait()
     assert rig.driver.epochs_begun == 1
+
+
+async def test_a_worker_that_is_told_to_end_waits_no_longer_than_its_limit_or_its_epoch(rig: Rig) -> None:
+    scheduler, _ = await rig.next_epoch()
+    await rig.driver.drain(0.05)
+    assert not scheduler.ended.is_set()
+    draining = asyncio.create_task(rig.driver.drain(LIMIT_S))
+    scheduler.close(NotReadyError("shutting down", 0.1))
+    async with asyncio.timeout(LIMIT_S):
+        await draining
 
 
 async def test_a_worker_that_finds_nobody_dials_until_somebody_is_there() -> None:
@@ -279,8 +333,8 @@ async def test_a_worker_that_finds_nobody_dials_until_somebody_is_there() -> Non
         scheduler_address, kv_manager_address = peers.scheduler_address, peers.kv_manager_address
     engine = FakeEngine()
     addresses = PeerAddresses(scheduler_address, kv_manager_address)
-    driver = WorkerDriver(OneRank(engine, ComputeThread().post), FACTS, addresses, lambda joined: None)
-    task = asyncio.create_task(driver.run())
+    working = WorkerDriver(OneRank(engine, ComputeThread().post), FACTS, addresses, lambda joined: None)
+    task = asyncio.create_task(working.run())
     try:
         async with asyncio.timeout(LIMIT_S):
             for _ in range(3):

@@ -73,7 +73,7 @@ async def test_a_worker_serves_a_job_through_offload_and_upload(model: Path, tmp
     async with PeersOfWorker() as peers, worker_of(peers, model, tmp_path) as process:
         scheduler, kv_manager = await peers.scheduler.next(), await peers.kv_manager.next()
         facts = scheduler.facts
-        assert facts.epoch == kv_manager.facts.pools.epoch
+        assert scheduler.epoch == kv_manager.facts.pools.epoch
         assert (facts.device_blocks, facts.host_blocks, facts.block_size, facts.max_model_len) == (64, 128, 4, 512)
         assert facts.model_fingerprint == fingerprint(model)
         assert facts.profile.prefill_s(500) >= facts.profile.smallest_iteration_s > 0

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x61stserve/v1/admin.proto\x12\x0c\x66\x61stserve.v1\x1a\x1cgoogle/api/annotations.proto\"6\n\x10GetStatusRequest\x12\x15\n\x08max_jobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_max_jobs\"9\n\x11GetStatusResponse\x12$\n\x06status\x18\x01 \x01(\x0b\x32\x14.fastserve.v1.Status\"`\n\x12WatchStatusRequest\x12\x17\n\ninterval_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08max_jobs\x18\x02 \x01(\rH\x01\x88\x01\x01\x42\r\n\x0b_interval_sB\x0b\n\t_max_jobs\";\n\x13WatchStatusResponse\x12$\n\x06status\x18\x01 \x01(\x0b\x32\x14.fastserve.v1.Status\"\xb8\x02\n\x06Status\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x11\n\tkv_policy\x18\x03 \x01(\t\x12)\n\x06groups\x18\x04 \x03(\x0b\x32\x19.fastserve.v1.GroupStatus\x12(\n\x08\x63ounters\x18\x05 \x01(\x0b\x32\x16.fastserve.v1.Counters\x12\x10\n\x08uptime_s\x18\x06 \x01(\x01\x12\x17\n\x0fmax_queued_jobs\x18\x07 \x01(\r\x12\x1c\n\x14\x61\x64mission_rejections\x18\x08 \x01(\x04\x12\x37\n\x10iteration_tokens\x18\t \x01(\x0b\x32\x1d.fastserve.v1.IterationTokens\x12%\n\x04jobs\x18\n \x03(\x0b\x32\x17.fastserve.v1.JobStatus\"\xb0\x01\n\tJobStatus\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\r\x12\r\n\x05level\x18\x03 \x01(\r\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.fastserve.v1.JobState\x12!\n\x02kv\x18\x05 \x01(\x0e\x32\x15.fastserve.v1.KvPlace\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x15\n\routput_tokens\x18\x07 \x01(\r\"\xdf\x02\n\x0bGroupStatus\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05ready\x18\x02 \x01(\x08\x12)\n\x06levels\x18\x03 \x03(\x0b\x32\x19.fastserve.v1.LevelStatus\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x13\n\x0bswapped_out\x18\x06 \x01(\r\x12\x1b\n\x13\x64\x65vice_blocks_total\x18\x07 \x01(\r\x12\x1a\n\x12\x64\x65vice_blocks_free\x18\x08 \x01(\r\x12\x19\n\x11host_blocks_total\x18\t \x01(\r\x12\x18\n\x10host_blocks_free\x18\n \x01(\r\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x0c \x01(\t\x12\x14\n\x0cworker_joins\x18\r \x01(\r\x12(\n\x08\x63ounters\x18\x0e \x01(\x0b\x32\x16.fastserve.v1.Counters\"f\n\x0bLevelStatus\x12\r\n\x05level\x18\x01 \x01(\r\x12\x11\n\tquantum_s\x18\x02 \x01(\x01\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x13\n\x0bswapped_out\x18\x05 \x01(\r\"\xcb\x02\n\x08\x43ounters\x12\x13\n\x0bpreemptions\x18\x01 \x01(\x04\x12\x12\n\npromotions\x18\x02 \x01(\x04\x12\x11\n\tdemotions\x18\x03 \x01(\x04\x12\x12\n\niterations\x18\x04 \x01(\x04\x12\x17\n\x0foffloaded_bytes\x18\x05 \x01(\x04\x12\x16\n\x0euploaded_bytes\x18\x06 \x01(\x04\x12\x19\n\x11recomputed_tokens\x18\x07 \x01(\x04\x12\x0f\n\x07stall_s\x18\x08 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\t \x01(\x01\x12\x13\n\x0bplan_wait_s\x18\n \x01(\x01\x12\x15\n\rprompt_tokens\x18\x0b \x01(\x04\x12\x19\n\x11generation_tokens\x18\x0c \x01(\x04\x12\x15\n\rjobs_admitted\x18\r \x01(\x04\x12\x15\n\rjobs_finished\x18\x0e \x01(\x04\x12\r\n\x05moves\x18\x0f \x01(\x04\">\n\x0fIterationTokens\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x04*n\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_RUNNING\x10\x01\x12\x15\n\x11JOB_STATE_WAITING\x10\x02\x12\x19\n\x15JOB_STATE_SWAPPED_OUT\x10\x03*^\n\x07KvPlace\x12\x18\n\x14KV_PLACE_UNSPECIFIED\x10\x00\x12\x11\n\rKV_PLACE_NONE\x10\x01\x12\x13\n\x0fKV_PLACE_DEVICE\x10\x02\x12\x11\n\rKV_PLACE_HOST\x10\x03\x32\xf4\x01\n\x0c\x41\x64minService\x12j\n\tGetStatus\x12\x1e.fastserve.v1.GetStatusRequest\x1a\x1f.fastserve.v1.GetStatusResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/fastserve/v1/status\x12x\n\x0bWatchStatus\x12 .fastserve.v1.WatchStatusRequest\x1a!.fastserve.v1.WatchStatusResponse\"\"\x82\xd3\xe4\x93\x02\x1c\x12\x1a/fastserve/v1/status:watch0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x61stserve/v1/admin.proto\x12\x0c\x66\x61stserve.v1\x1a\x1cgoogle/api/annotations.proto\"6\n\x10GetStatusRequest\x12\x15\n\x08max_jobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_max_jobs\"9\n\x11GetStatusResponse\x12$\n\x06status\x18\x01 \x01(\x0b\x32\x14.fastserve.v1.Status\"`\n\x12WatchStatusRequest\x12\x17\n\ninterval_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08max_jobs\x18\x02 \x01(\rH\x01\x88\x01\x01\x42\r\n\x0b_interval_sB\x0b\n\t_max_jobs\";\n\x13WatchStatusResponse\x12$\n\x06status\x18\x01 \x01(\x0b\x32\x14.fastserve.v1.Status\"\xcf\x02\n\x06Status\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x11\n\tkv_policy\x18\x03 \x01(\t\x12)\n\x06groups\x18\x04 \x03(\x0b\x32\x19.fastserve.v1.GroupStatus\x12(\n\x08\x63ounters\x18\x05 \x01(\x0b\x32\x16.fastserve.v1.Counters\x12\x10\n\x08uptime_s\x18\x06 \x01(\x01\x12\x17\n\x0fmax_queued_jobs\x18\x07 \x01(\r\x12\x1c\n\x14\x61\x64mission_rejections\x18\x08 \x01(\x04\x12\x37\n\x10iteration_tokens\x18\t \x01(\x0b\x32\x1d.fastserve.v1.IterationTokens\x12%\n\x04jobs\x18\n \x03(\x0b\x32\x17.fastserve.v1.JobStatus\x12\x15\n\runplaced_jobs\x18\x0b \x01(\r\"\xb0\x01\n\tJobStatus\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\r\x12\r\n\x05level\x18\x03 \x01(\r\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.fastserve.v1.JobState\x12!\n\x02kv\x18\x05 \x01(\x0e\x32\x15.fastserve.v1.KvPlace\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x15\n\routput_tokens\x18\x07 \x01(\r\"\xf1\x02\n\x0bGroupStatus\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05ready\x18\x02 \x01(\x08\x12)\n\x06levels\x18\x03 \x03(\x0b\x32\x19.fastserve.v1.LevelStatus\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x13\n\x0bswapped_out\x18\x06 \x01(\r\x12\x1b\n\x13\x64\x65vice_blocks_total\x18\x07 \x01(\r\x12\x1a\n\x12\x64\x65vice_blocks_free\x18\x08 \x01(\r\x12\x19\n\x11host_blocks_total\x18\t \x01(\r\x12\x18\n\x10host_blocks_free\x18\n \x01(\r\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x0c \x01(\t\x12\x14\n\x0cworker_joins\x18\r \x01(\r\x12(\n\x08\x63ounters\x18\x0e \x01(\x0b\x32\x16.fastserve.v1.Counters\x12\x10\n\x08\x64raining\x18\x0f \x01(\x08\"f\n\x0bLevelStatus\x12\r\n\x05level\x18\x01 \x01(\r\x12\x11\n\tquantum_s\x18\x02 \x01(\x01\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x13\n\x0bswapped_out\x18\x05 \x01(\r\"\xcb\x02\n\x08\x43ounters\x12\x13\n\x0bpreemptions\x18\x01 \x01(\x04\x12\x12\n\npromotions\x18\x02 \x01(\x04\x12\x11\n\tdemotions\x18\x03 \x01(\x04\x12\x12\n\niterations\x18\x04 \x01(\x04\x12\x17\n\x0foffloaded_bytes\x18\x05 \x01(\x04\x12\x16\n\x0euploaded_bytes\x18\x06 \x01(\x04\x12\x19\n\x11recomputed_tokens\x18\x07 \x01(\x04\x12\x0f\n\x07stall_s\x18\x08 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\t \x01(\x01\x12\x13\n\x0bplan_wait_s\x18\n \x01(\x01\x12\x15\n\rprompt_tokens\x18\x0b \x01(\x04\x12\x19\n\x11generation_tokens\x18\x0c \x01(\x04\x12\x15\n\rjobs_admitted\x18\r \x01(\x04\x12\x15\n\rjobs_finished\x18\x0e \x01(\x04\x12\r\n\x05moves\x18\x0f \x01(\x04\">\n\x0fIterationTokens\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x04*n\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_RUNNING\x10\x01\x12\x15\n\x11JOB_STATE_WAITING\x10\x02\x12\x19\n\x15JOB_STATE_SWAPPED_OUT\x10\x03*^\n\x07KvPlace\x12\x18\n\x14KV_PLACE_UNSPECIFIED\x10\x00\x12\x11\n\rKV_PLACE_NONE\x10\x01\x12\x13\n\x0fKV_PLACE_DEVICE\x10\x02\x12\x11\n\rKV_PLACE_HOST\x10\x03\x32\xf4\x01\n\x0c\x41\x64minService\x12j\n\tGetStatus\x12\x1e.fastserve.v1.GetStatusRequest\x1a\x1f.fastserve.v1.GetStatusResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/fastserve/v1/status\x12x\n\x0bWatchStatus\x12 .fastserve.v1.WatchStatusRequest\x1a!.fastserve.v1.WatchStatusResponse\"\"\x82\xd3\xe4\x93\x02\x1c\x12\x1a/fastserve/v1/status:watch0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,10 +36,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADMINSERVICE'].methods_by_name['GetStatus']._serialized_options = b'\202\323\344\223\002\026\022\024/fastserve/v1/status'
   _globals['_ADMINSERVICE'].methods_by_name['WatchStatus']._loaded_options = None
   _globals['_ADMINSERVICE'].methods_by_name['WatchStatus']._serialized_options = b'\202\323\344\223\002\034\022\032/fastserve/v1/status:watch'
-  _globals['_JOBSTATE']._serialized_start=1696
-  _globals['_JOBSTATE']._serialized_end=1806
-  _globals['_KVPLACE']._serialized_start=1808
-  _globals['_KVPLACE']._serialized_end=1902
+  _globals['_JOBSTATE']._serialized_start=1737
+  _globals['_JOBSTATE']._serialized_end=1847
+  _globals['_KVPLACE']._serialized_start=1849
+  _globals['_KVPLACE']._serialized_end=1943
   _globals['_GETSTATUSREQUEST']._serialized_start=72
   _globals['_GETSTATUSREQUEST']._serialized_end=126
   _globals['_GETSTATUSRESPONSE']._serialized_start=128
@@ -49,17 +49,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHSTATUSRESPONSE']._serialized_start=285
   _globals['_WATCHSTATUSRESPONSE']._serialized_end=344
   _globals['_STATUS']._serialized_start=347
-  _globals['_STATUS']._serialized_end=659
-  _globals['_JOBSTATUS']._serialized_start=662
-  _globals['_JOBSTATUS']._serialized_end=838
-  _globals['_GROUPSTATUS']._serialized_start=841
-  _globals['_GROUPSTATUS']._serialized_end=1192
-  _globals['_LEVELSTATUS']._serialized_start=1194
-  _globals['_LEVELSTATUS']._serialized_end=1296
-  _globals['_COUNTERS']._serialized_start=1299
-  _globals['_COUNTERS']._serialized_end=1630
-  _globals['_ITERATIONTOKENS']._serialized_start=1632
-  _globals['_ITERATIONTOKENS']._serialized_end=1694
-  _globals['_ADMINSERVICE']._serialized_start=1905
-  _globals['_ADMINSERVICE']._serialized_end=2149
+  _globals['_STATUS']._serialized_end=682
+  _globals['_JOBSTATUS']._serialized_start=685
+  _globals['_JOBSTATUS']._serialized_end=861
+  _globals['_GROUPSTATUS']._serialized_start=864
+  _globals['_GROUPSTATUS']._serialized_end=1233
+  _globals['_LEVELSTATUS']._serialized_start=1235
+  _globals['_LEVELSTATUS']._serialized_end=1337
+  _globals['_COUNTERS']._serialized_start=1340
+  _globals['_COUNTERS']._serialized_end=1671
+  _globals['_ITERATIONTOKENS']._serialized_start=1673
+  _globals['_ITERATIONTOKENS']._serialized_end=1735
+  _globals['_ADMINSERVICE']._serialized_start=1946
+  _globals['_ADMINSERVICE']._serialized_end=2190
 # @@protoc_insertion_point(module_scope)

@@ -182,7 +182,7 @@ Global___WatchStatusResponse: _TypeAlias = WatchStatusResponse  # noqa: Y015
 
 @_typing.final
 class Status(_message.Message):
-    """The state of the whole server. Every job is counted in exactly one of running, waiting and swapped_out."""
+    """The state of the whole server. Every job is counted in exactly one of running, waiting and swapped_out of a group, and unplaced_jobs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -196,6 +196,7 @@ class Status(_message.Message):
     ADMISSION_REJECTIONS_FIELD_NUMBER: _builtins.int
     ITERATION_TOKENS_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
+    UNPLACED_JOBS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the served model."""
     policy: _builtins.str
@@ -208,9 +209,11 @@ class Status(_message.Message):
     """Most jobs that may be admitted at a time."""
     admission_rejections: _builtins.int
     """Jobs refused since the scheduler started, because the server was full."""
+    unplaced_jobs: _builtins.int
+    """Jobs that wait for a worker group to come."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupStatus]:
-        """One per worker group."""
+        """One per worker group: those that have a worker, or had one a short while ago."""
 
     @_builtins.property
     def counters(self) -> Global___Counters:
@@ -237,10 +240,11 @@ class Status(_message.Message):
         admission_rejections: _builtins.int = ...,
         iteration_tokens: Global___IterationTokens | None = ...,
         jobs: _abc.Iterable[Global___JobStatus] | None = ...,
+        unplaced_jobs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "iteration_tokens", b"iteration_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rejections", b"admission_rejections", "counters", b"counters", "groups", b"groups", "iteration_tokens", b"iteration_tokens", "jobs", b"jobs", "kv_policy", b"kv_policy", "max_queued_jobs", b"max_queued_jobs", "model", b"model", "policy", b"policy", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rejections", b"admission_rejections", "counters", b"counters", "groups", b"groups", "iteration_tokens", b"iteration_tokens", "jobs", b"jobs", "kv_policy", b"kv_policy", "max_queued_jobs", b"max_queued_jobs", "model", b"model", "policy", b"policy", "unplaced_jobs", b"unplaced_jobs", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -312,6 +316,7 @@ class GroupStatus(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     WORKER_JOINS_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """The group's number."""
     ready: _builtins.bool
@@ -336,13 +341,15 @@ class GroupStatus(_message.Message):
     """The compute device: "cpu", or the GPU's name."""
     worker_joins: _builtins.int
     """Times a worker joined this group."""
+    draining: _builtins.bool
+    """Its worker was told to end: it gets no new jobs."""
     @_builtins.property
     def levels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LevelStatus]:
         """One per level of the queue, highest first. Policies without levels have one."""
 
     @_builtins.property
     def counters(self) -> Global___Counters:
-        """Counters of this group, since the scheduler started."""
+        """Counters of this group, since the scheduler took it in."""
 
     def __init__(
         self,
@@ -361,10 +368,11 @@ class GroupStatus(_message.Message):
         device: _builtins.str = ...,
         worker_joins: _builtins.int = ...,
         counters: Global___Counters | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "counters", b"counters", "device", b"device", "device_blocks_free", b"device_blocks_free", "device_blocks_total", b"device_blocks_total", "group", b"group", "host_blocks_free", b"host_blocks_free", "host_blocks_total", b"host_blocks_total", "levels", b"levels", "ready", b"ready", "running", b"running", "swapped_out", b"swapped_out", "waiting", b"waiting", "worker_joins", b"worker_joins"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "counters", b"counters", "device", b"device", "device_blocks_free", b"device_blocks_free", "device_blocks_total", b"device_blocks_total", "draining", b"draining", "group", b"group", "host_blocks_free", b"host_blocks_free", "host_blocks_total", b"host_blocks_total", "levels", b"levels", "ready", b"ready", "running", b"running", "swapped_out", b"swapped_out", "waiting", b"waiting", "worker_joins", b"worker_joins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

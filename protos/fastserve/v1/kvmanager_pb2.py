@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x61stserve/v1/kvmanager.proto\x12\x0c\x66\x61stserve.v1\"c\n\x14SchedulerLinkRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12-\n\x08messages\x18\x02 \x03(\x0b\x32\x1b.fastserve.v1.SchedulerToKv\x12\r\n\x05group\x18\x03 \x01(\r\"\xd9\x02\n\rSchedulerToKv\x12\"\n\x04jobs\x18\x01 \x01(\x0b\x32\x12.fastserve.v1.JobsH\x00\x12&\n\x06\x61rrive\x18\x02 \x01(\x0b\x32\x14.fastserve.v1.ArriveH\x00\x12(\n\x07planned\x18\x03 \x01(\x0b\x32\x15.fastserve.v1.PlannedH\x00\x12*\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x16.fastserve.v1.FinishedH\x00\x12 \n\x03\x61\x63k\x18\x05 \x01(\x0b\x32\x11.fastserve.v1.AckH\x00\x12&\n\x06refuse\x18\x06 \x01(\x0b\x32\x14.fastserve.v1.RefuseH\x00\x12+\n\x07release\x18\x07 \x01(\x0b\x32\x18.fastserve.v1.ReleaseJobH\x00\x12$\n\x05order\x18\x08 \x01(\x0b\x32\x13.fastserve.v1.OrderH\x00\x42\t\n\x07message\"\xd1\x01\n\x04Jobs\x12&\n\x04jobs\x18\x01 \x03(\x0b\x32\x18.fastserve.v1.ArrivedJob\x12(\n\x05order\x18\x02 \x03(\x0b\x32\x19.fastserve.v1.OrderChange\x12\x11\n\tmax_batch\x18\x03 \x01(\r\x12\x10\n\x08quanta_s\x18\x04 \x03(\x01\x12\x1f\n\x12starvation_limit_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\x12runs_to_completion\x18\x06 \x01(\x08\x42\x15\n\x13_starvation_limit_s\"\\\n\nArrivedJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x0cknown_tokens\x18\x02 \x01(\r\x12\x13\n\x0bmost_tokens\x18\x03 \x01(\r\x12\x13\n\x0bstay_number\x18\x04 \x01(\x04\"/\n\x06\x41rrive\x12%\n\x03job\x18\x01 \x01(\x0b\x32\x18.fastserve.v1.ArrivedJob\"K\n\x07Planned\x12\x13\n\x0bplan_number\x18\x01 \x01(\x04\x12+\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x1a.fastserve.v1.PlannedEntry\"D\n\x0cPlannedEntry\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nfrom_token\x18\x02 \x01(\r\x12\x10\n\x08to_token\x18\x03 \x01(\r\"4\n\x08\x46inished\x12\x13\n\x0bplan_number\x18\x01 \x01(\x04\x12\x13\n\x0b\x63ut_job_ids\x18\x02 \x03(\t\"\x15\n\x03\x41\x63k\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x18\n\x06Refuse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x1c\n\nReleaseJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"3\n\x05Order\x12*\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x19.fastserve.v1.OrderChange\"Q\n\x0bOrderChange\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\r\x12\x0b\n\x03key\x18\x03 \x01(\x01\x12\x16\n\x0e\x61rrival_number\x18\x04 \x01(\x04\"d\n\x15SchedulerLinkResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12-\n\x08messages\x18\x02 \x03(\x0b\x32\x1b.fastserve.v1.KvToScheduler\x12\r\n\x05group\x18\x03 \x01(\r\"\xd6\x01\n\rKvToScheduler\x12*\n\x08resident\x18\x01 \x01(\x0b\x32\x16.fastserve.v1.ResidentH\x00\x12$\n\x05grown\x18\x02 \x01(\x0b\x32\x13.fastserve.v1.GrownH\x00\x12\x37\n\x0freclaim_request\x18\x03 \x01(\x0b\x32\x1c.fastserve.v1.ReclaimRequestH\x00\x12/\n\x0bpool_status\x18\x04 \x01(\x0b\x32\x18.fastserve.v1.PoolStatusH\x00\x42\t\n\x07message\"^\n\x08Resident\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x02 \x01(\r\x12\x14\n\x0cvalid_tokens\x18\x03 \x01(\r\x12\x13\n\x0bstay_number\x18\x04 \x01(\x04\"E\n\x05Grown\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x02 \x01(\r\x12\x13\n\x0bstay_number\x18\x03 \x01(\x04\"e\n\x0eReclaimRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x1b\n\x0e\x62\x65neficiary_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x0bstay_number\x18\x03 \x01(\x04\x42\x11\n\x0f_beneficiary_id\"\x8e\x01\n\nPoolStatus\x12\x1a\n\x12\x64\x65vice_blocks_free\x18\x01 \x01(\r\x12\x18\n\x10host_blocks_free\x18\x02 \x01(\r\x12\x11\n\tkv_policy\x18\x03 \x01(\t\x12\x1b\n\x13swapped_out_job_ids\x18\x04 \x03(\t\x12\x1a\n\x12swapped_in_job_ids\x18\x05 \x03(\t\"\x99\x01\n!KvManagerServiceWorkerLinkRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12*\n\x05hello\x18\x02 \x01(\x0b\x32\x1b.fastserve.v1.KvWorkerHello\x12\x39\n\x10\x61\x63knowledgements\x18\x03 \x03(\x0b\x32\x1f.fastserve.v1.KvAcknowledgement\"\x8e\x01\n\rKvWorkerHello\x12\r\n\x05group\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x15\n\rdevice_blocks\x18\x03 \x01(\r\x12\x13\n\x0bhost_blocks\x18\x04 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x05 \x01(\x04J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08R\x05stageR\x06stages\"X\n\x11KvAcknowledgement\x12\x16\n\x0e\x63ommand_number\x18\x01 \x01(\x04\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.fastserve.v1.KvCommandState\"^\n\"KvManagerServiceWorkerLinkResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12)\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x17.fastserve.v1.KvCommand\"\xfa\x01\n\tKvCommand\x12\x16\n\x0e\x63ommand_number\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12,\n\x06\x61ssign\x18\x03 \x01(\x0b\x32\x1a.fastserve.v1.AssignBlocksH\x00\x12.\n\x07offload\x18\x04 \x01(\x0b\x32\x1b.fastserve.v1.OffloadBlocksH\x00\x12,\n\x06upload\x18\x05 \x01(\x0b\x32\x1a.fastserve.v1.UploadBlocksH\x00\x12.\n\x07release\x18\x06 \x01(\x0b\x32\x1b.fastserve.v1.ReleaseBlocksH\x00\x42\t\n\x07\x63ommand\"%\n\x0c\x41ssignBlocks\x12\x15\n\rdevice_blocks\x18\x01 \x03(\r\"M\n\rOffloadBlocks\x12&\n\x05moves\x18\x01 \x03(\x0b\x32\x17.fastserve.v1.BlockMove\x12\x14\n\x0cvalid_tokens\x18\x02 \x01(\r\"c\n\x0cUploadBlocks\x12\x15\n\rdevice_blocks\x18\x01 \x03(\r\x12&\n\x05moves\x18\x02 \x03(\x0b\x32\x17.fastserve.v1.BlockMove\x12\x14\n\x0cvalid_tokens\x18\x03 \x01(\r\"D\n\tBlockMove\x12\r\n\x05index\x18\x01 \x01(\r\x12\x14\n\x0c\x64\x65vice_block\x18\x02 \x01(\r\x12\x12\n\nhost_block\x18\x03 \x01(\r\"\x0f\n\rReleaseBlocks*k\n\x0eKvCommandState\x12 \n\x1cKV_COMMAND_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18KV_COMMAND_STATE_APPLIED\x10\x01\x12\x19\n\x15KV_COMMAND_STATE_DONE\x10\x02\x32\xe5\x01\n\x10KvManagerService\x12\\\n\rSchedulerLink\x12\".fastserve.v1.SchedulerLinkRequest\x1a#.fastserve.v1.SchedulerLinkResponse(\x01\x30\x01\x12s\n\nWorkerLink\x12/.fastserve.v1.KvManagerServiceWorkerLinkRequest\x1a\x30.fastserve.v1.KvManagerServiceWorkerLinkResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x61stserve/v1/kvmanager.proto\x12\x0c\x66\x61stserve.v1\"c\n\x14SchedulerLinkRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12-\n\x08messages\x18\x02 \x03(\x0b\x32\x1b.fastserve.v1.SchedulerToKv\x12\r\n\x05group\x18\x03 \x01(\r\"\xd9\x02\n\rSchedulerToKv\x12\"\n\x04jobs\x18\x01 \x01(\x0b\x32\x12.fastserve.v1.JobsH\x00\x12&\n\x06\x61rrive\x18\x02 \x01(\x0b\x32\x14.fastserve.v1.ArriveH\x00\x12(\n\x07planned\x18\x03 \x01(\x0b\x32\x15.fastserve.v1.PlannedH\x00\x12*\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x16.fastserve.v1.FinishedH\x00\x12 \n\x03\x61\x63k\x18\x05 \x01(\x0b\x32\x11.fastserve.v1.AckH\x00\x12&\n\x06refuse\x18\x06 \x01(\x0b\x32\x14.fastserve.v1.RefuseH\x00\x12+\n\x07release\x18\x07 \x01(\x0b\x32\x18.fastserve.v1.ReleaseJobH\x00\x12$\n\x05order\x18\x08 \x01(\x0b\x32\x13.fastserve.v1.OrderH\x00\x42\t\n\x07message\"\xd1\x01\n\x04Jobs\x12&\n\x04jobs\x18\x01 \x03(\x0b\x32\x18.fastserve.v1.ArrivedJob\x12(\n\x05order\x18\x02 \x03(\x0b\x32\x19.fastserve.v1.OrderChange\x12\x11\n\tmax_batch\x18\x03 \x01(\r\x12\x10\n\x08quanta_s\x18\x04 \x03(\x01\x12\x1f\n\x12starvation_limit_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\x12runs_to_completion\x18\x06 \x01(\x08\x42\x15\n\x13_starvation_limit_s\"\\\n\nArrivedJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x0cknown_tokens\x18\x02 \x01(\r\x12\x13\n\x0bmost_tokens\x18\x03 \x01(\r\x12\x13\n\x0bstay_number\x18\x04 \x01(\x04\"/\n\x06\x41rrive\x12%\n\x03job\x18\x01 \x01(\x0b\x32\x18.fastserve.v1.ArrivedJob\"K\n\x07Planned\x12\x13\n\x0bplan_number\x18\x01 \x01(\x04\x12+\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x1a.fastserve.v1.PlannedEntry\"D\n\x0cPlannedEntry\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nfrom_token\x18\x02 \x01(\r\x12\x10\n\x08to_token\x18\x03 \x01(\r\"4\n\x08\x46inished\x12\x13\n\x0bplan_number\x18\x01 \x01(\x04\x12\x13\n\x0b\x63ut_job_ids\x18\x02 \x03(\t\"\x15\n\x03\x41\x63k\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x18\n\x06Refuse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x1c\n\nReleaseJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"3\n\x05Order\x12*\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x19.fastserve.v1.OrderChange\"Q\n\x0bOrderChange\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\r\x12\x0b\n\x03key\x18\x03 \x01(\x01\x12\x16\n\x0e\x61rrival_number\x18\x04 \x01(\x04\"z\n\x15SchedulerLinkResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12-\n\x08messages\x18\x02 \x03(\x0b\x32\x1b.fastserve.v1.KvToScheduler\x12\r\n\x05group\x18\x03 \x01(\r\x12\x14\n\x0cnewest_epoch\x18\x04 \x01(\x04\"\xd6\x01\n\rKvToScheduler\x12*\n\x08resident\x18\x01 \x01(\x0b\x32\x16.fastserve.v1.ResidentH\x00\x12$\n\x05grown\x18\x02 \x01(\x0b\x32\x13.fastserve.v1.GrownH\x00\x12\x37\n\x0freclaim_request\x18\x03 \x01(\x0b\x32\x1c.fastserve.v1.ReclaimRequestH\x00\x12/\n\x0bpool_status\x18\x04 \x01(\x0b\x32\x18.fastserve.v1.PoolStatusH\x00\x42\t\n\x07message\"^\n\x08Resident\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x02 \x01(\r\x12\x14\n\x0cvalid_tokens\x18\x03 \x01(\r\x12\x13\n\x0bstay_number\x18\x04 \x01(\x04\"E\n\x05Grown\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x02 \x01(\r\x12\x13\n\x0bstay_number\x18\x03 \x01(\x04\"e\n\x0eReclaimRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x1b\n\x0e\x62\x65neficiary_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x0bstay_number\x18\x03 \x01(\x04\x42\x11\n\x0f_beneficiary_id\"\x8e\x01\n\nPoolStatus\x12\x1a\n\x12\x64\x65vice_blocks_free\x18\x01 \x01(\r\x12\x18\n\x10host_blocks_free\x18\x02 \x01(\r\x12\x11\n\tkv_policy\x18\x03 \x01(\t\x12\x1b\n\x13swapped_out_job_ids\x18\x04 \x03(\t\x12\x1a\n\x12swapped_in_job_ids\x18\x05 \x03(\t\"\x99\x01\n!KvManagerServiceWorkerLinkRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12*\n\x05hello\x18\x02 \x01(\x0b\x32\x1b.fastserve.v1.KvWorkerHello\x12\x39\n\x10\x61\x63knowledgements\x18\x03 \x03(\x0b\x32\x1f.fastserve.v1.KvAcknowledgement\"\x8e\x01\n\rKvWorkerHello\x12\r\n\x05group\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x15\n\rdevice_blocks\x18\x03 \x01(\r\x12\x13\n\x0bhost_blocks\x18\x04 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x05 \x01(\x04J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08R\x05stageR\x06stages\"X\n\x11KvAcknowledgement\x12\x16\n\x0e\x63ommand_number\x18\x01 \x01(\x04\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.fastserve.v1.KvCommandState\"^\n\"KvManagerServiceWorkerLinkResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12)\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x17.fastserve.v1.KvCommand\"\xfa\x01\n\tKvCommand\x12\x16\n\x0e\x63ommand_number\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12,\n\x06\x61ssign\x18\x03 \x01(\x0b\x32\x1a.fastserve.v1.AssignBlocksH\x00\x12.\n\x07offload\x18\x04 \x01(\x0b\x32\x1b.fastserve.v1.OffloadBlocksH\x00\x12,\n\x06upload\x18\x05 \x01(\x0b\x32\x1a.fastserve.v1.UploadBlocksH\x00\x12.\n\x07release\x18\x06 \x01(\x0b\x32\x1b.fastserve.v1.ReleaseBlocksH\x00\x42\t\n\x07\x63ommand\"%\n\x0c\x41ssignBlocks\x12\x15\n\rdevice_blocks\x18\x01 \x03(\r\"M\n\rOffloadBlocks\x12&\n\x05moves\x18\x01 \x03(\x0b\x32\x17.fastserve.v1.BlockMove\x12\x14\n\x0cvalid_tokens\x18\x02 \x01(\r\"c\n\x0cUploadBlocks\x12\x15\n\rdevice_blocks\x18\x01 \x03(\r\x12&\n\x05moves\x18\x02 \x03(\x0b\x32\x17.fastserve.v1.BlockMove\x12\x14\n\x0cvalid_tokens\x18\x03 \x01(\r\"D\n\tBlockMove\x12\r\n\x05index\x18\x01 \x01(\r\x12\x14\n\x0c\x64\x65vice_block\x18\x02 \x01(\r\x12\x12\n\nhost_block\x18\x03 \x01(\r\"\x0f\n\rReleaseBlocks*k\n\x0eKvCommandState\x12 \n\x1cKV_COMMAND_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18KV_COMMAND_STATE_APPLIED\x10\x01\x12\x19\n\x15KV_COMMAND_STATE_DONE\x10\x02\x32\xe5\x01\n\x10KvManagerService\x12\\\n\rSchedulerLink\x12\".fastserve.v1.SchedulerLinkRequest\x1a#.fastserve.v1.SchedulerLinkResponse(\x01\x30\x01\x12s\n\nWorkerLink\x12/.fastserve.v1.KvManagerServiceWorkerLinkRequest\x1a\x30.fastserve.v1.KvManagerServiceWorkerLinkResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fastserve.v1.kvmanager_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KVCOMMANDSTATE']._serialized_start=3046
-  _globals['_KVCOMMANDSTATE']._serialized_end=3153
+  _globals['_KVCOMMANDSTATE']._serialized_start=3068
+  _globals['_KVCOMMANDSTATE']._serialized_end=3175
   _globals['_SCHEDULERLINKREQUEST']._serialized_start=46
   _globals['_SCHEDULERLINKREQUEST']._serialized_end=145
   _globals['_SCHEDULERTOKV']._serialized_start=148
@@ -60,37 +60,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ORDERCHANGE']._serialized_start=1183
   _globals['_ORDERCHANGE']._serialized_end=1264
   _globals['_SCHEDULERLINKRESPONSE']._serialized_start=1266
-  _globals['_SCHEDULERLINKRESPONSE']._serialized_end=1366
-  _globals['_KVTOSCHEDULER']._serialized_start=1369
-  _globals['_KVTOSCHEDULER']._serialized_end=1583
-  _globals['_RESIDENT']._serialized_start=1585
-  _globals['_RESIDENT']._serialized_end=1679
-  _globals['_GROWN']._serialized_start=1681
-  _globals['_GROWN']._serialized_end=1750
-  _globals['_RECLAIMREQUEST']._serialized_start=1752
-  _globals['_RECLAIMREQUEST']._serialized_end=1853
-  _globals['_POOLSTATUS']._serialized_start=1856
-  _globals['_POOLSTATUS']._serialized_end=1998
-  _globals['_KVMANAGERSERVICEWORKERLINKREQUEST']._serialized_start=2001
-  _globals['_KVMANAGERSERVICEWORKERLINKREQUEST']._serialized_end=2154
-  _globals['_KVWORKERHELLO']._serialized_start=2157
-  _globals['_KVWORKERHELLO']._serialized_end=2299
-  _globals['_KVACKNOWLEDGEMENT']._serialized_start=2301
-  _globals['_KVACKNOWLEDGEMENT']._serialized_end=2389
-  _globals['_KVMANAGERSERVICEWORKERLINKRESPONSE']._serialized_start=2391
-  _globals['_KVMANAGERSERVICEWORKERLINKRESPONSE']._serialized_end=2485
-  _globals['_KVCOMMAND']._serialized_start=2488
-  _globals['_KVCOMMAND']._serialized_end=2738
-  _globals['_ASSIGNBLOCKS']._serialized_start=2740
-  _globals['_ASSIGNBLOCKS']._serialized_end=2777
-  _globals['_OFFLOADBLOCKS']._serialized_start=2779
-  _globals['_OFFLOADBLOCKS']._serialized_end=2856
-  _globals['_UPLOADBLOCKS']._serialized_start=2858
-  _globals['_UPLOADBLOCKS']._serialized_end=2957
-  _globals['_BLOCKMOVE']._serialized_start=2959
-  _globals['_BLOCKMOVE']._serialized_end=3027
-  _globals['_RELEASEBLOCKS']._serialized_start=3029
-  _globals['_RELEASEBLOCKS']._serialized_end=3044
-  _globals['_KVMANAGERSERVICE']._serialized_start=3156
-  _globals['_KVMANAGERSERVICE']._serialized_end=3385
+  _globals['_SCHEDULERLINKRESPONSE']._serialized_end=1388
+  _globals['_KVTOSCHEDULER']._serialized_start=1391
+  _globals['_KVTOSCHEDULER']._serialized_end=1605
+  _globals['_RESIDENT']._serialized_start=1607
+  _globals['_RESIDENT']._serialized_end=1701
+  _globals['_GROWN']._serialized_start=1703
+  _globals['_GROWN']._serialized_end=1772
+  _globals['_RECLAIMREQUEST']._serialized_start=1774
+  _globals['_RECLAIMREQUEST']._serialized_end=1875
+  _globals['_POOLSTATUS']._serialized_start=1878
+  _globals['_POOLSTATUS']._serialized_end=2020
+  _globals['_KVMANAGERSERVICEWORKERLINKREQUEST']._serialized_start=2023
+  _globals['_KVMANAGERSERVICEWORKERLINKREQUEST']._serialized_end=2176
+  _globals['_KVWORKERHELLO']._serialized_start=2179
+  _globals['_KVWORKERHELLO']._serialized_end=2321
+  _globals['_KVACKNOWLEDGEMENT']._serialized_start=2323
+  _globals['_KVACKNOWLEDGEMENT']._serialized_end=2411
+  _globals['_KVMANAGERSERVICEWORKERLINKRESPONSE']._serialized_start=2413
+  _globals['_KVMANAGERSERVICEWORKERLINKRESPONSE']._serialized_end=2507
+  _globals['_KVCOMMAND']._serialized_start=2510
+  _globals['_KVCOMMAND']._serialized_end=2760
+  _globals['_ASSIGNBLOCKS']._serialized_start=2762
+  _globals['_ASSIGNBLOCKS']._serialized_end=2799
+  _globals['_OFFLOADBLOCKS']._serialized_start=2801
+  _globals['_OFFLOADBLOCKS']._serialized_end=2878
+  _globals['_UPLOADBLOCKS']._serialized_start=2880
+  _globals['_UPLOADBLOCKS']._serialized_end=2979
+  _globals['_BLOCKMOVE']._serialized_start=2981
+  _globals['_BLOCKMOVE']._serialized_end=3049
+  _globals['_RELEASEBLOCKS']._serialized_start=3051
+  _globals['_RELEASEBLOCKS']._serialized_end=3066
+  _globals['_KVMANAGERSERVICE']._serialized_start=3178
+  _globals['_KVMANAGERSERVICE']._serialized_end=3407
 # @@protoc_insertion_point(module_scope)

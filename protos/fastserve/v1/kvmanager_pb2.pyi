@@ -472,10 +472,15 @@ class SchedulerLinkResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    NEWEST_EPOCH_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The worker epoch that all messages are about."""
     group: _builtins.int
     """The worker group."""
+    newest_epoch: _builtins.int
+    """Set in the first message of a stream, which says nothing else: the greatest worker epoch that the KV manager has met. The scheduler gives out
+    greater ones from then on, and has workers with others begin anew.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvToScheduler]:
         """In order."""
@@ -486,10 +491,11 @@ class SchedulerLinkResponse(_message.Message):
         epoch: _builtins.int = ...,
         messages: _abc.Iterable[Global___KvToScheduler] | None = ...,
         group: _builtins.int = ...,
+        newest_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group", b"group", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group", b"group", "messages", b"messages", "newest_epoch", b"newest_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,8 +35,9 @@ class KvManagerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> KvManagerServiceAsyncStub: ...
     SchedulerLink: _grpc.StreamStreamMultiCallable[_kvmanager_pb2.SchedulerLinkRequest, _kvmanager_pb2.SchedulerLinkResponse]
     """SchedulerLink tells what moves and answers with residency. For each worker group the scheduler opens with Jobs, and sends Jobs again at every
-    The scheduler sends its term as metadata, `fastserve-term`; one of an older term than the newest heard of is refused with ABORTED.
     new epoch of its worker. What breaks the protocol of one group ends the stream of its worker, not this one.
+    The scheduler sends its term as metadata, `fastserve-term`; one of an older term than the newest heard of is refused with ABORTED. The KV manager
+    opens with newest_epoch, if it has met a worker.
 
     Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), INTERNAL (a message names a group that can't be:
     a bug), UNAVAILABLE (shutting down: dial again with back-off).
@@ -44,10 +45,11 @@ class KvManagerServiceStub:
     WorkerLink: _grpc.StreamStreamMultiCallable[_kvmanager_pb2.KvManagerServiceWorkerLinkRequest, _kvmanager_pb2.KvManagerServiceWorkerLinkResponse]
     """WorkerLink carries block commands out and their acknowledgements in. The worker opens with KvWorkerHello; its tables are empty.
 
-    Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is not a hello),
+    Status codes: ABORTED (the epoch is not newer than the group's last one, or a newer one has begun: ask the scheduler for a new one),
+    INVALID_ARGUMENT (the first message is not a hello),
     FAILED_PRECONDITION (the group, the block size or the pools are out of their limits, for example a device pool without blocks: names
     the field; do not retry), INTERNAL (this worker, or the scheduler for its group, broke the protocol: dial again with back-off and a newer
-    epoch), UNAVAILABLE (shutting down, or the scheduler was lost: dial again with back-off and a newer epoch).
+    epoch), UNAVAILABLE (shutting down, the scheduler was lost, or the epoch is of a term that is over: dial again with back-off and a newer epoch).
     """
 
 @_typing.type_check_only
@@ -57,8 +59,9 @@ class KvManagerServiceAsyncStub(KvManagerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     SchedulerLink: _aio.StreamStreamMultiCallable[_kvmanager_pb2.SchedulerLinkRequest, _kvmanager_pb2.SchedulerLinkResponse]  # type: ignore[assignment]
     """SchedulerLink tells what moves and answers with residency. For each worker group the scheduler opens with Jobs, and sends Jobs again at every
-    The scheduler sends its term as metadata, `fastserve-term`; one of an older term than the newest heard of is refused with ABORTED.
     new epoch of its worker. What breaks the protocol of one group ends the stream of its worker, not this one.
+    The scheduler sends its term as metadata, `fastserve-term`; one of an older term than the newest heard of is refused with ABORTED. The KV manager
+    opens with newest_epoch, if it has met a worker.
 
     Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), INTERNAL (a message names a group that can't be:
     a bug), UNAVAILABLE (shutting down: dial again with back-off).
@@ -66,10 +69,11 @@ class KvManagerServiceAsyncStub(KvManagerServiceStub):
     WorkerLink: _aio.StreamStreamMultiCallable[_kvmanager_pb2.KvManagerServiceWorkerLinkRequest, _kvmanager_pb2.KvManagerServiceWorkerLinkResponse]  # type: ignore[assignment]
     """WorkerLink carries block commands out and their acknowledgements in. The worker opens with KvWorkerHello; its tables are empty.
 
-    Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is not a hello),
+    Status codes: ABORTED (the epoch is not newer than the group's last one, or a newer one has begun: ask the scheduler for a new one),
+    INVALID_ARGUMENT (the first message is not a hello),
     FAILED_PRECONDITION (the group, the block size or the pools are out of their limits, for example a device pool without blocks: names
     the field; do not retry), INTERNAL (this worker, or the scheduler for its group, broke the protocol: dial again with back-off and a newer
-    epoch), UNAVAILABLE (shutting down, or the scheduler was lost: dial again with back-off and a newer epoch).
+    epoch), UNAVAILABLE (shutting down, the scheduler was lost, or the epoch is of a term that is over: dial again with back-off and a newer epoch).
     """
 
 class KvManagerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -82,8 +86,9 @@ class KvManagerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kvmanager_pb2.SchedulerLinkResponse], _abc.AsyncIterator[_kvmanager_pb2.SchedulerLinkResponse]]:
         """SchedulerLink tells what moves and answers with residency. For each worker group the scheduler opens with Jobs, and sends Jobs again at every
-        The scheduler sends its term as metadata, `fastserve-term`; one of an older term than the newest heard of is refused with ABORTED.
         new epoch of its worker. What breaks the protocol of one group ends the stream of its worker, not this one.
+        The scheduler sends its term as metadata, `fastserve-term`; one of an older term than the newest heard of is refused with ABORTED. The KV manager
+        opens with newest_epoch, if it has met a worker.
 
         Status codes: ABORTED (a newer stream of the scheduler took over: do not retry on this one), INTERNAL (a message names a group that can't be:
         a bug), UNAVAILABLE (shutting down: dial again with back-off).
@@ -97,10 +102,11 @@ class KvManagerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_kvmanager_pb2.KvManagerServiceWorkerLinkResponse], _abc.AsyncIterator[_kvmanager_pb2.KvManagerServiceWorkerLinkResponse]]:
         """WorkerLink carries block commands out and their acknowledgements in. The worker opens with KvWorkerHello; its tables are empty.
 
-        Status codes: ABORTED (a worker of a newer epoch took this group: do not retry), INVALID_ARGUMENT (the first message is not a hello),
+        Status codes: ABORTED (the epoch is not newer than the group's last one, or a newer one has begun: ask the scheduler for a new one),
+        INVALID_ARGUMENT (the first message is not a hello),
         FAILED_PRECONDITION (the group, the block size or the pools are out of their limits, for example a device pool without blocks: names
         the field; do not retry), INTERNAL (this worker, or the scheduler for its group, broke the protocol: dial again with back-off and a newer
-        epoch), UNAVAILABLE (shutting down, or the scheduler was lost: dial again with back-off and a newer epoch).
+        epoch), UNAVAILABLE (shutting down, the scheduler was lost, or the epoch is of a term that is over: dial again with back-off and a newer epoch).
         """
 
 def add_KvManagerServiceServicer_to_server(servicer: KvManagerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -389,11 +389,11 @@ class ServingLimits(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     DEVICE_POOL_TOKENS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
-    """A worker group is, or has been, joined: jobs are admitted."""
+    """Jobs are admitted; those for which there is no worker group wait for one."""
     max_model_len: _builtins.int
-    """Most tokens of prompt and output together, in the group with the most room."""
+    """Most tokens of prompt and output together: of the model, or in the group with the most room once there was one."""
     device_pool_tokens: _builtins.int
-    """Tokens that the device pool of that group holds."""
+    """Tokens that the device pool of that group holds; max_model_len before the first one."""
     def __init__(
         self,
         *,
@@ -569,6 +569,7 @@ class WorkerLinkRequest(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello:
         """First on the stream."""
@@ -577,21 +578,50 @@ class WorkerLinkRequest(_message.Message):
     def result(self) -> Global___IterationResult:
         """A finished iteration."""
 
+    @_builtins.property
+    def draining(self) -> Global___WorkerDraining:
+        """The worker was told to end."""
+
     def __init__(
         self,
         *,
         hello: Global___WorkerHello | None = ...,
         result: Global___IterationResult | None = ...,
+        draining: Global___WorkerDraining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "result"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "result", "draining"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___WorkerLinkRequest: _TypeAlias = WorkerLinkRequest  # noqa: Y015
+
+@_typing.final
+class WorkerDraining(_message.Message):
+    """The worker ends as soon as the scheduler releases it, and in `limit_s` seconds at the latest. It gets no new jobs; those that are predicted to end
+    in time end there, the others go on in other groups, or wait for the next one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_S_FIELD_NUMBER: _builtins.int
+    limit_s: _builtins.float
+    """Seconds."""
+    def __init__(
+        self,
+        *,
+        limit_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_s", b"limit_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerDraining: _TypeAlias = WorkerDraining  # noqa: Y015
 
 @_typing.final
 class WorkerHello(_message.Message):
@@ -599,7 +629,7 @@ class WorkerHello(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: _builtins.int
+    LAST_EPOCH_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
@@ -611,10 +641,11 @@ class WorkerHello(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
-    epoch: _builtins.int
-    """Epoch of this life of the worker: later lives have greater ones."""
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    last_epoch: _builtins.int
+    """The last epoch that it was given, by whatever scheduler; 0: none. The next one is greater."""
     group: _builtins.int
-    """The group it serves: less than the scheduler's --groups."""
+    """The group it serves: less than the scheduler's --groups, if that is set."""
     model_fingerprint: _builtins.str
     """Identity of its model folder."""
     block_size: _builtins.int
@@ -633,6 +664,8 @@ class WorkerHello(_message.Message):
     """Pipeline stages of the model; 0 stands for 1."""
     ranks: _builtins.int
     """Ranks (processes) that run it; 0 stands for 1."""
+    worker_id: _builtins.str
+    """Unique id of this life of the worker: 1 to 128 characters. A worker that dials again takes its own place at once."""
     @_builtins.property
     def profile(self) -> Global___CostProfile:
         """The measured cost model."""
@@ -640,7 +673,7 @@ class WorkerHello(_message.Message):
     def __init__(
         self,
         *,
-        epoch: _builtins.int = ...,
+        last_epoch: _builtins.int = ...,
         group: _builtins.int = ...,
         model_fingerprint: _builtins.str = ...,
         block_size: _builtins.int = ...,
@@ -652,10 +685,11 @@ class WorkerHello(_message.Message):
         device: _builtins.str = ...,
         stages: _builtins.int = ...,
         ranks: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "device", b"device", "device_blocks", b"device_blocks", "epoch", b"epoch", "group", b"group", "host_blocks", b"host_blocks", "max_model_len", b"max_model_len", "model_fingerprint", b"model_fingerprint", "profile", b"profile", "ranks", b"ranks", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "device", b"device", "device_blocks", b"device_blocks", "group", b"group", "host_blocks", b"host_blocks", "last_epoch", b"last_epoch", "max_model_len", b"max_model_len", "model_fingerprint", b"model_fingerprint", "profile", b"profile", "ranks", b"ranks", "stages", b"stages", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -905,6 +939,7 @@ class WorkerLinkResponse(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___WorkerWelcome:
         """First on the stream."""
@@ -913,25 +948,30 @@ class WorkerLinkResponse(_message.Message):
     def plan(self) -> Global___Plan:
         """The next iteration."""
 
+    @_builtins.property
+    def released(self) -> Global___WorkerReleased:
+        """The answer to WorkerDraining, once no job is left: the worker may go."""
+
     def __init__(
         self,
         *,
         welcome: Global___WorkerWelcome | None = ...,
         plan: Global___Plan | None = ...,
+        released: Global___WorkerReleased | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "plan", b"plan", "released", b"released", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "plan", b"plan", "released", b"released", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "plan"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "plan", "released"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___WorkerLinkResponse: _TypeAlias = WorkerLinkResponse  # noqa: Y015
 
 @_typing.final
-class WorkerWelcome(_message.Message):
-    """The worker has joined."""
+class WorkerReleased(_message.Message):
+    """No job needs the worker any more."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -941,6 +981,28 @@ class WorkerWelcome(_message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerReleased: _TypeAlias = WorkerReleased  # noqa: Y015
+
+@_typing.final
+class WorkerWelcome(_message.Message):
+    """The worker has joined."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch that begins: greater than all before it, of this group and of every other, of this scheduler and of those before it."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

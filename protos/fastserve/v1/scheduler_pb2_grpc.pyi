@@ -46,13 +46,14 @@ class SchedulerServiceStub:
     (shutting down, or the gateway reads too slowly: dial again with back-off).
     """
     WorkerLink: _grpc.StreamStreamMultiCallable[_scheduler_pb2.WorkerLinkRequest, _scheduler_pb2.WorkerLinkResponse]
-    """WorkerLink carries plans out and results in. The worker opens with WorkerHello, the scheduler answers WorkerWelcome. A newer epoch voids the
-    group's older stream, which ends with ABORTED.
+    """WorkerLink carries plans out and results in. The worker opens with WorkerHello, the scheduler answers WorkerWelcome with the epoch that begins
+    with this stream. A group has one worker: the first whose stream is open.
 
-    Status codes: FAILED_PRECONDITION (the model or the block size differs from the scheduler's, the group is none of its --groups, the context is 0 or
-    longer than the scheduler's, the device pool has no blocks: names the field; do not retry), ABORTED (a worker of this epoch or a newer one has the group: do
-    not retry), INVALID_ARGUMENT (the first message is not a hello), UNAVAILABLE (shutting down, or what the worker said broke the protocol: dial
-    again with back-off and a newer epoch).
+    Status codes: FAILED_PRECONDITION (the model or the block size differs from the scheduler's, the group is not below its --groups, the context is 0
+    or longer than the scheduler's, the device pool has no blocks: names the field; do not retry), ALREADY_EXISTS (another worker has the group: dial
+    again, but no longer than the stream of a lost worker may stay open), ABORTED (a newer stream of the same worker took over: that one goes on),
+    INVALID_ARGUMENT (the first message is not a hello, or its worker_id is out of its limits), UNAVAILABLE (shutting down, or what the worker said
+    broke the protocol: dial again with back-off).
     """
 
 @_typing.type_check_only
@@ -71,13 +72,14 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     (shutting down, or the gateway reads too slowly: dial again with back-off).
     """
     WorkerLink: _aio.StreamStreamMultiCallable[_scheduler_pb2.WorkerLinkRequest, _scheduler_pb2.WorkerLinkResponse]  # type: ignore[assignment]
-    """WorkerLink carries plans out and results in. The worker opens with WorkerHello, the scheduler answers WorkerWelcome. A newer epoch voids the
-    group's older stream, which ends with ABORTED.
+    """WorkerLink carries plans out and results in. The worker opens with WorkerHello, the scheduler answers WorkerWelcome with the epoch that begins
+    with this stream. A group has one worker: the first whose stream is open.
 
-    Status codes: FAILED_PRECONDITION (the model or the block size differs from the scheduler's, the group is none of its --groups, the context is 0 or
-    longer than the scheduler's, the device pool has no blocks: names the field; do not retry), ABORTED (a worker of this epoch or a newer one has the group: do
-    not retry), INVALID_ARGUMENT (the first message is not a hello), UNAVAILABLE (shutting down, or what the worker said broke the protocol: dial
-    again with back-off and a newer epoch).
+    Status codes: FAILED_PRECONDITION (the model or the block size differs from the scheduler's, the group is not below its --groups, the context is 0
+    or longer than the scheduler's, the device pool has no blocks: names the field; do not retry), ALREADY_EXISTS (another worker has the group: dial
+    again, but no longer than the stream of a lost worker may stay open), ABORTED (a newer stream of the same worker took over: that one goes on),
+    INVALID_ARGUMENT (the first message is not a hello, or its worker_id is out of its limits), UNAVAILABLE (shutting down, or what the worker said
+    broke the protocol: dial again with back-off).
     """
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -105,13 +107,14 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_scheduler_pb2.WorkerLinkRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.WorkerLinkResponse], _abc.AsyncIterator[_scheduler_pb2.WorkerLinkResponse]]:
-        """WorkerLink carries plans out and results in. The worker opens with WorkerHello, the scheduler answers WorkerWelcome. A newer epoch voids the
-        group's older stream, which ends with ABORTED.
+        """WorkerLink carries plans out and results in. The worker opens with WorkerHello, the scheduler answers WorkerWelcome with the epoch that begins
+        with this stream. A group has one worker: the first whose stream is open.
 
-        Status codes: FAILED_PRECONDITION (the model or the block size differs from the scheduler's, the group is none of its --groups, the context is 0 or
-        longer than the scheduler's, the device pool has no blocks: names the field; do not retry), ABORTED (a worker of this epoch or a newer one has the group: do
-        not retry), INVALID_ARGUMENT (the first message is not a hello), UNAVAILABLE (shutting down, or what the worker said broke the protocol: dial
-        again with back-off and a newer epoch).
+        Status codes: FAILED_PRECONDITION (the model or the block size differs from the scheduler's, the group is not below its --groups, the context is 0
+        or longer than the scheduler's, the device pool has no blocks: names the field; do not retry), ALREADY_EXISTS (another worker has the group: dial
+        again, but no longer than the stream of a lost worker may stay open), ABORTED (a newer stream of the same worker took over: that one goes on),
+        INVALID_ARGUMENT (the first message is not a hello, or its worker_id is out of its limits), UNAVAILABLE (shutting down, or what the worker said
+        broke the protocol: dial again with back-off).
         """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

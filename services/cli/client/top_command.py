@@ -129,10 +129,14 @@ def frame(status: ServerStatus, before: ServerStatus | None = None, elapsed_s: f
         title = Text(f"group {group.group} on {group.device or '?'}")
         if not group.ready:
             title.append(" (no worker)", "red")
+        elif group.draining:
+            title.append(" (draining: its worker is about to end)", "yellow")
         parts.append(Panel(Group(_levels(group), "", _pools(group)), title=title, title_align="left"))
     rates = _rates(status.counters_since(before, elapsed_s) if before else ServerCounters(), elapsed_s)
     jobs = f"jobs {counters.jobs_finished} finished of {counters.jobs_admitted} admitted"
     jobs += f", {status.admission_rejections} rejected"
+    if status.unplaced_jobs:
+        jobs += f", {status.unplaced_jobs} waiting for a worker group"
     if len(status.groups) > 1:
         jobs += f", {counters.moves} moves between groups"
     # Names are the server's: as Text, so that nothing in them is read as markup.

@@ -26,11 +26,11 @@ from services.runtime.model_files import BUNDLED_MODEL, MOST_NAME_CHARACTERS
 from services.runtime.process import die_with_parent, write_ready_file
 from services.runtime.settings import ENVIRONMENT_PREFIX, parse_flags, resolve
 from services.scheduler.settings import SchedulerSettings
+from services.worker.settings import WorkerSettings
 
 READY_POLL_S = 0.05
 STOP_MARGIN_S = 15.0
 """Time a service may take to end after its drain."""
-WORKER_STOP_LIMIT_S = 20.0
 
 _LINK_HOST = "127.0.0.1"
 
@@ -60,6 +60,7 @@ def service_commands(
     scheduler_drain_s = resolved(SchedulerSettings, "scheduler", flags["scheduler"], environ).drain_limit
     gateway_settings = resolved(GatewaySettings, "gateway", flags["gateway"], environ)
     gateway_drain_s = gateway_settings.drain_limit
+    worker_drain_s = resolved(WorkerSettings, WORKER, flags[WORKER], environ).drain_limit
     stop_limit_s = gateway_drain_s + STOP_MARGIN_S
     rest = front_command(front, gateway_settings.host, http_port, gateway_drain_s, stop_limit_s, log.log_format)
     if rest is None:
@@ -85,7 +86,9 @@ def service_commands(
         return command("gateway", "--scheduler", known["scheduler"].grpc, *ports)
 
     workers = [
-        ServiceCommand(name, partial(worker, own=own), after=("scheduler",), stop_limit_s=WORKER_STOP_LIMIT_S)
+        ServiceCommand(
+            name, partial(worker, own=own), after=("scheduler",), stop_limit_s=worker_drain_s + STOP_MARGIN_S
+        )
         for name, own in worker_flags(flags, environ).items()
     ]
     return [

@@ -31,7 +31,7 @@ def worker_flags(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str])
     """
     scheduler = resolved(SchedulerSettings, "scheduler", flags["scheduler"], environ)
     worker = resolved(WorkerSettings, WORKER, flags[WORKER], environ)
-    groups, ranks = scheduler.groups, worker.layout.rank_count
+    groups, ranks = scheduler.groups or 1, worker.layout.rank_count
     if ranks > 1:
         _check_ranks(worker, scheduler)
     if groups * ranks == 1:

@@ -30,8 +30,8 @@ class Admission:
         """Why the job can't be admitted; None if it can."""
         if self._max_model_len is None:
             return Reject(submit.job_id, RejectKind.NOT_READY, "", "no worker group has joined yet", NOT_READY_RETRY_S)
-        if (invalid := self._unfit(submit, self._max_model_len)) is not None:
-            return Reject(submit.job_id, RejectKind.INVALID, *invalid, 0.0)
+        if (misfit := self.misfit(submit)) is not None:
+            return misfit
         config = self._config
         if self.queued_jobs >= config.max_queued_jobs:
             return self._full(submit, f"{config.max_queued_jobs} jobs are already queued, which is the maximum")
@@ -40,6 +40,11 @@ class Admission:
                 submit, f"the limit of {config.max_queued_tokens} queued tokens (prompts plus max_tokens) is reached"
             )
         return None
+
+    def misfit(self, submit: Submit) -> Reject | None:
+        """Why the job can never run; None if it can."""
+        invalid = None if self._max_model_len is None else self._unfit(submit, self._max_model_len)
+        return None if invalid is None else Reject(submit.job_id, RejectKind.INVALID, *invalid, 0.0)
 
     def fits_pool(self, prompt_tokens: int, max_tokens: int) -> bool:
         """Whether the job on its own fits the device pool and the model's context."""

@@ -90,6 +90,7 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
                 job.planned_tokens,
                 job.finished_tokens,
                 job.capacity_tokens,
+                job.is_held,
                 job.cut_plan is not None,
                 job.is_guided,
                 min(iterations.next_plan - job.last_plan, iterations.stage_count) if job.in_flight else 0,

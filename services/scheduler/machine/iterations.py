@@ -135,7 +135,9 @@ class Iterations:
         entry.
         """
         expected = job.expected_tokens
-        if job.state is not RESIDENT or job.cut_plan is not None or expected - job.prompt_tokens >= job.max_tokens:
+        if job.state is not RESIDENT or job.is_held or job.cut_plan is not None:
+            return False
+        if expected - job.prompt_tokens >= job.max_tokens:
             return False
         return (min(expected, job.planned_tokens + 1) if self._chunked else expected) <= job.capacity_tokens
 

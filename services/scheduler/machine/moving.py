@@ -1,10 +1,11 @@
 """A job's way out of a group and into another (PROTOCOL rule 27), or from another scheduler into one (rule 37).
 
-A job leaves only while no unfinished plan names it, and while it is OUT, or has blocks but has computed nothing. For
-the KV manager it ends here and arrives there; a move takes its tokens, its age and its level with it, and leaves its KV
-behind.
+A job leaves only while no unfinished plan names it, and while it is OUT, or has blocks but has computed nothing. A job
+that is held, because the worker is about to end, leaves also with what is computed of it (rule 41). For the KV manager
+it ends here and arrives there; a move takes its tokens, its age and its level with it, and leaves its KV behind.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from services.domain.generation import EndReason
@@ -25,7 +26,16 @@ def may_leave(scheduler: "Scheduler", job_id: JobId) -> bool:
     job = scheduler.jobs.get(job_id)
     if job is None or job.in_flight:
         return False
-    return job.state is OUT or (job.state is RESIDENT and not job.finished_tokens)
+    return job.state is OUT or (job.state is RESIDENT and (job.is_held or not job.finished_tokens))
+
+
+def hold(scheduler: "Scheduler", job_ids: Sequence[JobId]) -> None:
+    """Plan these jobs no more, and the others as ever. O(jobs)."""
+    held = frozenset(job_ids)
+    for job in scheduler.jobs.values():
+        if job.state is not CLOSING and job.is_held is not (job.job_id in held):
+            job.is_held = not job.is_held
+            scheduler.iterations.refresh(job)
 
 
 def withdraw(scheduler: "Scheduler", job_id: JobId, now_s: float) -> tuple[Release, Withdrawn] | None:

@@ -70,6 +70,9 @@ class Residency:
     def void(self, job: Job) -> None:
         """The worker is gone, and the job's KV with it."""
         job.in_flight = job.planned_tokens = job.capacity_tokens = 0
+        job.expected_tokens = job.known_tokens
+        job.cut_plan = None
+        job.is_held = False
         self._lending.held(job, 0)
 
     def state_key(self) -> tuple[object, ...]:

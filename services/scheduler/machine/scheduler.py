@@ -41,7 +41,7 @@ from services.scheduler.machine.admission import Admission
 from services.scheduler.machine.iterations import Iterations
 from services.scheduler.machine.job_counts import level_statuses
 from services.scheduler.machine.lending import Lending
-from services.scheduler.machine.moving import take_in, withdraw
+from services.scheduler.machine.moving import hold, take_in, withdraw
 from services.scheduler.machine.promotion import Promotion
 from services.scheduler.machine.ranking import Ranking
 from services.scheduler.machine.releases import Releases
@@ -54,12 +54,12 @@ from services.scheduler.machine.scheduler_events import (
     End,
     Event,
     FromKv,
+    Hold,
     KvConnected,
     KvLost,
     SendPlan,
     Submit,
     TakeIn,
-    Tick,
     ToKv,
     WakeAt,
     Withdraw,
@@ -178,6 +178,8 @@ class Scheduler:
                 if (left := withdraw(self, job_id, now_s)) is not None:
                     self._to_kv(left[0])
                     self._out.append(left[1])
+            case Hold(job_ids):
+                hold(self, job_ids)
             case TakeIn(moving):
                 self._to_kv(take_in(self, moving, self._next_stay(), now_s))
             case Cancel():
@@ -196,8 +198,6 @@ class Scheduler:
                 self.kv_connected = False
                 if self.linked:
                     self._drop_worker("the KV manager was lost, and with it the block tables of this epoch", now_s)
-            case Tick():
-                pass
 
     def _submit(self, event: Submit, now_s: float) -> None:
         """Admit a job, or reject it with the reason."""
@@ -211,11 +211,12 @@ class Scheduler:
         number = stay if event.arrival_number is None else event.arrival_number
         nowhere = Rank(0, 0.0, number)
         tokens = event.prompt_tokens
+        arrived_s = now_s if event.arrived_s is None else event.arrived_s
         job = Job(
-            event.job_id, number, stay, tokens, event.max_tokens, now_s, event.deadline_s, nowhere, nowhere, tokens,
+            event.job_id, number, stay, tokens, event.max_tokens, arrived_s, event.deadline_s, nowhere, nowhere, tokens,
             tokens, event.client_number, event.is_guided,
         )  # fmt: skip
-        job.waiting_since_s = now_s
+        job.waiting_since_s = arrived_s
         job.place = job.rank = self.policy.join(job)
         self.jobs[event.job_id] = job
         self.ranking.add(job)
@@ -314,8 +315,6 @@ class Scheduler:
             if job.state is not OUT:
                 job.move(OUT, now_s, reason)
             self.residency.void(job)
-            job.expected_tokens = job.known_tokens
-            job.cut_plan = None
         self.epoch = NO_WORKER
         self.linked = False
 

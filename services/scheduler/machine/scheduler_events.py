@@ -18,7 +18,8 @@ class Submit(NamedTuple):
     """A new job; no living job has its id. `deadline_s` is a time on the same clock as `now_s`. `client_number` stands
     for the client, 0 if it gave no name. `arrival_number` counts the arrivals at all groups, so that an order by
     arrival outlasts a move; None: there is one group, whose machine counts them. `is_guided`: its first entry at a
-    worker may be passed over, because its guide is not compiled yet.
+    worker may be passed over, because its guide is not compiled yet. `arrived_s`: when it came, if it has waited for a
+    group; None: now.
     """
 
     job_id: JobId
@@ -28,6 +29,7 @@ class Submit(NamedTuple):
     client_number: int = 0
     arrival_number: int | None = None
     is_guided: bool = False
+    arrived_s: float | None = None
 
 
 class MovingJob(NamedTuple):
@@ -56,9 +58,19 @@ class MovingJob(NamedTuple):
 
 
 class Withdraw(NamedTuple):
-    """The job is to leave this group. It does if no KV of it is on the device and no unfinished plan names it."""
+    """The job is to leave this group. It does if no unfinished plan names it, and no KV of it is on the device unless
+    it is held.
+    """
 
     job_id: JobId
+
+
+class Hold(NamedTuple):
+    """The worker is about to end: these jobs are not planned any more, so that they can leave. All others are planned
+    as ever.
+    """
+
+    job_ids: tuple[JobId, ...]
 
 
 class TakeIn(NamedTuple):
@@ -115,6 +127,7 @@ class Tick(NamedTuple):
 Event = (
     Submit
     | Withdraw
+    | Hold
     | TakeIn
     | Cancel
     | WorkerJoined

@@ -1,17 +1,18 @@
 """The router: before the machines of several groups it admits jobs, and says which group gets which. Pure.
 
 A job goes to the group that is predicted to end it first (group_forecast.py), by the work that ranks before it there.
-It moves to another one, once more by that forecast, in two cases: its group has no worker any more, or another group
-has free places in its batch while this job waits behind a full one and nothing of it is computed. A group never gives
-away what it has computed, so a job is always in one group.
+It moves to another one, once more by that forecast, in three cases: its group has no worker any more; its worker is
+about to end (draining.py); or another group has free places in its batch while this job waits behind a full one and
+nothing of it is computed. A job is always in one group. Groups come and go; a job for which there is none waits for
+the next one (waiting_room.py).
 
 Output lengths are learnt from the jobs of all groups (length_distribution.py), under SRPT they are known. What the
 router knows of the groups' jobs it takes from their machines' commands: ranks from Order and Jobs, tokens from Emit.
 With one group there is nothing to choose, and it only admits.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from services.domain.generation import EndReason
@@ -19,13 +20,14 @@ from services.domain.ids import JobId
 from services.domain.protocol import IterationResult, Jobs, Order, OrderChange, Rank
 from services.domain.submission import ServingLimits
 from services.scheduler.machine.admission import Admission
-from services.scheduler.machine.moving import NO_LEVEL, foresee, may_leave
+from services.scheduler.machine.moving import NO_LEVEL, foresee
 from services.scheduler.machine.scheduler import NO_WORKER, Scheduler
 from services.scheduler.machine.scheduler_events import (
     Command,
     Emit,
     End,
     Event,
+    Hold,
     MovingJob,
     Reject,
     SendPlan,
@@ -42,18 +44,17 @@ from services.scheduler.policies.length_distribution import (
     end_in_bucket,
     pass_buckets,
 )
+from services.scheduler.routing.draining import GroupDrain, decide_holds
 from services.scheduler.routing.group_forecast import GroupForecast
-from services.scheduler.routing.work_order import RoutedJob
+from services.scheduler.routing.job_moves import JobMove, evacuated, let_go, taken_over, taken_up
+from services.scheduler.routing.waiting_room import WaitingRoom
+from services.scheduler.routing.work_order import RoutedJob, WorkOrder
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 
+NO_GROUP = -1
+"""Of a job that waits for one."""
 MOST_MOVES = 128
 """Jobs that move in one turn; the others follow in the next turns."""
-MOST_LOOKS = 64
-"""Waiting jobs that are examined for a group with free places."""
-MOST_MOVES_OF_A_JOB = 4
-"""How often a job may move although its group has a worker."""
-MOVING_GAIN = 0.9
-"""A job moves between living groups if it ends in this share of the time."""
 
 
 class Resumed(NamedTuple):
@@ -72,26 +73,33 @@ class Routed(NamedTuple):
     submit: Submit | TakeIn
 
 
-class JobMove(NamedTuple):
-    """A job's move, to be carried out in this turn: Withdraw there, TakeIn here."""
-
-    job_id: JobId
-    from_group: int
-    to_group: int
-
-
 class Router:
-    """Routes the jobs of these machines, by group number."""
+    """Routes the jobs of these machines, by group number. `max_model_len`: the model's context, up to which jobs are
+    admitted before the first worker has joined; None: none are.
+    """
 
-    def __init__(self, config: SchedulerConfig, machines: Mapping[int, Scheduler]) -> None:
+    def __init__(
+        self, config: SchedulerConfig, machines: Mapping[int, Scheduler], max_model_len: int | None = None
+    ) -> None:
         self.jobs: dict[JobId, RoutedJob] = {}
         """All living jobs."""
+        self.room = WaitingRoom()
+        """Those without a group."""
+        self.limits = ServingLimits(max_model_len is not None, max_model_len or 0, max_model_len or 0)
+        """What a job must meet: the limits of the group with the most room, of the last ones that had a worker."""
         self.admission = Admission(config)
+        if max_model_len is not None:
+            self.admission.set_limits(max_model_len, max_model_len)
         """The bounds for all groups together."""
         self.rejections: dict[str, int] = {}
         """Jobs refused, by reason."""
         self.forecasts = {number: GroupForecast(number, config.max_batch) for number in machines}
-        self._machines = machines
+        self._config = config
+        self.machines = dict(machines)
+        self._drains: dict[int, GroupDrain] = {}
+        """Of the groups whose workers are about to end."""
+        self._to_place: deque[JobId] = deque()
+        """Jobs without a group that are to be looked at, because a group has come."""
         self._chooses = len(machines) > 1
         self._knows_lengths = config.policy is PolicyName.SRPT
         self._lengths = LengthDistribution()
@@ -100,14 +108,69 @@ class Router:
         self._nothing_moves: dict[int, tuple[int, ...]] = {}
         """By group without a worker: the ready groups into which none of its jobs fits."""
 
+    # --- groups ------------------------------------------------------------------------------------------------------
+
+    def add_group(self, number: int, machine: Scheduler) -> None:
+        """A group begins, with a new machine."""
+        self.machines[number] = machine
+        self.forecasts[number] = GroupForecast(number, self._config.max_batch)
+        self._count_groups()
+
+    def remove_group(self, number: int) -> None:
+        """Forget a group. It must have no job."""
+        del self.machines[number], self.forecasts[number]
+        self._drains.pop(number, None)
+        self._nothing_moves.pop(number, None)
+        self._count_groups()
+        self._set_limits()
+
+    def drain(self, number: int, limit_s: float, now_s: float) -> None:
+        """The group's worker was told to end, and will in `limit_s` seconds."""
+        self._drains[number] = GroupDrain(limit_s, now_s)
+
+    def next_s(self) -> float | None:
+        """When a deadline of a job without a group is next due, or it is to be looked what a draining group holds."""
+        times = (self.room.next_s(), *(drain.look_s for drain in self._drains.values()))
+        return min((time_s for time_s in times if time_s is not None), default=None)
+
+    def stopped(self, number: int) -> None:
+        """The group has lost its worker."""
+        self._drains.pop(number, None)
+
+    def _count_groups(self) -> None:
+        """Begin to keep the orders of the groups when there are two of them, and cease when one is left."""
+        chooses = len(self.forecasts) > 1
+        if chooses is self._chooses:
+            return
+        self._chooses = chooses
+        for forecast in self.forecasts.values():
+            forecast.order = WorkOrder()
+        for job in self.jobs.values():
+            job.part = None
+            if chooses and job.group != NO_GROUP:
+                self._catch_up(job)
+                self.forecasts[job.group].order.add(job)
+
+    def _catch_up(self, job: RoutedJob) -> None:
+        """Take from the job's machine what was not followed so far. It may not have heard of the job yet."""
+        known = self.machines[job.group].jobs.get(job.job_id)
+        if known is not None:
+            job.catch_up(known.rank, known.known_tokens, 0 if known.finished_tokens else known.known_tokens)
+            job.rest_tokens = self._expected_rest(job)
+
+    def _set_limits(self) -> None:
+        largest = max(self.forecasts.values(), key=lambda one: one.most_tokens, default=None)
+        if largest is not None and largest.most_tokens:
+            self.limits = ServingLimits(True, largest.max_model_len, largest.pool_tokens)
+            self.admission.set_limits(largest.max_model_len, largest.pool_tokens)
+
     # --- admission and the choice of a group -------------------------------------------------------------------------
 
-    def submit(self, submit: Submit, now_s: float, resumed: Resumed | None = None) -> Routed | Reject:
-        """Admit a job and choose its group, or say why it is refused."""
+    def submit(self, submit: Submit, now_s: float, resumed: Resumed | None = None) -> Routed | Reject | None:
+        """Admit a job and choose its group, or say why it is refused. None: it waits for a group."""
         refusal = self.admission.refusal(submit)
         if refusal is not None:
-            self.rejections[refusal.kind.value] = self.rejections.get(refusal.kind.value, 0) + 1
-            return refusal
+            return self._refused(refusal)
         if elapsed_s := self._fade_clock.due_s(now_s):
             self._lengths.fade(elapsed_s)
         number = self._arrivals
@@ -120,50 +183,90 @@ class Router:
         job.rest_tokens = self._expected_rest(job)
         self.jobs[submit.job_id] = job
         self.admission.enter(submit.prompt_tokens, submit.max_tokens)
-        chosen = self._choose(job, self._ready() or list(self.forecasts.values()))
-        if chosen is None:
-            chosen = self._choose(job, list(self.forecasts.values()))
-        assert chosen is not None, "an admitted job fits one group at least"
-        self._enter(job, *chosen)
-        if resumed is None:
-            return Routed(job.group, submit._replace(arrival_number=number))
-        return Routed(job.group, TakeIn(_taken_up(job, submit, now_s)))
-
-    @property
-    def limits(self) -> ServingLimits:
-        """What a job must meet: the limits of the group with the most room, of all that have had a worker."""
-        largest = max(self.forecasts.values(), key=lambda one: one.most_tokens)
-        return ServingLimits(largest.most_tokens > 0, largest.max_model_len, largest.pool_tokens)
+        submit = submit._replace(arrival_number=number)
+        if not self._place(job):
+            self.room.add(submit, now_s, is_resumed=resumed is not None)
+            return None
+        return Routed(job.group, submit if resumed is None else taken_up(job, submit, now_s))
 
     def group_of(self, job_id: JobId) -> int | None:
-        """The group that has the job; None if it has ended or was never admitted."""
+        """The group that has the job; None if it has ended, waits for a group, or was never admitted."""
         job = self.jobs.get(job_id)
-        return None if job is None else job.group
+        return None if job is None or job.group == NO_GROUP else job.group
 
-    def _choose(self, job: RoutedJob, among: Sequence[GroupForecast]) -> tuple[GroupForecast, Rank] | None:
+    def cancel_waiting(self, job_id: JobId, reason: EndReason, now_s: float) -> End | None:
+        """End a job that waits for a group. None: it does not."""
+        if job_id not in self.room:
+            return None
+        self._ended(job_id, now_s, None)
+        return self.room.end(job_id, reason, now_s)
+
+    def expire_waiting(self, now_s: float) -> list[End]:
+        """End the jobs whose deadlines have passed while they waited for a group."""
+        ends = self.room.expire(now_s)
+        for end in ends:
+            self._ended(end.job_id, now_s, None)
+        return ends
+
+    def placements(self, now_s: float) -> list[Routed | Reject]:
+        """The jobs that waited for a group and are given one now, MOST_MOVES at most: then more may follow. Refused is
+        one that turns out to fit no group.
+        """
+        placed: list[Routed | Reject] = []
+        while self._to_place and len(placed) < MOST_MOVES:
+            job_id = self._to_place.popleft()
+            if job_id not in self.room:
+                continue
+            refusal = self.admission.misfit(self.room.submit_of(job_id))
+            if refusal is not None:
+                self._ended(job_id, now_s, None)
+                self.room.take(job_id)
+                placed.append(self._refused(refusal))
+            elif self._place(job := self.jobs[job_id]):
+                is_resumed, submit = self.room.is_resumed(job_id), self.room.take(job_id)
+                placed.append(Routed(job.group, taken_up(job, submit, now_s) if is_resumed else submit))
+        return placed
+
+    def _refused(self, refusal: Reject) -> Reject:
+        self.rejections[refusal.kind.value] = self.rejections.get(refusal.kind.value, 0) + 1
+        return refusal
+
+    def _place(self, job: RoutedJob) -> bool:
+        """Choose a group for a job that has none: one that serves, else one that had a worker and may have one again.
+        Returns whether there is one.
+        """
+        chosen = self.choose(job, self._ready()) or self.choose(
+            job, [one for number, one in self.forecasts.items() if number not in self._drains]
+        )
+        if chosen is None:
+            return False
+        self.enter(job, *chosen)
+        return True
+
+    def choose(self, job: RoutedJob, among: Sequence[GroupForecast]) -> tuple[GroupForecast, Rank] | None:
         """The group with the earliest predicted end, and the job's rank there; None if it fits none of them."""
         fitting = [one for one in among if job.whole_tokens <= one.most_tokens]
         if len(fitting) <= 1 and not self._chooses:
             return (fitting[0], job.rank) if fitting else None
-        places = [(one, self._foreseen(one, job)) for one in fitting]
+        places = [(one, self.foreseen(one, job)) for one in fitting]
         return min(
             places,
             key=lambda place: (place[0].finish_s(job, place[1]), len(place[0].order), place[0].number),
             default=None,
         )
 
-    def _foreseen(self, forecast: GroupForecast, job: RoutedJob) -> Rank:
-        machine = self._machines[forecast.number]
+    def foreseen(self, forecast: GroupForecast, job: RoutedJob) -> Rank:
+        machine = self.machines[forecast.number]
         if forecast.number == job.group or machine.newest_epoch == NO_WORKER:
             return job.rank  # no worker has joined before this turn: the policy can't tell yet
-        level = NO_LEVEL if job.group < 0 else job.rank.level
+        level = NO_LEVEL if job.group == NO_GROUP else job.rank.level
         moving = MovingJob(
             job.job_id, job.arrival_number, job.prompt_tokens, job.known_tokens, 0, job.max_tokens, job.arrived_s,
             job.arrived_s, None, job.client_number, level, 0.0, False, 0, None, None, None,
         )  # fmt: skip
         return foresee(machine, moving)
 
-    def _enter(self, job: RoutedJob, forecast: GroupForecast, rank: Rank) -> None:
+    def enter(self, job: RoutedJob, forecast: GroupForecast, rank: Rank) -> None:
         """The job is in this group from now on, with nothing computed."""
         if job.part is not None:
             self.forecasts[job.group].order.remove(job)
@@ -173,7 +276,12 @@ class Router:
             forecast.order.add(job)
 
     def _ready(self) -> list[GroupForecast]:
-        return [one for number, one in self.forecasts.items() if self._machines[number].ready()]
+        """The groups that serve and will go on."""
+        return [
+            one
+            for number, one in self.forecasts.items()
+            if self.machines[number].ready() and number not in self._drains
+        ]
 
     # --- what the machines say ---------------------------------------------------------------------------------------
 
@@ -207,8 +315,9 @@ class Router:
         ratio = sum(measured) / len(measured) if measured else 1.0
         forecast.joined(event.profile, event.device_pool_tokens, event.max_model_len, event.stage_count, ratio)
         forecast.order.restart()
-        limits = self.limits
-        self.admission.set_limits(limits.max_model_len, limits.device_pool_tokens)
+        self._drains.pop(group, None)
+        self._set_limits()
+        self._to_place = deque(self.room.job_ids)
 
     def _reorder(self, forecast: GroupForecast, changes: Sequence[OrderChange]) -> None:
         for job_id, rank in changes:
@@ -237,13 +346,19 @@ class Router:
         """The job ended for this reason, or (None) its machine refused it."""
         job = self.jobs.pop(job_id)
         self.admission.leave(job.prompt_tokens, job.max_tokens, now_s)
-        if not self._chooses:
+        if not self._chooses or job.group == NO_GROUP:
             return
         self.forecasts[job.group].order.remove(job)
         if reason is not None and reason.completes:
             end_in_bucket(job.bucket, job.output_tokens, self._lengths)
 
     # --- moves -------------------------------------------------------------------------------------------------------
+
+    def holds(self, now_s: float) -> list[tuple[int, Hold]]:
+        """What the groups whose workers are about to end must hold from now on. Decided anew whenever other groups can
+        take jobs. Called after the machines' turns, before `moves`.
+        """
+        return decide_holds(self._drains, self.forecasts, self._ready(), now_s) if self._drains else []
 
     def moves(self) -> list[JobMove]:
         """The jobs that move now, MOST_MOVES at most: then more may follow. Called after the machines' turns."""
@@ -257,84 +372,25 @@ class Router:
         for forecast in self.forecasts.values():
             if forecast.number in names:
                 self._nothing_moves.pop(forecast.number, None)
+            elif forecast.number in self._drains and self.machines[forecast.number].ready():
+                moves += let_go(self, self._drains[forecast.number], forecast, ready, MOST_MOVES - len(moves))
             elif len(forecast.order) and self._nothing_moves.get(forecast.number) != names:
-                moves += self._evacuated(forecast, ready, MOST_MOVES - len(moves))
+                moves += evacuated(self, forecast, ready, MOST_MOVES - len(moves))
                 if not moves:
                     self._nothing_moves[forecast.number] = names
         for forecast in ready:
             room = min(forecast.batch_slots - len(forecast.order), MOST_MOVES - len(moves))
             if room > 0:
-                moves += self._taken_over(forecast, ready, room)
-        return moves
-
-    def _evacuated(self, dead: GroupForecast, ready: Sequence[GroupForecast], most: int) -> list[JobMove]:
-        """The best jobs of a group without a worker, each to the group that will end it first."""
-        widest = max(one.most_tokens for one in ready)
-        machine = self._machines[dead.number]
-        fitting = (job for job in dead.order if job.whole_tokens <= widest and may_leave(machine, job.job_id))
-        moves: list[JobMove] = []
-        for job in list(islice(fitting, most)):
-            chosen = self._choose(job, ready)
-            assert chosen is not None
-            moves.append(JobMove(job.job_id, dead.number, chosen[0].number))
-            self._enter(job, *chosen)
-        return moves
-
-    def _taken_over(self, taker: GroupForecast, ready: Sequence[GroupForecast], room: int) -> list[JobMove]:
-        """Waiting jobs for a group with room in its batch, from the group with the largest backlog that has some."""
-        givers = [
-            one for one in ready if one is not taker and one.order.whole.unstarted and len(one.order) > one.batch_slots
-        ]
-        moves: list[JobMove] = []
-        for giver in sorted(givers, key=lambda one: (-one.backlog_s, one.number)):
-            machine = self._machines[giver.number]
-            for job in giver.order.after(giver.batch_slots, MOST_LOOKS):
-                if len(moves) == room:
-                    return moves
-                waits = job.prefill_tokens and job.moves < MOST_MOVES_OF_A_JOB and job.whole_tokens <= taker.most_tokens
-                if not waits or not may_leave(machine, job.job_id):
-                    continue
-                rank = self._foreseen(taker, job)
-                if taker.finish_s(job, rank) > MOVING_GAIN * giver.finish_s(job, job.rank):
-                    break
-                moves.append(JobMove(job.job_id, giver.number, taker.number))
-                job.moves += 1
-                self._enter(job, taker, rank)
+                moves += taken_over(self, forecast, ready, room)
         return moves
 
     def check(self) -> None:
         """Assert that the router and the machines agree. O(jobs), for tests."""
+        assert {job.job_id for job in self.jobs.values() if job.group == NO_GROUP} == set(self.room.job_ids)
         for number, forecast in self.forecasts.items():
             forecast.order.check()
             here = {job.job_id for job in self.jobs.values() if job.group == number}
-            alive = self._machines[number].ranking.by_rank()
+            alive = self.machines[number].ranking.by_rank()
             assert here == {job.job_id for job in alive}, f"group {number} has other jobs than the router thinks"
             assert not self._chooses or here == {job.job_id for job in forecast.order}
         assert self.admission.queued_jobs == len(self.jobs)
-
-
-def _taken_up(job: RoutedJob, submit: Submit, now_s: float) -> MovingJob:
-    """The job as its machine takes it in. Its KV was another scheduler's. When that one first ran it nobody knows any
-    more, so a job with output counts as first run now.
-    """
-    began_s = now_s if job.output_tokens else None
-    return MovingJob(
-        job_id=job.job_id,
-        arrival_number=job.arrival_number,
-        prompt_tokens=job.prompt_tokens,
-        known_tokens=job.known_tokens,
-        finished_tokens=job.known_tokens - 1 if job.output_tokens else 0,
-        max_tokens=job.max_tokens,
-        arrived_s=job.arrived_s,
-        waiting_since_s=now_s,
-        deadline_s=submit.deadline_s,
-        client_number=job.client_number,
-        level=NO_LEVEL,
-        service_s=0.0,
-        promoted=False,
-        preemptions=0,
-        first_planned_s=began_s,
-        first_token_s=began_s,
-        last_token_s=began_s,
-        is_guided=submit.is_guided,
-    )

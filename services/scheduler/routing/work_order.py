@@ -11,6 +11,7 @@ from itertools import islice
 
 from services.domain.ids import JobId
 from services.domain.protocol import Rank
+from services.scheduler.policies.length_distribution import EDGES, bucket_entered
 
 MOST_IN_PART = 128
 
@@ -103,6 +104,13 @@ class RoutedJob:
     @property
     def output_tokens(self) -> int:
         return self.known_tokens - self.prompt_tokens
+
+    def catch_up(self, rank: Rank, known_tokens: int, prefill_tokens: int) -> None:
+        """Take over how far its group has come with it. It must be in no order."""
+        assert self.part is None, f"{self.job_id} is in an order"
+        self.rank, self.known_tokens, self.prefill_tokens = rank, known_tokens, prefill_tokens
+        self.bucket = bucket_entered(self.output_tokens)
+        self.bucket_end = EDGES[self.bucket + 1]
 
     @property
     def whole_tokens(self) -> int:

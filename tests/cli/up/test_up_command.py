@@ -130,15 +130,15 @@ def test_a_service_is_given_the_time_that_its_drain_takes_wherever_its_limit_is_
     config.write_text("[gateway]\ndrain_limit = 120\n[scheduler]\ndrain-limit = 70\n")
     environ = {"FASTSERVE_GATEWAY_DRAIN_LIMIT": "110"}
 
-    def limits_s(given: dict[str, list[str]], environ: Mapping[str, str]) -> tuple[float, float]:
+    def limits_s(given: dict[str, list[str]], environ: Mapping[str, str]) -> tuple[float, ...]:
         by_name = {command.name: command.stop_limit_s for command in service_commands(given, environ)}
-        return by_name["gateway"] - STOP_MARGIN_S, by_name["scheduler"] - STOP_MARGIN_S
+        return tuple(by_name[name] - STOP_MARGIN_S for name in ("gateway", "scheduler", "worker"))
 
-    assert limits_s(flags(), {}) == (30.0, 5.0)
-    assert limits_s(flags("--drain-limit", "90"), {}) == (90.0, 90.0)
-    assert limits_s(flags(environ=environ), environ) == (110.0, 5.0)
-    assert limits_s(flags(config=config), {}) == (120.0, 70.0)
-    assert limits_s(flags(config=config, environ=environ), environ) == (110.0, 70.0)
+    assert limits_s(flags(), {}) == (30.0, 5.0, 20.0)
+    assert limits_s(flags("--drain-limit", "90"), {}) == (90.0, 90.0, 90.0)
+    assert limits_s(flags(environ=environ), environ) == (110.0, 5.0, 20.0)
+    assert limits_s(flags(config=config), {}) == (120.0, 70.0, 20.0)
+    assert limits_s(flags(config=config, environ=environ), environ) == (110.0, 70.0, 20.0)
 
 
 def test_what_is_wrong_in_the_table_of_a_service_is_told_before_anything_starts(

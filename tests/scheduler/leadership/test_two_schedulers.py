@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.domain.errors import NotReadyError, SupersededError
+from services.domain.ids import EPOCHS_OF_A_TERM
 from services.runtime.channel import open_channel
 from services.scheduler.__main__ import export_metrics
 from services.scheduler.demand_watch import DemandWatch
@@ -25,13 +26,16 @@ from tests.scheduler.served_setup import served_with
 async def test_the_kv_manager_refuses_a_leader_that_was_paused_and_wakes_when_another_leads() -> None:
     async with running_kv_manager() as served:
         paused = served.scheduler(term=4)
-        await paused.jobs(5, "one")
+        await paused.jobs(4 * EPOCHS_OF_A_TERM + 5, "one")
         next_leader = served.scheduler(term=5)
-        await next_leader.jobs(6, "two")
+        epoch = 5 * EPOCHS_OF_A_TERM + 1
+        await next_leader.jobs(epoch, "two")
         # What the paused one still has is closed, and it is not let in again.
         assert await paused.end() is grpc.StatusCode.ABORTED
         assert await served.scheduler(term=4).end() is grpc.StatusCode.ABORTED
-        worker = await served.worker(6)
+        # A worker that the paused one took in is to ask the new leader.
+        assert await (await served.worker(4 * EPOCHS_OF_A_TERM + 6)).end() is grpc.StatusCode.UNAVAILABLE
+        worker = await served.worker(epoch)
         await worker.obey()
         assert await next_leader.hear() == resident("two", 2)
 

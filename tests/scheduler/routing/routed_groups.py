@@ -32,7 +32,8 @@ from services.scheduler.machine.scheduler_events import (
     WorkerJoined,
     WorkerLost,
 )
-from services.scheduler.routing.router import JobMove, Resumed, Router
+from services.scheduler.routing.job_moves import JobMove
+from services.scheduler.routing.router import Resumed, Router
 from services.scheduler.scheduler_config import SchedulerConfig
 from tests.scheduler.machine.fake_kv_answers import FakeKvAnswers
 
@@ -66,7 +67,7 @@ class KvForFewJobs(FakeKvAnswers):
 
 class RoutedGroups:
     """`costs`: the profile of each group; its worker takes `slowdowns[group]` times as long as that says. The KV
-    manager has room for `resident_jobs` jobs of each group.
+    manager has room for `resident_jobs` jobs of each group. With `max_model_len` the groups begin when they are added.
     """
 
     def __init__(
@@ -75,9 +76,13 @@ class RoutedGroups:
         costs: Sequence[CostProfile],
         pool_tokens: Sequence[int] = (),
         resident_jobs: int = 1_000_000,
+        max_model_len: int | None = None,
     ) -> None:
-        self.machines = {number: Scheduler(config) for number in range(len(costs))}
-        self.router = Router(config, self.machines)
+        self._config = config
+        present = len(costs) if max_model_len is None else 0
+        self.machines = {number: Scheduler(config) for number in range(present)}
+        self.router = Router(config, self.machines, max_model_len)
+        self.refused: list[Reject] = []
         self.slowdowns = [1.0] * len(costs)
         self.now_s = 0.0
         self.tokens: dict[JobId, int] = {}
@@ -88,17 +93,36 @@ class RoutedGroups:
         self._plans: list[deque[SendPlan]] = [deque() for _ in costs]
         self._epochs = [0] * len(costs)
 
-    def join(self, *groups: int) -> None:
-        """Workers join, with the KV manager connected."""
+    def add(self, group: int) -> None:
+        """The group begins."""
+        self.machines[group] = Scheduler(self._config)
+        self.router.add_group(group, self.machines[group])
+
+    def forget(self, group: int) -> None:
+        """The group is forgotten."""
+        del self.machines[group]
+        self.router.remove_group(group)
+
+    def join(self, *groups: int, settles: bool = True) -> None:
+        """Workers join, with the KV manager connected. If it `settles`, jobs move then."""
         for group in groups or self.machines:
             self._epochs[group] += 1
             joined = WorkerJoined(Epoch(self._epochs[group]), self._pools[group], 4000, self._costs[group])
             self.router.joined(group, joined)
-            self.turn(group, joined, KvConnected())
+            if settles:
+                self.turn(group, joined, KvConnected())
+            else:
+                self._turns(group, (joined, KvConnected()))
+
+    def drain(self, group: int, limit_s: float) -> None:
+        """The group's worker was told to end."""
+        self.router.drain(group, limit_s, self.now_s)
+        self.turn(group)
 
     def lose(self, group: int) -> None:
         """The worker dies."""
         self._plans[group].clear()
+        self.router.stopped(group)
         self.turn(group, WorkerLost(Epoch(self._epochs[group])))
 
     def submit(
@@ -111,7 +135,7 @@ class RoutedGroups:
     ) -> int:
         """A job arrives; returns its group."""
         routed = self.route(name, prompt_tokens, max_tokens, deadline_s, resumed)
-        assert not isinstance(routed, Reject), routed
+        assert isinstance(routed, int), routed
         return routed
 
     def route(
@@ -121,12 +145,12 @@ class RoutedGroups:
         max_tokens: int = 100,
         deadline_s: float | None = None,
         resumed: Resumed | None = None,
-    ) -> int | Reject:
-        """The group that the router chose, after the machine's turn, or why it refused the job."""
+    ) -> int | Reject | None:
+        """The group that the router chose, after the machine's turn, or why it refused the job. None: it waits."""
         if resumed is not None:
             self.tokens[JobId(name)] = resumed.output_tokens
         routed = self.router.submit(Submit(JobId(name), prompt_tokens, max_tokens, deadline_s), self.now_s, resumed)
-        if isinstance(routed, Reject):
+        if routed is None or isinstance(routed, Reject):
             return routed
         self.turn(routed.group, routed.submit)
         return routed.group
@@ -157,7 +181,7 @@ class RoutedGroups:
     def run_all(self) -> None:
         """All groups run until nothing is left to run."""
         for _ in range(MOST_PLANS):
-            busy = [group for group, plans in enumerate(self._plans) if plans]
+            busy = [group for group, plans in enumerate(self._plans) if plans and group in self.machines]
             if not busy:
                 return
             for group in busy:
@@ -196,7 +220,14 @@ class RoutedGroups:
         return self._kv[group].answers(commands), withdrawn
 
     def _move_jobs(self) -> None:
+        for group, hold in self.router.holds(self.now_s):
+            self._turns(group, (hold,))
         for move in self.router.moves():
             self.moved.append(move)
             [moving] = self._turns(move.from_group, [Withdraw(move.job_id)])
             self._turns(move.to_group, [TakeIn(moving)])
+        for placed in self.router.placements(self.now_s):
+            if isinstance(placed, Reject):
+                self.refused.append(placed)
+            else:
+                self._turns(placed.group, (placed.submit,))

@@ -23,11 +23,15 @@ def cost(factor: float = 1.0) -> CostProfile:
 
 
 def groups(
-    *factors: float, pool_tokens: tuple[int, ...] = (), resident_jobs: int = 1_000_000, **knobs: object
+    *factors: float,
+    pool_tokens: tuple[int, ...] = (),
+    resident_jobs: int = 1_000_000,
+    max_model_len: int | None = None,
+    **knobs: object,
 ) -> RoutedGroups:
-    """As many groups as there are factors; their workers have joined."""
+    """As many groups as there are factors; their workers have joined. With `max_model_len` they have not begun."""
     config = SchedulerConfig(**({"policy": PolicyName.FCFS, "max_batch": 4, "starvation_limit_s": None} | knobs))  # type: ignore[arg-type]
-    made = RoutedGroups(config, [cost(factor) for factor in factors], pool_tokens, resident_jobs)
+    made = RoutedGroups(config, [cost(factor) for factor in factors], pool_tokens, resident_jobs, max_model_len)
     made.join()
     return made
 

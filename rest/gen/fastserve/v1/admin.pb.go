@@ -331,7 +331,7 @@ func (x *WatchStatusResponse) GetStatus() *Status {
 	return nil
 }
 
-// The state of the whole server. Every job is counted in exactly one of running, waiting and swapped_out.
+// The state of the whole server. Every job is counted in exactly one of running, waiting and swapped_out of a group, and unplaced_jobs.
 type Status struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the served model.
@@ -340,7 +340,7 @@ type Status struct {
 	Policy string `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
 	// The KV policy, as `--kv-policy` takes it. Empty until the KV manager is connected.
 	KvPolicy string `protobuf:"bytes,3,opt,name=kv_policy,json=kvPolicy,proto3" json:"kv_policy,omitempty"`
-	// One per worker group.
+	// One per worker group: those that have a worker, or had one a short while ago.
 	Groups []*GroupStatus `protobuf:"bytes,4,rep,name=groups,proto3" json:"groups,omitempty"`
 	// Since the scheduler started.
 	Counters *Counters `protobuf:"bytes,5,opt,name=counters,proto3" json:"counters,omitempty"`
@@ -353,7 +353,9 @@ type Status struct {
 	// Tokens of an iteration (prefill and decode together), over all iterations since the scheduler started.
 	IterationTokens *IterationTokens `protobuf:"bytes,9,opt,name=iteration_tokens,json=iterationTokens,proto3" json:"iteration_tokens,omitempty"`
 	// As many jobs as were asked for: group by group, in the order in which they would run.
-	Jobs          []*JobStatus `protobuf:"bytes,10,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	Jobs []*JobStatus `protobuf:"bytes,10,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	// Jobs that wait for a worker group to come.
+	UnplacedJobs  uint32 `protobuf:"varint,11,opt,name=unplaced_jobs,json=unplacedJobs,proto3" json:"unplaced_jobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -456,6 +458,13 @@ func (x *Status) GetJobs() []*JobStatus {
 		return x.Jobs
 	}
 	return nil
+}
+
+func (x *Status) GetUnplacedJobs() uint32 {
+	if x != nil {
+		return x.UnplacedJobs
+	}
+	return 0
 }
 
 // One job.
@@ -587,8 +596,10 @@ type GroupStatus struct {
 	Device string `protobuf:"bytes,12,opt,name=device,proto3" json:"device,omitempty"`
 	// Times a worker joined this group.
 	WorkerJoins uint32 `protobuf:"varint,13,opt,name=worker_joins,json=workerJoins,proto3" json:"worker_joins,omitempty"`
-	// Counters of this group, since the scheduler started.
-	Counters      *Counters `protobuf:"bytes,14,opt,name=counters,proto3" json:"counters,omitempty"`
+	// Counters of this group, since the scheduler took it in.
+	Counters *Counters `protobuf:"bytes,14,opt,name=counters,proto3" json:"counters,omitempty"`
+	// Its worker was told to end: it gets no new jobs.
+	Draining      bool `protobuf:"varint,15,opt,name=draining,proto3" json:"draining,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -719,6 +730,13 @@ func (x *GroupStatus) GetCounters() *Counters {
 		return x.Counters
 	}
 	return nil
+}
+
+func (x *GroupStatus) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
 }
 
 // Jobs of one level.
@@ -1057,7 +1075,7 @@ const file_fastserve_v1_admin_proto_rawDesc = "" +
 	"\v_interval_sB\v\n" +
 	"\t_max_jobs\"C\n" +
 	"\x13WatchStatusResponse\x12,\n" +
-	"\x06status\x18\x01 \x01(\v2\x14.fastserve.v1.StatusR\x06status\"\xa7\x03\n" +
+	"\x06status\x18\x01 \x01(\v2\x14.fastserve.v1.StatusR\x06status\"\xcc\x03\n" +
 	"\x06Status\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x1b\n" +
@@ -1069,7 +1087,8 @@ const file_fastserve_v1_admin_proto_rawDesc = "" +
 	"\x14admission_rejections\x18\b \x01(\x04R\x13admissionRejections\x12H\n" +
 	"\x10iteration_tokens\x18\t \x01(\v2\x1d.fastserve.v1.IterationTokensR\x0fiterationTokens\x12+\n" +
 	"\x04jobs\x18\n" +
-	" \x03(\v2\x17.fastserve.v1.JobStatusR\x04jobs\"\xec\x01\n" +
+	" \x03(\v2\x17.fastserve.v1.JobStatusR\x04jobs\x12#\n" +
+	"\runplaced_jobs\x18\v \x01(\rR\funplacedJobs\"\xec\x01\n" +
 	"\tJobStatus\x12\x14\n" +
 	"\x05alias\x18\x01 \x01(\tR\x05alias\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x14\n" +
@@ -1077,7 +1096,7 @@ const file_fastserve_v1_admin_proto_rawDesc = "" +
 	"\x05state\x18\x04 \x01(\x0e2\x16.fastserve.v1.JobStateR\x05state\x12%\n" +
 	"\x02kv\x18\x05 \x01(\x0e2\x15.fastserve.v1.KvPlaceR\x02kv\x12#\n" +
 	"\rprompt_tokens\x18\x06 \x01(\rR\fpromptTokens\x12#\n" +
-	"\routput_tokens\x18\a \x01(\rR\foutputTokens\"\x83\x04\n" +
+	"\routput_tokens\x18\a \x01(\rR\foutputTokens\"\x9f\x04\n" +
 	"\vGroupStatus\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x121\n" +
@@ -1095,7 +1114,8 @@ const file_fastserve_v1_admin_proto_rawDesc = "" +
 	"block_size\x18\v \x01(\rR\tblockSize\x12\x16\n" +
 	"\x06device\x18\f \x01(\tR\x06device\x12!\n" +
 	"\fworker_joins\x18\r \x01(\rR\vworkerJoins\x122\n" +
-	"\bcounters\x18\x0e \x01(\v2\x16.fastserve.v1.CountersR\bcounters\"\x95\x01\n" +
+	"\bcounters\x18\x0e \x01(\v2\x16.fastserve.v1.CountersR\bcounters\x12\x1a\n" +
+	"\bdraining\x18\x0f \x01(\bR\bdraining\"\x95\x01\n" +
 	"\vLevelStatus\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\rR\x05level\x12\x1b\n" +
 	"\tquantum_s\x18\x02 \x01(\x01R\bquantumS\x12\x18\n" +
