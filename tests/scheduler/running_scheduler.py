@@ -31,6 +31,7 @@ class RunningScheduler:
     kv: FakeKvManagerForScheduler
     channel: grpc.aio.Channel
     ready: list[bool]
+    address: str
 
     @property
     def admin(self) -> Any:
@@ -52,7 +53,7 @@ async def running_scheduler(
         tasks = [asyncio.create_task(driver.run()), asyncio.create_task(link.run(driver.inbox.post))]
         try:
             async with open_channel(server.address) as channel:
-                yield RunningScheduler(driver, kv, channel, ready)
+                yield RunningScheduler(driver, kv, channel, ready, server.address)
             assert not any(task.done() for task in tasks), [task.exception() for task in tasks if task.done()]
         finally:
             await server.stop(0)
