@@ -104,6 +104,17 @@ async def test_activity_is_pushed_within_200_ms_of_the_first_waiting_job_and_aga
         assert not (await served.stub.IsActive(reference_with(ADDRESS))).result
 
 
+async def test_a_job_that_waits_for_the_first_group_of_all_is_activity() -> None:
+    async with served_scaler() as served:
+        stream = served.stub.StreamIsActive(reference_with(ADDRESS))
+        assert await said(stream) is False
+        gateway = FakeGatewayForScheduler(served.scheduler.channel)
+        await gateway.join()
+        await gateway.submit("a")
+        assert await said(stream) is True
+        assert await served.metric(ADDRESS) == ("groups_wanted", 1.0, 1.0)
+
+
 async def test_a_stream_ends_with_ok_at_the_hand_over_so_that_keda_asks_the_next_leader_soon() -> None:
     async with served_scaler() as served:
         stream = served.stub.StreamIsActive(reference_with(ADDRESS))
