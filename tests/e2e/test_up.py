@@ -164,7 +164,7 @@ def check_generate(server: str) -> None:
 
 @pytest.fixture
 def up_with_json_log(tmp_path: Path) -> Iterator[Up]:
-    run = Up(tmp_path, "--log-format", "json")
+    run = Up(tmp_path, "--log-format", "json", "--targets-file", str(tmp_path / "targets.json"))
     yield run
     run.process.kill()
     run.process.communicate()
@@ -173,6 +173,11 @@ def up_with_json_log(tmp_path: Path) -> Iterator[Up]:
 def test_no_service_outlives_a_sigkill_of_up(up_with_json_log: Up) -> None:
     up = up_with_json_log
     up.wait_ready()
+    targets = json.loads((up.log_path.parent / "targets.json").read_text())
+    assert {target["labels"]["service"] for target in targets} == SERVICES - {"rest"}
+    for target in targets:
+        with urlopen(f"http://{target['targets'][0]}/metrics", timeout=LIMIT_S) as page:
+            assert b"fastserve:" in page.read()
     children = up.children()
     assert set(children.values()) == SERVICES
     wait_until(lambda: services_that_logged_ready(up) == SERVICES, "every line of the log is an object", 20.0)

@@ -5,6 +5,7 @@ that were free at the start.
 """
 
 import asyncio
+import json
 import os
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from services.cli.up.supervisor import supervise
 from services.cli.up.up_log import TEXT_LOG, UpLog
 from services.cli.up.up_settings import SERVICES, UpOnlySettings, UpSettings, names, passed_on, resolved
 from services.cli.up.worker_groups import WORKER, worker_flags
-from services.domain.errors import FastServeError
+from services.domain.errors import FastServeError, InvalidFieldError
 from services.gateway.settings import GatewaySettings
 from services.loadgen.gateway_client import GatewayClient
 from services.runtime.command_line import CommandError, ExitCode
@@ -36,9 +37,14 @@ _LINK_HOST = "127.0.0.1"
 
 
 def _listen(known: Mapping[str, ServiceAddresses], name: str) -> list[str]:
-    """The address of a service that only its peers dial: a free port at first, the same one after a restart."""
+    """The addresses of a service that only its peers dial: free ports at first, the same ones after a restart."""
     own = known.get(name)
-    return ["--listen", own.grpc if own else f"{_LINK_HOST}:0"]
+    return ["--listen", own.grpc if own else f"{_LINK_HOST}:0", *_metrics_port(known, name)]
+
+
+def _metrics_port(known: Mapping[str, ServiceAddresses], name: str) -> list[str]:
+    own = known.get(name)
+    return ["--metrics-port", _port(own.metrics) if own else "0"]
 
 
 def _port(address: str | None) -> str:
@@ -70,15 +76,14 @@ def service_commands(
         return [sys.executable, "-m", f"services.{name}", *flags[name], *links]
 
     def kvmanager(known: Mapping[str, ServiceAddresses]) -> list[str]:
-        return command("kvmanager", *_listen(known, "kvmanager"), "--metrics-port", "0")
+        return command("kvmanager", *_listen(known, "kvmanager"))
 
     def scheduler(known: Mapping[str, ServiceAddresses]) -> list[str]:
-        links = ["--kv-manager", known["kvmanager"].grpc, "--metrics-port", "0"]
-        return command("scheduler", *_listen(known, "scheduler"), *links)
+        return command("scheduler", "--kv-manager", known["kvmanager"].grpc, *_listen(known, "scheduler"))
 
-    def worker(known: Mapping[str, ServiceAddresses], own: Sequence[str]) -> list[str]:
+    def worker(known: Mapping[str, ServiceAddresses], name: str, own: Sequence[str]) -> list[str]:
         links = ["--scheduler", known["scheduler"].grpc, "--kv-manager", known["kvmanager"].grpc]
-        return command(WORKER, *links, "--health-listen", f"{_LINK_HOST}:0", "--metrics-port", "0", *own)
+        return command(WORKER, *links, "--health-listen", f"{_LINK_HOST}:0", *_metrics_port(known, name), *own)
 
     def gateway(known: Mapping[str, ServiceAddresses]) -> list[str]:
         own = known.get("gateway")
@@ -87,7 +92,7 @@ def service_commands(
 
     workers = [
         ServiceCommand(
-            name, partial(worker, own=own), after=("scheduler",), stop_limit_s=worker_drain_s + STOP_MARGIN_S
+            name, partial(worker, name=name, own=own), ("scheduler",), stop_limit_s=worker_drain_s + STOP_MARGIN_S
         )
         for name, own in worker_flags(flags, environ).items()
     ]
@@ -127,11 +132,31 @@ def flags_of_services(
     return flags
 
 
-def _announcer(ready_file: Path | None) -> Callable[[Mapping[str, ServiceAddresses]], None]:
+def write_targets(path: Path, addresses: Mapping[str, ServiceAddresses]) -> None:
+    """Writes where each service's /metrics is, for Prometheus. Ranks that don't lead have none.
+
+    Raises InvalidFieldError if the file can't be written.
+    """
+    targets = [
+        {"targets": [one.metrics], "labels": {"service": name}}
+        for name, one in addresses.items()
+        if one.metrics is not None
+    ]
+    try:
+        path.write_text(json.dumps(targets, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidFieldError("--targets-file", f"can't write {path}: {error.strerror}") from None
+
+
+def _announcer(settings: UpOnlySettings) -> Callable[[Mapping[str, ServiceAddresses]], None]:
+    ready_file = settings.ready_file
+
     def announce(addresses: Mapping[str, ServiceAddresses]) -> None:
         gateway = addresses["gateway"]
         http = addresses[REST].http if REST in addresses else None
         shown = f"grpc={gateway.grpc} http={http}" if http else f"grpc={gateway.grpc}"
+        if settings.targets_file is not None:
+            write_targets(settings.targets_file, addresses)
         print(f"ready {shown} metrics={gateway.metrics}", flush=True)
         if ready_file is not None:
             write_ready_file(ready_file, gateway.grpc, gateway.metrics, http)
@@ -155,7 +180,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> None:
             state_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CommandError(f"--state-dir: can't create {state_dir}: {error.strerror}") from error
-        asyncio.run(supervise(commands, state_dir, gateway_serves, _announcer(settings.ready_file), log))
+        asyncio.run(supervise(commands, state_dir, gateway_serves, _announcer(settings), log))
 
 
 def main(argv: list[str] | None = None) -> int:

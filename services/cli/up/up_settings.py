@@ -59,6 +59,11 @@ class UpOnlySettings(Settings):
     )
     metrics_port: int = Field(0, ge=0, le=65535, description="port of the gateway's /metrics; 0: any free port")
     http_port: int = Field(8080, ge=0, le=65535, description="port of the REST front; 0: any free port")
+    targets_file: Path | None = Field(
+        None,
+        description="file to write as JSON when all services are ready, with the addresses of every /metrics, as "
+        "file_sd_configs of Prometheus read it",
+    )
     state_dir: Path | None = Field(
         None,
         description="folder for ready files and the measured cost model; off: a temporary one, and ~/.cache/fastserve",

@@ -234,6 +234,9 @@ def test_a_restarted_service_gets_the_ports_of_its_first_process() -> None:
     by_name = {command.name: command for command in service_commands(flags("--grpc-port", "0"), {})}
     assert by_name["gateway"].build(known)[-4:] == ["--grpc-port", "50", "--metrics-port", "9"]
     assert "127.0.0.1:52" in by_name["kvmanager"].build(known)
+    for name in ("scheduler", "kvmanager", "worker"):
+        argv = by_name[name].build(known)
+        assert argv[argv.index("--metrics-port") + 1] == "9"
 
 
 def test_the_rest_front_is_told_its_port_and_its_gateway_and_comes_last(tmp_path: Path) -> None:
