@@ -27,7 +27,7 @@ SAVE ?=
 QUICK ?=
 FULL ?=
 
-.PHONY: help install front demo test check sanitize figures bench proto images lock clean
+.PHONY: help install front demo test check sanitize figures bench monitoring proto images lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ figures: $(INSTALLED) ## simulate both evaluations: docs/evaluation/ (the papers
 
 bench: $(INSTALLED) front ## measure this machine, results under benchmarks/results/
 	$(BIN)/python -m benchmarks.run
+
+monitoring: $(INSTALLED) ## check rules and dashboard with promtool and a real Prometheus over a live server; PICTURE=FILE draws it
+	$(BIN)/python -m deploy.grafana.check $(if $(PICTURE),--picture $(PICTURE))
 
 proto: $(INSTALLED) ## make the stubs anew
 	$(BIN)/python protos/generate.py --uv $(UV)
