@@ -93,6 +93,12 @@ func (e *edge) ServeHTTP(plain http.ResponseWriter, r *http.Request) {
 	}
 	r.Method = method
 	r.Header.Del("X-HTTP-Method-Override")
+	r.Header.Del("X-Forwarded-For") // grpc-gateway would carry them on, and anybody can write them.
+	r.Header.Del("X-Forwarded-Host")
+	if refused := checkCarried(r.Header); refused != nil {
+		refused.write(w)
+		return
+	}
 	if method == http.MethodPost {
 		if refused := e.takeBody(w, r); refused != nil {
 			refused.write(w)
@@ -135,6 +141,19 @@ func (e *edge) takeBody(w http.ResponseWriter, r *http.Request) *refusal {
 		return nil
 	}
 	return &answer
+}
+
+// checkCarried refuses what gRPC can't carry: metadata is printable ASCII, and anything else would end the link to the gateway, with the calls of others.
+func checkCarried(header http.Header) *refusal {
+	for _, name := range append([]string{authorization}, carriedMetadata...) {
+		for _, value := range header.Values(name) {
+			if strings.IndexFunc(value, func(r rune) bool { return r < ' ' || r > '~' }) >= 0 {
+				answer := edgeRefusal(http.StatusBadRequest, "the header "+name+" must be printable ASCII")
+				return &answer
+			}
+		}
+	}
+	return nil
 }
 
 func checkType(header http.Header) *refusal {

@@ -116,6 +116,9 @@ func (r refusal) body() []byte {
 
 func (r refusal) write(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
+	if r.status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	}
 	if r.retryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(r.retryAfter.Seconds()))))
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,8 +27,10 @@ const (
 	greetingLimit = 5 * time.Second
 )
 
-// Metadata that travels on to the gateway with a call.
+// Metadata that travels on to the gateway with a call. So does "authorization", which grpc-gateway carries itself.
 var carriedMetadata = []string{"traceparent", "tracestate"}
+
+const authorization = "authorization"
 
 // link carries the calls of OpenAiService over one stream to the gateway, which it dials again whenever it ends. It takes the place of the generated
 // client: what a message costs gRPC is paid once for all calls that have something to say at a time. A call's answer is buffered up to its credit, and
@@ -159,6 +162,9 @@ func carried(ctx context.Context) map[string]string {
 		if values := outgoing.Get(name); len(values) > 0 {
 			found[name] = values[0]
 		}
+	}
+	if values := outgoing.Get(authorization); len(values) > 0 {
+		found[authorization] = strings.Join(values, ", ") // Two are no key: who calls must not depend on who reads which.
 	}
 	return found
 }

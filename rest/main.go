@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -19,7 +20,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
 	pb "fastserve/rest/gen/fastserve/v1"
@@ -33,6 +33,7 @@ const (
 type settings struct {
 	listen, gateway, metrics, readyFile string
 	logFormat                           string
+	tlsCert, tlsKey, gatewayCert        string
 	maxBodyBytes                        int64
 	writeLimit, drainLimit              time.Duration
 	parent                              int
@@ -44,6 +45,9 @@ func parse(arguments []string) (settings, error) {
 	flags.StringVar(&s.listen, "listen", "127.0.0.1:8080", "HOST:PORT to serve HTTP on; port 0: any free port")
 	flags.StringVar(&s.gateway, "gateway", "", "HOST:PORT of the gateway's gRPC services (required)")
 	flags.StringVar(&s.metrics, "gateway-metrics", "", "HOST:PORT of the gateway's metrics, for GET /metrics")
+	flags.StringVar(&s.tlsCert, "tls-cert", "", "PEM file: the certificate that clients see; none: HTTP without TLS")
+	flags.StringVar(&s.tlsKey, "tls-key", "", "PEM file: the key of -tls-cert")
+	flags.StringVar(&s.gatewayCert, "gateway-cert", "", "PEM file: the gateway's certificate, which it must show; none: no TLS to the gateway")
 	flags.Int64Var(&s.maxBodyBytes, "max-body-bytes", 8<<20, "largest body of a request")
 	flags.DurationVar(&s.writeLimit, "write-limit", 30*time.Second, "a client that takes nothing for so long is cut off")
 	flags.DurationVar(&s.drainLimit, "drain-limit", 30*time.Second, "time for open requests to end after SIGTERM")
@@ -60,6 +64,10 @@ func parse(arguments []string) (settings, error) {
 		return s, fmt.Errorf("-log-format must be human or json, got %q", s.logFormat)
 	case s.gateway == "":
 		return s, errors.New("-gateway is required")
+	case s.tlsCert == "" && s.tlsKey != "":
+		return s, errors.New("-tls-cert must be given too, because -tls-key is")
+	case s.tlsKey == "" && s.tlsCert != "":
+		return s, errors.New("-tls-key must be given too, because -tls-cert is")
 	case s.maxBodyBytes < 1 || s.maxBodyBytes > 15<<20:
 		return s, errors.New("-max-body-bytes must be from 1 to 15 MiB, as a message of gRPC holds 16")
 	case s.writeLimit <= 0 || s.drainLimit < 0:
@@ -74,8 +82,12 @@ func run(s settings) error {
 	}
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	toGateway, err := gatewayCredentials(s.gatewayCert)
+	if err != nil {
+		return err
+	}
 	connection, err := grpc.NewClient("passthrough:///"+s.gateway,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(toGateway),
 		grpc.WithNoProxy(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20), grpc.MaxCallSendMsgSize(16<<20)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
@@ -94,6 +106,12 @@ func run(s settings) error {
 	if err != nil {
 		return err
 	}
+	var own *certificate
+	if s.tlsCert != "" {
+		if own, err = loadCertificate(s.tlsCert, s.tlsKey); err != nil {
+			return err
+		}
+	}
 	listener, err := net.Listen("tcp", s.listen)
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
@@ -111,7 +129,16 @@ func run(s settings) error {
 		ErrorLog:          slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
+	go func() {
+		if own == nil {
+			ended <- server.Serve(listener)
+			return
+		}
+		server.TLSConfig = serverTLS(own)
+		server.Protocols = new(http.Protocols)
+		server.Protocols.SetHTTP1(true)
+		ended <- server.ServeTLS(listener, "", "")
+	}()
 	select { // A server that is just starting should not refuse its first request.
 	case <-f.link.linked:
 	case <-time.After(firstLinkLimit):
@@ -144,6 +171,9 @@ func run(s settings) error {
 
 // boundWrites bounds what the kernel keeps for a client that does not read; by itself it would be megabytes.
 func boundWrites(ctx context.Context, connection net.Conn) context.Context {
+	if secured, ok := connection.(*tls.Conn); ok {
+		connection = secured.NetConn()
+	}
 	if tcp, ok := connection.(*net.TCPConn); ok {
 		_ = tcp.SetWriteBuffer(kernelBytes)
 	}

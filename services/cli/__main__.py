@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "services.cli.bench.trace_command",
         "convert a public trace into one that bench and simulate accept",
     ),
+    "keys": ("services.cli.keys_command", "make, list and revoke the API keys of a gateway's file"),
     "plan": ("services.cli.plan_command", "show whether a model fits on these GPUs, and how much KV beside it"),
     "profile": ("services.worker.profile_command", "measure the cost model of a model on this machine"),
     "top": ("services.cli.client.top_command", "watch queues, jobs and KV residency live"),

@@ -20,6 +20,10 @@ class ContextLengthError(InvalidFieldError):
     """A prompt, or prompt and output together, are longer than what the model or a job's KV may hold."""
 
 
+class UnauthenticatedError(FastServeError):
+    """The caller shows no valid API key, or its certificate has the wrong name (UNAUTHENTICATED)."""
+
+
 class UnknownModelError(FastServeError):
     """The request names a model that is not served here (NOT_FOUND)."""
 

@@ -7,6 +7,8 @@ import uuid
 
 import grpc
 
+from services.gateway.access.key_interceptor import KeyInterceptor
+from services.gateway.access.key_ring import KeyRing
 from services.gateway.admin_client import AdminClient
 from services.gateway.driver import GatewayBounds, GatewayDriver
 from services.gateway.front_service import FRONT_SERVICE, FrontService, register_front
@@ -29,6 +31,7 @@ from services.runtime.process import ServiceProcess, cancelled, service_main
 from services.runtime.readiness import Readiness
 from services.runtime.server import RpcServer, server_options
 from services.runtime.settings import join_address
+from services.runtime.tls.tls_files import Certificates
 
 CLOSE_LIMIT_S = 0.5
 """For the last bytes; what is still open then are streams without an end, such as WatchStatus."""
@@ -51,18 +54,19 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
     registry = new_registry()
     metrics = GatewayMetrics(registry, model.name)
     readiness = Readiness()
-    async with open_channel(settings.scheduler) as channel:
+    keys = None if settings.api_keys_file is None else KeyRing(settings.api_keys_file)
+    async with open_channel(settings.scheduler, tls=Certificates.of(settings.tls)) as channel:
         link = GatewayLink(channel, settings.scheduler, uuid.uuid4().hex, fingerprint(settings.model))
         admin = AdminClient(channel)
         bounds = GatewayBounds(settings.max_open_requests, settings.resubmit_limit)
         driver = GatewayDriver(model, link, metrics, bounds, readiness.set)
         guides = GuideChecker(settings.model)
         calls = OpenAiCalls(driver, load_template(settings.model), QuietStreams(), guides)
-        front = FrontService(calls)
+        front = FrontService(calls, keys)
 
         def register_all(grpc_server: grpc.aio.Server) -> None:
             register(grpc_server, driver, guides, admin)
-            register_openai(grpc_server, calls)
+            register_openai(grpc_server, calls, keys)
             register_front(grpc_server, front)
 
         server = RpcServer(
@@ -70,6 +74,9 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
             (INFERENCE_SERVICE, ADMIN_SERVICE, OPENAI_SERVICE, FRONT_SERVICE),
             register_all,
             server_options(CLIENT_PINGS),
+            tls=settings.public_tls,
+            probe_address=settings.probe_listen,
+            interceptors=() if keys is None else (KeyInterceptor(keys, (OPENAI_SERVICE, FRONT_SERVICE)),),
         )
         metrics_server = MetricsServer(settings.host, settings.metrics_port, registry)
         registry.register(
@@ -82,8 +89,10 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
             )
         )
         await server.start()
-        process.announce_ready(server.address, metrics_server.address)
-        follower = asyncio.create_task(readiness.follow(server))
+        process.announce_ready(server.address, metrics_server.address, server.probe_address)
+        followers = [asyncio.create_task(readiness.follow(server))]
+        if keys is not None:
+            followers.append(asyncio.create_task(keys.watch()))
         calls_task = asyncio.create_task(calls.run())
         link_task = asyncio.create_task(link.run(driver.on_limits, driver.on_updates, driver.on_lost))
         try:
@@ -93,7 +102,7 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
             await link.flush()
         finally:
             await server.stop(CLOSE_LIMIT_S)
-            await cancelled(follower, calls_task, link_task)
+            await cancelled(*followers, calls_task, link_task)
             driver.close()
             await guides.close()
             # Its thread may be asking this loop; so it is stopped from another one.

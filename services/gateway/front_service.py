@@ -14,6 +14,8 @@ import grpc
 
 from fastserve.v1 import front_pb2, front_pb2_grpc
 from services.domain.errors import AdmissionFullError, InvalidFieldError
+from services.gateway.access.key_interceptor import entered
+from services.gateway.access.key_ring import KeyRing, Metadata
 from services.gateway.driver import RETRY_S
 from services.gateway.openai.calls import OpenAiCalls
 from services.gateway.openai.service import begin, final_status
@@ -125,8 +127,9 @@ class _FrontCallSink:
 class _Link:
     """One front's stream and its calls."""
 
-    def __init__(self, calls: OpenAiCalls, closing: asyncio.Event) -> None:
+    def __init__(self, calls: OpenAiCalls, keys: KeyRing | None, closing: asyncio.Event) -> None:
         self._calls = calls
+        self._keys = keys
         self._closing = closing
         self._outgoing = _Outgoing()
         self._last_id = 0
@@ -177,19 +180,27 @@ class _Link:
             return
         sink = _FrontCallSink(call.call_id, min(call.credit_bytes, MOST_CREDIT_BYTES), self._outgoing)
         deadline_in_s = call.deadline_in_s if call.HasField("deadline_in_s") else None
-        running = self._run(call.call_id, call.method, call.request, deadline_in_s, sink)
+        metadata = tuple(call.metadata.items())
+        running = self._run(call.call_id, call.method, call.request, metadata, deadline_in_s, sink)
         self._open[call.call_id] = (asyncio.create_task(running), sink)
 
     async def _run(
-        self, call_id: int, method: str, request: bytes, deadline_in_s: float | None, sink: _FrontCallSink
+        self,
+        call_id: int,
+        method: str,
+        request: bytes,
+        metadata: Metadata,
+        deadline_in_s: float | None,
+        sink: _FrontCallSink,
     ) -> None:
         end = front_pb2.FrontPiece(call_id=call_id)
         end.end.SetInParent()
         deadline_s = None if deadline_in_s is None else time.monotonic() + deadline_in_s
         try:
-            answer = await begin(self._calls, method, request, deadline_in_s)
-            del request
-            await answer.send(sink, deadline_s)
+            with entered(self._keys, method, metadata):
+                answer = await begin(self._calls, method, request, deadline_in_s)
+                del request
+                await answer.send(sink, deadline_s)
         except Exception as error:
             end.end.CopyFrom(final_status(error, method))
         self._open.pop(call_id, None)
@@ -197,10 +208,11 @@ class _Link:
 
 
 class FrontService(front_pb2_grpc.FrontServiceServicer):
-    """Serves the REST fronts."""
+    """Serves the REST fronts. `keys`: those that each call must have; None: none needs one."""
 
-    def __init__(self, calls: OpenAiCalls) -> None:
+    def __init__(self, calls: OpenAiCalls, keys: KeyRing | None = None) -> None:
         self._calls = calls
+        self._keys = keys
         self._closing = asyncio.Event()
 
     def close(self) -> None:
@@ -212,7 +224,7 @@ class FrontService(front_pb2_grpc.FrontServiceServicer):
     ) -> None:
         # A front knows by the initial metadata that it is linked.
         await context.send_initial_metadata(())
-        await _Link(self._calls, self._closing).run(requests, context)
+        await _Link(self._calls, self._keys, self._closing).run(requests, context)
 
 
 def register_front(server: grpc.aio.Server, front: FrontService) -> None:

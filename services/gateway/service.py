@@ -13,6 +13,7 @@ import grpc
 from fastserve.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
 from services.domain.errors import NotReadyError
 from services.domain.generation import EndReason, ServedModel
+from services.gateway.access.metered_call import count_usage, reserve_tokens
 from services.gateway.admin_client import AdminClient
 from services.gateway.driver import RETRY_S, GatewayDriver
 from services.gateway.guides.guide_checker import GuideChecker
@@ -50,7 +51,9 @@ class InferenceService:
         driver.check(wanted)
         await self._guides.check(wanted.sampling.guide)
         deadline_in_s = context.time_remaining()
+        reserve_tokens((wanted,))
         listener = driver.open(wanted, body_digest(message, driver.model.name), deadline_in_s)
+        count_usage(listener.request)
         log_opened([(listener.request.request_id, wanted)])
         del message, wanted
         try:

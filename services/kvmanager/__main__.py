@@ -52,14 +52,20 @@ async def _serve(
     driver: KvManagerDriver,
     registry: CollectorRegistry,
 ) -> None:
-    server = RpcServer(settings.listen, (KV_MANAGER_SERVICE,), lambda grpc_server: register(grpc_server, driver))
+    server = RpcServer(
+        settings.listen,
+        (KV_MANAGER_SERVICE,),
+        lambda grpc_server: register(grpc_server, driver),
+        tls=settings.tls,
+        probe_address=settings.probe_listen,
+    )
     registry.register(PoolCollector(settings.served_model_name or "", driver.pool_usages))
     metrics_server = MetricsServer(split_address(settings.listen).host, settings.metrics_port, registry)
     try:
         await server.start()
         running = asyncio.create_task(driver.run())
         await server.set_ready(True)
-        process.announce_ready(server.address, metrics_server.address)
+        process.announce_ready(server.address, metrics_server.address, server.probe_address)
         try:
             await process.until_stopped(running)
             await server.set_ready(False)

@@ -8,9 +8,10 @@ from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.runtime.model_files import MOST_NAME_CHARACTERS
 from services.runtime.recording.recording_settings import RecordingSettings
 from services.runtime.settings import Address
+from services.runtime.tls.tls_settings import ServedTlsSettings
 
 
-class KvManagerSettings(RecordingSettings):
+class KvManagerSettings(RecordingSettings, ServedTlsSettings):
     """The KV manager: decides where each job's KV cache is."""
 
     listen: Address = Field("127.0.0.1:0", description="HOST:PORT to listen on; port 0 picks a free port")

@@ -16,7 +16,7 @@ from fastserve.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2
 from services.domain.generation import GenerateRequest, ServedModel, StreamMessage, StreamProgress
 from services.domain.server_status import ServerStatus
 from services.runtime.channel import CLIENT_OPTIONS, open_channel
-from services.runtime.command_line import CommandError, ExitCode
+from services.runtime.command_line import CommandError, ExitCode, ServerAccess
 from services.wire.client_gateway import (
     models_from_wire,
     piece_from_wire,
@@ -49,12 +49,29 @@ def failure(server: str, error: grpc.aio.AioRpcError) -> CommandError:
     return CommandError(text if text.startswith(name) else f"{name}: {text}", ExitCode.REFUSED)
 
 
-class GatewayClient:
-    """A channel to one gateway; an async context manager."""
+def _channel_to(access: ServerAccess) -> grpc.aio.Channel:
+    if not access.tls:
+        return open_channel(access.address, CLIENT_OPTIONS)
+    from services.domain.errors import InvalidFieldError
+    from services.runtime.tls.tls_channel import tls_options
+    from services.runtime.tls.tls_files import check_ca
 
-    def __init__(self, server: str) -> None:
-        self.server = server
-        self._channel = open_channel(server, CLIENT_OPTIONS)
+    try:
+        ca = None if access.ca is None else check_ca("--tls-ca", access.ca)
+    except InvalidFieldError as error:
+        raise CommandError(str(error), ExitCode.REFUSED) from None
+    credentials = grpc.ssl_channel_credentials(ca)
+    return grpc.aio.secure_channel(access.address, credentials, options=tls_options(CLIENT_OPTIONS, access.name))
+
+
+class GatewayClient:
+    """A channel to one gateway; an async context manager. Raises CommandError for a CA that can't be used."""
+
+    def __init__(self, server: str | ServerAccess) -> None:
+        access = ServerAccess(server) if isinstance(server, str) else server
+        self.server = access.address
+        self._metadata = None if access.api_key is None else (("authorization", f"Bearer {access.api_key}"),)
+        self._channel = _channel_to(access)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
@@ -77,7 +94,9 @@ class GatewayClient:
         """The served models. Raises CommandError, as all calls but `ready` do."""
         try:
             return models_from_wire(
-                await self._inference.ListModels(inference_pb2.ListModelsRequest(), timeout=CALL_LIMIT_S)
+                await self._inference.ListModels(
+                    inference_pb2.ListModelsRequest(), timeout=CALL_LIMIT_S, metadata=self._metadata
+                )
             )
         except grpc.aio.AioRpcError as error:
             raise failure(self.server, error) from None
@@ -86,14 +105,15 @@ class GatewayClient:
         """The server's status now, with up to `max_jobs` jobs one by one."""
         request = admin_pb2.GetStatusRequest(max_jobs=max_jobs)
         try:
-            response = await self._admin.GetStatus(request, timeout=CALL_LIMIT_S)
+            response = await self._admin.GetStatus(request, timeout=CALL_LIMIT_S, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise failure(self.server, error) from None
         return status_from_wire(response.status)
 
     async def watch_status(self, interval_s: float, max_jobs: int = 0) -> AsyncIterator[ServerStatus]:
         """The server's status at once and then every `interval_s`, until the caller stops; `max_jobs` as above."""
-        call = self._admin.WatchStatus(admin_pb2.WatchStatusRequest(interval_s=interval_s, max_jobs=max_jobs))
+        request = admin_pb2.WatchStatusRequest(interval_s=interval_s, max_jobs=max_jobs)
+        call = self._admin.WatchStatus(request, metadata=self._metadata)
         try:
             async for response in call:
                 yield status_from_wire(response.status)
@@ -114,7 +134,7 @@ class GatewayClient:
 
     async def complete(self, request: bytes, limit_s: float | None = None) -> AsyncIterator[StreamMessage]:
         """Streams the completion of an encoded request; `limit_s` seconds after the call it is given up."""
-        call = self._generate(request, timeout=limit_s)
+        call = self._generate(request, timeout=limit_s, metadata=self._metadata)
         try:
             async for message in call:
                 yield piece_from_wire(message)
@@ -125,7 +145,7 @@ class GatewayClient:
 
     async def progress(self, request: bytes, limit_s: float | None = None) -> AsyncIterator[StreamProgress]:
         """Like `complete`, for a caller that only counts tokens."""
-        call = self._generate(request, timeout=limit_s)
+        call = self._generate(request, timeout=limit_s, metadata=self._metadata)
         try:
             async for message in call:
                 yield progress_from_wire(message)

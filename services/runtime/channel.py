@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 import grpc
 
+from services.runtime.tls.tls_channel import TlsChannel
+from services.runtime.tls.tls_files import Certificates
+
 MOST_MESSAGE_BYTES = 16 * 1024 * 1024
 """Larger than any valid request, so that a prompt that is too long is refused by validation, which names the limit."""
 
@@ -71,6 +74,11 @@ CLIENT_OPTIONS = channel_options(CLIENT_PINGS, attempt_limit_s=CLIENT_ATTEMPT_LI
 """For clients, whose server may be distant."""
 
 
-def open_channel(address: str, options: Options = CHANNEL_OPTIONS) -> grpc.aio.Channel:
-    """A channel to HOST:PORT, which connects at the first call. Use it as an async context manager, or close it."""
+def open_channel(address: str, options: Options = CHANNEL_OPTIONS, tls: Certificates | None = None) -> grpc.aio.Channel:
+    """A channel to HOST:PORT, which connects at the first call. Use it as an async context manager, or close it.
+
+    With `tls` it shows these certificates, and asks for one of their CA.
+    """
+    if tls is not None:
+        return TlsChannel(address, tls, options)
     return grpc.aio.insecure_channel(address, options=options)

@@ -5,10 +5,14 @@ A command module has `main(argv) -> int`. It raises CommandError for problems ou
 """
 
 import argparse
+import os
 import sys
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 DEFAULT_SERVER = "127.0.0.1:50051"
+API_KEY_VARIABLE = "FASTSERVE_API_KEY"
 
 
 class ExitCode:
@@ -42,11 +46,48 @@ def parser(command: str, description: str) -> OneLineParser:
     return OneLineParser(prog=f"fastserve {command}", description=description, allow_abbrev=False)
 
 
+@dataclass(frozen=True, slots=True)
+class ServerAccess:
+    """A server, and how to reach it. `tls`: over TLS, with a certificate from the CA in the file `ca`, or from one that
+    gRPC trusts; `name`: which must have this name instead of the host's.
+    """
+
+    address: str
+    api_key: str | None = field(default=None, repr=False)
+    tls: bool = False
+    ca: Path | None = None
+    name: str | None = None
+
+
 def add_server(to: argparse.ArgumentParser) -> None:
-    """Add the `--server` flag, which every client command has."""
+    """Add the flags that say which server, which every client command has; `server_of` reads them."""
     to.add_argument(
         "--server", default=DEFAULT_SERVER, metavar="HOST:PORT", help=f"gRPC address of the gateway [{DEFAULT_SERVER}]"
     )
+    to.add_argument("--tls", action="store_true", help="speak TLS, and take a certificate from a well-known CA")
+    to.add_argument("--tls-ca", type=Path, metavar="FILE", help="speak TLS, and take a certificate of this CA alone")
+    to.add_argument("--tls-peer-name", metavar="NAME", help="name of the server in its certificate [its host]")
+    to.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"file that holds an API key [the variable {API_KEY_VARIABLE}]",
+    )
+
+
+def server_of(arguments: argparse.Namespace) -> ServerAccess:
+    """The server that the flags of `add_server` name. Raises CommandError."""
+    key: str | None = os.environ.get(API_KEY_VARIABLE) or None
+    file: Path | None = arguments.api_key_file
+    if file is not None:
+        try:
+            key = file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CommandError(
+                f"--api-key-file: can't read an API key from {file}: {error}", ExitCode.REFUSED
+            ) from None
+    tls = bool(arguments.tls or arguments.tls_ca or arguments.tls_peer_name)
+    return ServerAccess(arguments.server, key, tls, arguments.tls_ca, arguments.tls_peer_name)
 
 
 def positive_int(text: str) -> int:

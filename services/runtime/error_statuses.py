@@ -27,6 +27,7 @@ from services.domain.errors import (
     PeerMismatchError,
     StreamLostError,
     SupersededError,
+    UnauthenticatedError,
     UnknownModelError,
     UnreachableError,
 )
@@ -83,6 +84,7 @@ _TABLE = (
         grpc.StatusCode.INVALID_ARGUMENT,
         lambda status: InvalidFieldError(status.field or "request", status.message),
     ),
+    _Row(UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED, lambda status: UnauthenticatedError(status.message)),
     _Row(UnknownModelError, grpc.StatusCode.NOT_FOUND, lambda status: UnknownModelError(status.message)),
     _Row(DuplicateRequestError, grpc.StatusCode.ALREADY_EXISTS, lambda status: DuplicateRequestError(status.message)),
     _Row(

@@ -44,11 +44,11 @@ class ServiceProcess(Generic[SettingsT]):
         self.stopping = asyncio.Event()
         """Set by the first signal that arrives while the service waits for it; `serve` may set it too."""
 
-    def announce_ready(self, grpc: str, metrics: str | None = None) -> None:
+    def announce_ready(self, grpc: str, metrics: str | None = None, probe: str | None = None) -> None:
         """Announces that the service is ready at these addresses: in one log line, and in the ready file."""
         self._take_signals()
         if self.settings.ready_file is not None:
-            write_ready_file(self.settings.ready_file, grpc, metrics)
+            write_ready_file(self.settings.ready_file, grpc, metrics, probe=probe)
         _log.info("ready %s %s", self.name, grpc)
 
     def _take_signals(self) -> None:
@@ -80,14 +80,17 @@ async def cancelled(*tasks: "asyncio.Task[None]") -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def write_ready_file(path: Path, grpc: str, metrics: str | None, http: str | None = None) -> None:
-    """Writes the addresses as JSON, atomically; `http` only if there is one.
+def write_ready_file(
+    path: Path, grpc: str, metrics: str | None, http: str | None = None, probe: str | None = None
+) -> None:
+    """Writes the addresses as JSON, atomically; `http` and `probe` only if there is one.
 
     Raises InvalidFieldError if the file can't be written.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        addresses = {"grpc": grpc, "metrics": metrics} | ({} if http is None else {"http": http})
+        some = {"http": http, "probe": probe}
+        addresses = {"grpc": grpc, "metrics": metrics, **{name: one for name, one in some.items() if one is not None}}
         part.write_text(json.dumps(addresses) + "\n", encoding="utf-8")
         part.replace(path)
     except OSError as error:

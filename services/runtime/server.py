@@ -27,6 +27,9 @@ from services.domain.errors import AddressInUseError, FastServeError, InvalidFie
 from services.runtime.channel import LINK_PINGS, MOST_MESSAGE_BYTES, Options, Pings, keepalive_options
 from services.runtime.error_statuses import ErrorStatus, status_of, to_grpc
 from services.runtime.settings import bare_host, join_address, split_address
+from services.runtime.tls.peer_names import PeerNameInterceptor
+from services.runtime.tls.server_credentials import server_credentials
+from services.runtime.tls.tls_files import TlsFiles
 
 _log = logging.getLogger(__name__)
 
@@ -178,11 +181,26 @@ def _check_bindable(address: str) -> None:
         raise AddressInUseError(f"can't listen on {address}: {error.strerror or error}") from None
 
 
+def _listen(server: grpc.aio.Server, address: str, tls: TlsFiles | None) -> str:
+    """Has the server listen; returns HOST:PORT with the actual port."""
+    _check_bindable(address)
+    try:
+        if tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, server_credentials(tls))
+    except RuntimeError as error:
+        # The probe succeeded, so the reason is unknown: pass gRPC's message on.
+        raise AddressInUseError(f"can't listen on {address}: {error}") from None
+    return join_address(split_address(address).host, port)
+
+
 class RpcServer:
     """A grpc.aio server. `register` adds the servicers; `service_names` are their full names, for health and
     reflection.
 
     Health: "", `liveness` and `links` are SERVING from the start; `readiness` and the service names follow `set_ready`.
+    With `tls` the server speaks TLS alone, and with its CA only to callers with a certificate of it.
     """
 
     def __init__(
@@ -191,11 +209,23 @@ class RpcServer:
         service_names: Sequence[str],
         register: Callable[[grpc.aio.Server], None],
         options: Options | None = None,
+        *,
+        tls: TlsFiles | None = None,
+        probe_address: str | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
         self.address = address
         """HOST:PORT as requested; after `start` with the actual port."""
+        self.probe_address = probe_address
+        """The same for where health alone is served, without TLS."""
         self._service_names = tuple(service_names)
-        self._server = grpc.aio.server(interceptors=(EdgeInterceptor(),), options=options or server_options())
+        self._tls = tls
+        if tls is not None and tls.ca is not None and tls.peer_name is not None:
+            interceptors = (PeerNameInterceptor(tls.peer_name), *interceptors)
+        self._server = grpc.aio.server(
+            interceptors=(EdgeInterceptor(), *interceptors), options=options or server_options()
+        )
+        self._probes: grpc.aio.Server | None = None
         self._health = health_aio.HealthServicer()
         register(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -204,20 +234,20 @@ class RpcServer:
         )
 
     async def start(self) -> None:
-        """Starts listening, not ready yet. Raises AddressInUseError."""
-        _check_bindable(self.address)
-        try:
-            port = self._server.add_insecure_port(self.address)
-        except RuntimeError as error:
-            # The probe succeeded, so the reason is unknown: pass gRPC's message on.
-            raise AddressInUseError(f"can't listen on {self.address}: {error}") from None
-        self.address = join_address(split_address(self.address).host, port)
+        """Starts listening, not ready yet. Raises AddressInUseError; InvalidFieldError for unusable certificates."""
+        self.address = _listen(self._server, self.address, self._tls)
+        if self.probe_address is not None:
+            self._probes = grpc.aio.server(options=server_options())
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
+            self.probe_address = _listen(self._probes, self.probe_address, None)
         serving = health_pb2.HealthCheckResponse.SERVING
         await self._health.set("", serving)
         await self._health.set(LIVENESS, serving)
         await self._health.set(LINKS, serving)
         await self.set_ready(False)
         await self._server.start()
+        if self._probes is not None:
+            await self._probes.start()
 
     async def set_ready(self, ready: bool) -> None:
         """Sets the health of `readiness` and of every service."""
@@ -229,3 +259,5 @@ class RpcServer:
         """Refuses new calls, gives those under way `grace_s` seconds to end, then cancels them."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
+        if self._probes is not None:
+            await self._probes.stop(0)

@@ -21,6 +21,7 @@ from services.runtime.readiness import Readiness
 from services.runtime.recording.recorder import Recorder, recording
 from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
+from services.runtime.tls.tls_files import Certificates
 from services.scheduler.demand_watch import DemandCollector, DemandWatch
 from services.scheduler.driver import SchedulerDriver
 from services.scheduler.leadership.candidate import Candidate
@@ -89,7 +90,7 @@ async def _serve(
     gc.set_threshold(*COLLECT_THRESHOLDS)
     readiness = Readiness()
     registry = new_registry()
-    async with open_channel(settings.kv_manager) as channel:
+    async with open_channel(settings.kv_manager, tls=Certificates.of(settings.tls)) as channel:
         link = SchedulerLink(channel, settings.kv_manager)
         driver = SchedulerDriver(served, link, readiness.set, recorder_of)
         demand = DemandWatch(settings.demand_limits, driver.backlogs, driver.ready_groups)
@@ -99,7 +100,13 @@ async def _serve(
             register(grpc_server, driver)
             register_scaler(grpc_server, scaler)
 
-        server = RpcServer(settings.listen, (SCHEDULER_SERVICE, ADMIN_SERVICE, EXTERNAL_SCALER), register_all)
+        server = RpcServer(
+            settings.listen,
+            (SCHEDULER_SERVICE, ADMIN_SERVICE, EXTERNAL_SCALER),
+            register_all,
+            tls=settings.tls,
+            probe_address=settings.probe_listen,
+        )
         metrics_server = MetricsServer(split_address(settings.listen).host, settings.metrics_port, registry)
         export_metrics(registry, served.model_name, driver, demand, settings.old_metrics)
         await server.start()
@@ -107,7 +114,7 @@ async def _serve(
         candidate = candidate_for(settings, server.address, metrics_server.port)
         tasks = [asyncio.create_task(driver.run()), asyncio.create_task(demand.run()), following]
         tasks += _commanding(candidate, driver, link)
-        process.announce_ready(server.address, metrics_server.address)
+        process.announce_ready(server.address, metrics_server.address, server.probe_address)
         try:
             await process.until_stopped(*tasks)
             # A worker that joins while the last jobs end makes the machine ready, but must not make the service ready.

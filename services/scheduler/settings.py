@@ -8,6 +8,7 @@ from services.domain.ids import MOST_GROUPS
 from services.runtime.model_files import MOST_NAME_CHARACTERS, served_name
 from services.runtime.recording.recording_settings import RecordingSettings
 from services.runtime.settings import Address
+from services.runtime.tls.tls_settings import ServedTlsSettings
 from services.scheduler.policies.group_demand import DemandLimits
 from services.scheduler.scheduler_config import Charge, LengthPredictor, PolicyName, SchedulerConfig
 
@@ -17,7 +18,7 @@ a little less than the limit of a message (services.runtime.channel).
 """
 
 
-class SchedulerSettings(RecordingSettings):
+class SchedulerSettings(RecordingSettings, ServedTlsSettings):
     """The scheduler: decides which jobs run in the next iteration."""
 
     listen: Address = Field("127.0.0.1:0", description="HOST:PORT to listen on; port 0 picks a free port")

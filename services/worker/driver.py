@@ -36,6 +36,7 @@ from services.domain.protocol import Applied, Done, KvToWorker, WorkerPools
 from services.domain.worker_facts import KvWorkerFacts, WorkerDraining, WorkerFacts
 from services.runtime.dialling import keep_dialling
 from services.runtime.terms import NewestTerm
+from services.runtime.tls.tls_files import Certificates
 from services.worker.ranks import Ranks
 from services.worker.worker_links import (
     AcknowledgementOutbox,
@@ -59,10 +60,11 @@ _FINAL = (PeerMismatchError, GroupTakenError, InvalidFieldError)
 
 @dataclass(frozen=True, slots=True)
 class PeerAddresses:
-    """Whom the worker dials, as HOST:PORT."""
+    """Whom the worker dials, as HOST:PORT, and with which certificates."""
 
     scheduler: str
     kv_manager: str
+    tls: Certificates | None = None
 
 
 class WorkerEpoch:
@@ -175,7 +177,9 @@ class WorkerDriver:
         self._epoch = epoch
         facts = replace(self._ranks.narrowed(self._facts), last_epoch=self._last_given)
         streams = (
-            run_scheduler_stream(self._addresses.scheduler, facts, epoch.results, self, self._terms),
+            run_scheduler_stream(
+                self._addresses.scheduler, facts, epoch.results, self, self._terms, self._addresses.tls
+            ),
             self._join_kv_manager(epoch, facts),
         )
         try:
@@ -194,6 +198,7 @@ class WorkerDriver:
             epoch.acknowledgements,
             lambda: self._kv_up(epoch),
             self._take_commands,
+            self._addresses.tls,
         )
 
     def _kv_up(self, epoch: WorkerEpoch) -> None:

@@ -15,6 +15,7 @@ from services.runtime.process import ServiceProcess, cancelled
 from services.runtime.readiness import Readiness
 from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
+from services.runtime.tls.tls_files import Certificates
 from services.worker.driver import PeerAddresses, WorkerDriver
 from services.worker.engine.compute_thread import ComputeThread
 from services.worker.group.placement import RankPlacement
@@ -94,13 +95,14 @@ async def _work(
     working_as: "asyncio.Future[WorkerDriver]",
 ) -> None:
     """Loads the model, then works until cancelled or refused, as the driver that `working_as` gets."""
+    certificates = Certificates.of(settings.tls)
     compute = ComputeThread()
     if placement.rank.layout.rank_count == 1:
         working = await _alone(settings, compute)
     else:
         working = await _leading(settings, placement, compute)
     engine = working.engine
-    addresses = PeerAddresses(settings.scheduler, settings.kv_manager)
+    addresses = PeerAddresses(settings.scheduler, settings.kv_manager, certificates)
     facts = replace(working.facts, group=settings.group)
     driver = WorkerDriver(working.ranks, facts, addresses, readiness.set, settings.claim_limit)
     registry.register(

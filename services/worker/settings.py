@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from services.domain.ids import MOST_GROUPS
 from services.runtime.model_files import MOST_NAME_CHARACTERS, served_name
 from services.runtime.settings import Address, Settings
+from services.runtime.tls.tls_settings import TlsSettings
 from services.worker.parallel.layout import MOST_RANKS, Layout
 
 MOST_BATCH = 4096
@@ -65,7 +66,7 @@ class KeptEngineSettings(EngineSettings):
         return self.state_dir or Path.home() / ".cache" / "fastserve"
 
 
-class WorkerSettings(KeptEngineSettings, Settings):
+class WorkerSettings(KeptEngineSettings, TlsSettings):
     """The worker: runs the model and copies KV between device and host, as the scheduler and the KV manager command."""
 
     group: int = Field(
@@ -117,7 +118,7 @@ class WorkerSettings(KeptEngineSettings, Settings):
         "there from its last token",
     )
     health_listen: Address = Field(
-        "127.0.0.1:0", description="HOST:PORT of the health and reflection services; port 0: any free port"
+        "127.0.0.1:0", description="HOST:PORT of the health and reflection services, without TLS; port 0: any free port"
     )
 
     @property

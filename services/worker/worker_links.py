@@ -20,6 +20,7 @@ from services.runtime.channel import open_channel
 from services.runtime.dialling import DialledStream
 from services.runtime.outbox import Outbox
 from services.runtime.terms import NewestTerm
+from services.runtime.tls.tls_files import Certificates
 from services.wire.kvmanager_worker import acknowledgements_to_wire, commands_from_wire, kv_hello_to_wire
 from services.wire.scheduler_worker import draining_to_wire, plan_from_wire, result_to_wire, worker_facts_to_wire
 
@@ -62,6 +63,7 @@ async def run_scheduler_stream(
     results: ResultOutbox,
     hears: HearsScheduler,
     terms: NewestTerm,
+    tls: Certificates | None = None,
 ) -> None:
     """One stream to the scheduler, until it ends. Plans of other epochs than the one it gave are dropped. A scheduler
     of an older term than `terms` has heard of is left. Always raises.
@@ -88,7 +90,7 @@ async def run_scheduler_stream(
 
     peer = f"the scheduler at {address}"
     async with (
-        open_channel(address) as channel,
+        open_channel(address, tls=tls) as channel,
         DialledStream(scheduler_pb2_grpc.SchedulerServiceStub(channel).WorkerLink(), peer) as stream,
     ):
         await stream.say(wire.WorkerLinkRequest(hello=worker_facts_to_wire(facts)))
@@ -107,6 +109,7 @@ async def run_kv_manager_stream(
     acknowledgements: AcknowledgementOutbox,
     on_open: Callable[[], None],
     on_commands: Callable[[Sequence[KvToWorker]], None],
+    tls: Certificates | None = None,
 ) -> None:
     """The stream to the KV manager of the epoch `facts.pools.epoch`, until it ends. Commands of other epochs are
     dropped. Always raises.
@@ -122,7 +125,7 @@ async def run_kv_manager_stream(
 
     peer = f"the KV manager at {address}"
     async with (
-        open_channel(address) as channel,
+        open_channel(address, tls=tls) as channel,
         DialledStream(kvmanager_pb2_grpc.KvManagerServiceStub(channel).WorkerLink(), peer) as stream,
     ):
         await stream.say(kv_hello_to_wire(facts))

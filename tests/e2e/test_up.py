@@ -1,9 +1,11 @@
 """`fastserve up` with the real services: its one line, `fastserve generate` through it, its restarts and its end."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +15,10 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.builders.api_keys import add_key
+from tests.builders.certificates import CertificateAuthority, IssuedFiles
 from tests.builders.waits import wait_until
+from tests.runtime.tls.shown_certificates import bytes_from, shown_serial
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -90,13 +95,14 @@ def generate(server: str, *flags: str, stdin: str | None = None) -> subprocess.C
     return subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, input=stdin)
 
 
-def rest_completion(address: str) -> str | None:
+def rest_completion(address: str, authorization: str = "", tls: ssl.SSLContext | None = None) -> str | None:
     """The text of a greedy completion over REST; None if there is no answer."""
     body = {"model": "fastserve-bundled", "prompt": "def main(argv):\n", "max_tokens": 8, "temperature": 0}
-    headers = {"Content-Type": "application/json"}
-    request = Request(f"http://{address}/v1/completions", json.dumps(body).encode(), headers)
+    headers = {"Content-Type": "application/json"} | ({"Authorization": authorization} if authorization else {})
+    scheme = "http" if tls is None else "https"
+    request = Request(f"{scheme}://{address}/v1/completions", json.dumps(body).encode(), headers)
     try:
-        with urlopen(request, timeout=LIMIT_S) as answer:
+        with urlopen(request, timeout=LIMIT_S, context=tls) as answer:
             text: str = json.load(answer)["choices"][0]["text"]
             return text
     except (ConnectionError, URLError):
@@ -162,22 +168,74 @@ def check_generate(server: str) -> None:
     assert generate("127.0.0.1:1", "x").returncode == 3
 
 
-@pytest.fixture
-def up_with_json_log(tmp_path: Path) -> Iterator[Up]:
-    run = Up(tmp_path, "--log-format", "json", "--targets-file", str(tmp_path / "targets.json"))
-    yield run
-    run.process.kill()
-    run.process.communicate()
+def test_a_server_with_tls_and_keys_serves_who_has_one_and_no_service_outlives_a_sigkill_of_up(tmp_path: Path) -> None:
+    files = CertificateAuthority().issue(tmp_path)
+    keys = tmp_path / "keys.json"
+    key = add_key(keys, "alice")
+    targets = tmp_path / "targets.json"
+    flags = ("--log-format", "json", "--targets-file", str(targets), "--api-keys-file", str(keys))
+    up = Up(tmp_path, *flags, *files.flags)
+    try:
+        check_secured(up, files, key)
+        check_targets(targets)
+        check_sigkill(up)
+        assert key not in up.log()
+    finally:
+        up.process.kill()
+        up.process.communicate()
 
 
-def test_no_service_outlives_a_sigkill_of_up(up_with_json_log: Up) -> None:
-    up = up_with_json_log
-    up.wait_ready()
-    targets = json.loads((up.log_path.parent / "targets.json").read_text())
+def check_secured(up: Up, files: IssuedFiles, key: str) -> None:
+    """gRPC and REST over TLS and with a key; between the services nothing without a certificate."""
+    server = up.wait_ready()
+    key_file = files.cert.with_name("key")
+    key_file.write_text(key)
+    flags = ("--max-tokens", "8", "--temperature", "0", "--ignore-eos", "--tls-ca", str(files.ca))
+    text = generate(server, "def main(argv):\n", *flags, "--api-key-file", str(key_file))
+    assert (text.returncode, text.stderr) == (0, "")
+    refused = generate(server, "x", *flags)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "UNAUTHENTICATED: an API key is required" in refused.stderr
+    assert generate(server, "x", "--max-tokens", "1").returncode == 3
+    assert rest_completion(up.http, f"Bearer {key}", files.context()) == text.stdout.removesuffix("\n")
+    for pid, service in up.children().items():
+        if service in ("scheduler", "kvmanager"):
+            (address,) = {one for one in listening(pid) if speaks_tls(one, files)}
+            assert bytes_from(address, ssl.create_default_context(cafile=str(files.ca))) == b""
+            assert bytes_from(address, None)[:1] != b"\x00", "no frame of HTTP/2"
+
+
+def listening(pid: int) -> list[str]:
+    """The addresses of the loopback interface on which a process listens."""
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            inodes.add(os.readlink(link).removeprefix("socket:[").removesuffix("]"))
+    found = []
+    sockets = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    for fields in (line.split() for lines in sockets for line in lines):
+        if fields[3] == "0A" and fields[9] in inodes:
+            found.append(f"127.0.0.1:{int(fields[1].rpartition(':')[2], 16)}")
+    return found
+
+
+def speaks_tls(address: str, files: IssuedFiles) -> bool:
+    try:
+        return shown_serial(address, files.context()) == files.serial()
+    except (ssl.SSLError, OSError):
+        return False
+
+
+def check_targets(file: Path) -> None:
+    """Prometheus finds every service by the file."""
+    targets = json.loads(file.read_text())
     assert {target["labels"]["service"] for target in targets} == SERVICES - {"rest"}
     for target in targets:
         with urlopen(f"http://{target['targets'][0]}/metrics", timeout=LIMIT_S) as page:
             assert b"fastserve:" in page.read()
+
+
+def check_sigkill(up: Up) -> None:
     children = up.children()
     assert set(children.values()) == SERVICES
     wait_until(lambda: services_that_logged_ready(up) == SERVICES, "every line of the log is an object", 20.0)

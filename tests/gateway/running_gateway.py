@@ -14,6 +14,7 @@ from services.gateway.__main__ import serve
 from services.gateway.settings import GatewaySettings
 from services.runtime.channel import open_channel
 from services.runtime.process import ServiceProcess
+from services.runtime.tls.tls_files import Certificates, TlsFiles
 from tests.gateway.fake_scheduler_for_gateway import SOON_S, FakeSchedulerForGateway
 
 MODEL_NAME = "tiny"
@@ -26,7 +27,7 @@ class ProcessInTest(ServiceProcess[GatewaySettings]):
         super().__init__("gateway", settings)
         self.addresses: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
 
-    def announce_ready(self, grpc: str, metrics: str | None = None) -> None:
+    def announce_ready(self, grpc: str, metrics: str | None = None, probe: str | None = None) -> None:
         self.addresses.set_result((grpc, metrics or ""))
 
 
@@ -86,9 +87,9 @@ class RunningGateway:
 
 @asynccontextmanager
 async def running_gateway(
-    model: Path, scheduler: str, wait_ready: bool = True, **settings: Any
+    model: Path, scheduler: str, wait_ready: bool = True, client: TlsFiles | None = None, **settings: Any
 ) -> AsyncIterator[RunningGateway]:
-    """A gateway on free ports, stopped at the end."""
+    """A gateway on free ports, stopped at the end. `client`: the certificates of the test's own client."""
     process = ProcessInTest(
         GatewaySettings(
             scheduler=scheduler,
@@ -100,7 +101,7 @@ async def running_gateway(
     await asyncio.wait((serving, process.addresses), timeout=SOON_S, return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         serving.result()
-    async with open_channel(process.addresses.result()[0]) as channel:
+    async with open_channel(process.addresses.result()[0], tls=Certificates.of(client)) as channel:
         gateway = RunningGateway(process, channel, serving)
         try:
             if wait_ready:

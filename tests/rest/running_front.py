@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import ssl
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -79,15 +80,20 @@ class Served:
 
 
 @asynccontextmanager
-async def served(model: Path, folder: Path, *flags: str, **settings: Any) -> AsyncIterator[Served]:
-    """All of it, on free ports."""
+async def served(
+    model: Path, folder: Path, *flags: str, verify: ssl.SSLContext | None = None, **settings: Any
+) -> AsyncIterator[Served]:
+    """All of it, on free ports. `verify`: speak TLS to the front, and take only its certificate."""
+    scheme = "http" if verify is None else "https"
     async with (
         running_pair(model, **settings) as (gateway, scheduler),
         running_front(gateway.address, folder, "--gateway-metrics", gateway.metrics_address, *flags) as (
             process,
             address,
         ),
-        httpx2.AsyncClient(base_url=f"http://{address}", timeout=SOON_S, trust_env=False) as http,
+        httpx2.AsyncClient(
+            base_url=f"{scheme}://{address}", timeout=SOON_S, trust_env=False, verify=True if verify is None else verify
+        ) as http,
     ):
         yield Served(gateway, scheduler, process, address, http)
 

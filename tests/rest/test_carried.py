@@ -15,7 +15,14 @@ from tests.rest.fake_gateway_for_front import FakeGatewayForFront, serving_front
 from tests.rest.running_front import refusal, running_front
 
 TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1"}
-OTHERS = {"Grpc-Metadata-user": "x", "X-Forwarded-User": "x", "Grpc-Timeout": "20S"}
+KEY = {"authorization": "Bearer a-key"}
+OTHERS = {
+    "Grpc-Metadata-user": "x",
+    "X-Forwarded-User": "x",
+    "X-Forwarded-For": "10.0.0.1",
+    "X-Forwarded-Host": "x",
+    "Grpc-Timeout": "20S",
+}
 OK = status_pb2.Status()
 
 
@@ -40,20 +47,21 @@ async def fronted(gateway: FakeGatewayForFront, folder: Path) -> AsyncIterator[h
         yield http
 
 
-async def test_a_body_and_the_trace_reach_the_gateway_and_nothing_else_does(tmp_path: Path) -> None:
+async def test_a_body_the_trace_and_the_authorization_reach_the_gateway_and_nothing_else_does(tmp_path: Path) -> None:
     gateway = FakeGatewayForFront(OK, (("application/json", b"{}"),))
     body = b'{"model":  "m", "n": 18446744073709551617, "n": null, "z": 1, "a": [1.0]}'
     async with fronted(gateway, tmp_path) as http:
-        headers = {"Content-Type": "application/json", **TRACE, **OTHERS}
+        headers = {"Content-Type": "application/json", **TRACE, **KEY, **OTHERS}
         assert (await http.post("/v1/completions", content=body, headers=headers)).content == b"{}"
-        await http.get("/fastserve/v1/models", headers={**TRACE, **OTHERS})
+        await http.get("/fastserve/v1/models", headers={**TRACE, **KEY, **OTHERS})
     (call,) = gateway.calls
     assert httpbody_pb2.HttpBody.FromString(call.request).data == body
-    assert dict(call.metadata) == TRACE
+    assert dict(call.metadata) == {**TRACE, **KEY}
     assert 19 < call.deadline_in_s <= 20
     (metadata,) = gateway.metadata
-    assert TRACE.items() <= metadata.items()
+    assert {**TRACE, **KEY}.items() <= metadata.items()
     assert "user" not in metadata
+    assert "10.0.0.1" not in metadata["x-forwarded-for"]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from services.domain.errors import (
     ProtocolError,
     StreamLostError,
     SupersededError,
+    UnauthenticatedError,
     UnknownModelError,
     UnreachableError,
 )
@@ -34,6 +35,7 @@ from services.runtime.error_statuses import (
 
 CROSSING = [
     (InvalidFieldError("sampling.top_p", "must be above 0, up to 1"), grpc.StatusCode.INVALID_ARGUMENT),
+    (UnauthenticatedError("the API key is not valid"), grpc.StatusCode.UNAUTHENTICATED),
     (UnknownModelError("no model 'x' here"), grpc.StatusCode.NOT_FOUND),
     (DuplicateRequestError("request_id 'a' is known with another body"), grpc.StatusCode.ALREADY_EXISTS),
     (AdmissionFullError("20000 jobs are queued", 2.25), grpc.StatusCode.RESOURCE_EXHAUSTED),

@@ -54,7 +54,8 @@ class AdminServiceServicer:
     def GetStatus(self, request, context):
         """GetStatus gives one snapshot.
 
-        Status codes: INVALID_ARGUMENT (`max_jobs` above its limit), UNAVAILABLE (the scheduler can't be reached: retry).
+        Status codes: INVALID_ARGUMENT (`max_jobs` above its limit), UNAVAILABLE (the scheduler can't be reached: retry), UNAUTHENTICATED (at a gateway: an
+        API key is needed, see inference.proto).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -63,7 +64,8 @@ class AdminServiceServicer:
     def WatchStatus(self, request, context):
         """WatchStatus gives a snapshot at once and then one every interval until the client goes.
 
-        Status codes: INVALID_ARGUMENT (`interval_s` or `max_jobs` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry).
+        Status codes: INVALID_ARGUMENT (`interval_s` or `max_jobs` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry),
+        UNAUTHENTICATED (as GetStatus).
         Over REST: one line {"result": WatchStatusResponse} a snapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -36,12 +36,14 @@ class AdminServiceStub:
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
     """GetStatus gives one snapshot.
 
-    Status codes: INVALID_ARGUMENT (`max_jobs` above its limit), UNAVAILABLE (the scheduler can't be reached: retry).
+    Status codes: INVALID_ARGUMENT (`max_jobs` above its limit), UNAVAILABLE (the scheduler can't be reached: retry), UNAUTHENTICATED (at a gateway: an
+    API key is needed, see inference.proto).
     """
     WatchStatus: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchStatusRequest, _admin_pb2.WatchStatusResponse]
     """WatchStatus gives a snapshot at once and then one every interval until the client goes.
 
-    Status codes: INVALID_ARGUMENT (`interval_s` or `max_jobs` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry).
+    Status codes: INVALID_ARGUMENT (`interval_s` or `max_jobs` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry),
+    UNAUTHENTICATED (as GetStatus).
     Over REST: one line {"result": WatchStatusResponse} a snapshot.
     """
 
@@ -53,12 +55,14 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
     """GetStatus gives one snapshot.
 
-    Status codes: INVALID_ARGUMENT (`max_jobs` above its limit), UNAVAILABLE (the scheduler can't be reached: retry).
+    Status codes: INVALID_ARGUMENT (`max_jobs` above its limit), UNAVAILABLE (the scheduler can't be reached: retry), UNAUTHENTICATED (at a gateway: an
+    API key is needed, see inference.proto).
     """
     WatchStatus: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchStatusRequest, _admin_pb2.WatchStatusResponse]  # type: ignore[assignment]
     """WatchStatus gives a snapshot at once and then one every interval until the client goes.
 
-    Status codes: INVALID_ARGUMENT (`interval_s` or `max_jobs` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry).
+    Status codes: INVALID_ARGUMENT (`interval_s` or `max_jobs` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry),
+    UNAUTHENTICATED (as GetStatus).
     Over REST: one line {"result": WatchStatusResponse} a snapshot.
     """
 
@@ -73,7 +77,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.GetStatusResponse, _abc.Awaitable[_admin_pb2.GetStatusResponse]]:
         """GetStatus gives one snapshot.
 
-        Status codes: INVALID_ARGUMENT (`max_jobs` above its limit), UNAVAILABLE (the scheduler can't be reached: retry).
+        Status codes: INVALID_ARGUMENT (`max_jobs` above its limit), UNAVAILABLE (the scheduler can't be reached: retry), UNAUTHENTICATED (at a gateway: an
+        API key is needed, see inference.proto).
         """
 
     @_abc_1.abstractmethod
@@ -84,7 +89,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchStatusResponse], _abc.AsyncIterator[_admin_pb2.WatchStatusResponse]]:
         """WatchStatus gives a snapshot at once and then one every interval until the client goes.
 
-        Status codes: INVALID_ARGUMENT (`interval_s` or `max_jobs` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry).
+        Status codes: INVALID_ARGUMENT (`interval_s` or `max_jobs` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry),
+        UNAUTHENTICATED (as GetStatus).
         Over REST: one line {"result": WatchStatusResponse} a snapshot.
         """
 

@@ -103,7 +103,7 @@ class FrontCall(_message.Message):
     """Bytes of answer that the gateway may send before it gets credit."""
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Metadata of the call, names in lower case, for example "traceparent". At most 16 entries."""
+        """Metadata of the call, names in lower case, for example "traceparent". "authorization" says who calls, and nothing else does. At most 16 entries."""
 
     def __init__(
         self,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class FrontServiceStub:
-    """FrontService carries calls of OpenAiService. Served by the gateway.
+    """FrontService carries calls of OpenAiService. Served by the gateway. A front needs no API key for the link; each call needs one, where the server asks
+    for them.
     """
 
     def __init__(self, channel):
@@ -43,7 +44,8 @@ class FrontServiceStub:
 
 
 class FrontServiceServicer:
-    """FrontService carries calls of OpenAiService. Served by the gateway.
+    """FrontService carries calls of OpenAiService. Served by the gateway. A front needs no API key for the link; each call needs one, where the server asks
+    for them.
     """
 
     def FrontLink(self, request_iterator, context):
@@ -72,7 +74,8 @@ def add_FrontServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class FrontService:
-    """FrontService carries calls of OpenAiService. Served by the gateway.
+    """FrontService carries calls of OpenAiService. Served by the gateway. A front needs no API key for the link; each call needs one, where the server asks
+    for them.
     """
 
     @staticmethod

@@ -29,7 +29,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class FrontServiceStub:
-    """FrontService carries calls of OpenAiService. Served by the gateway."""
+    """FrontService carries calls of OpenAiService. Served by the gateway. A front needs no API key for the link; each call needs one, where the server asks
+    for them.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -43,7 +45,9 @@ class FrontServiceStub:
 
 @_typing.type_check_only
 class FrontServiceAsyncStub(FrontServiceStub):
-    """FrontService carries calls of OpenAiService. Served by the gateway."""
+    """FrontService carries calls of OpenAiService. Served by the gateway. A front needs no API key for the link; each call needs one, where the server asks
+    for them.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     FrontLink: _aio.StreamStreamMultiCallable[_front_pb2.FrontLinkRequest, _front_pb2.FrontLinkResponse]  # type: ignore[assignment]
@@ -53,7 +57,9 @@ class FrontServiceAsyncStub(FrontServiceStub):
     """
 
 class FrontServiceServicer(metaclass=_abc_1.ABCMeta):
-    """FrontService carries calls of OpenAiService. Served by the gateway."""
+    """FrontService carries calls of OpenAiService. Served by the gateway. A front needs no API key for the link; each call needs one, where the server asks
+    for them.
+    """
 
     @_abc_1.abstractmethod
     def FrontLink(

@@ -61,8 +61,9 @@ class InferenceServiceServicer:
         INVALID_ARGUMENT     a field is out of its limits, see BadRequest: correct the request.
         NOT_FOUND            `model` is not served here: see ListModels.
         ALREADY_EXISTS       `request_id` is known with another body: choose another id.
-        RESOURCE_EXHAUSTED   with RetryInfo: admission is full, wait as long as it says, then try again. Without: the message is larger than 16 MiB,
-        and trying again can't help.
+        UNAUTHENTICATED      an API key is needed: see above.
+        RESOURCE_EXHAUSTED   with RetryInfo: admission is full, or a limit of the API key is reached, as the message says: wait as long as RetryInfo
+        says, then try again. Without: the message is larger than 16 MiB, and trying again can't help.
         UNAVAILABLE          no worker group has joined yet, the scheduler can't be reached, or the server is shutting down: wait as long as RetryInfo
         says (without one, back off), then try again. (While a group that had joined is being restarted, requests are taken
         and wait for it. Open streams also outlive the scheduler: they pause until the next one leads.) It may also end a
@@ -82,7 +83,7 @@ class InferenceServiceServicer:
     def ListModels(self, request, context):
         """ListModels names the models that this endpoint serves.
 
-        Status codes: UNAVAILABLE (the scheduler can't be reached: retry).
+        Status codes: UNAVAILABLE (the scheduler can't be reached: retry), UNAUTHENTICATED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -7,7 +7,11 @@ Conventions. Token ids are indices into the served model's vocabulary. Output to
 A refusal by FastServe carries in its status details a google.rpc.BadRequest (INVALID_ARGUMENT: `field_violations[].field` is the path of the
 field, the description names the limit) or a google.rpc.RetryInfo (RESOURCE_EXHAUSTED, UNAVAILABLE: wait that long before trying again); the
 other codes have their message alone. A stream that ends with UNAVAILABLE after it had begun carries in addition a google.rpc.ErrorInfo of reason
-STREAM_LOST and domain "fastserve", whose metadata are `request_id` and `resume_from_token`: repeat the request with both. What gRPC itself refuses or loses (a message that is too large, a connection) has no details.
+STREAM_LOST and domain "fastserve", whose metadata are `request_id` and `resume_from_token`: repeat the request with both. What gRPC itself refuses or
+loses (a message that is too large, a connection) has no details.
+
+A server that asks for API keys takes them as metadata, `authorization: Bearer KEY`, with each call of this interface. UNAUTHENTICATED: the call shows
+no key, or one that is not valid.
 """
 
 from collections import abc as _abc
@@ -50,8 +54,9 @@ class InferenceServiceStub:
       INVALID_ARGUMENT     a field is out of its limits, see BadRequest: correct the request.
       NOT_FOUND            `model` is not served here: see ListModels.
       ALREADY_EXISTS       `request_id` is known with another body: choose another id.
-      RESOURCE_EXHAUSTED   with RetryInfo: admission is full, wait as long as it says, then try again. Without: the message is larger than 16 MiB,
-                           and trying again can't help.
+      UNAUTHENTICATED      an API key is needed: see above.
+      RESOURCE_EXHAUSTED   with RetryInfo: admission is full, or a limit of the API key is reached, as the message says: wait as long as RetryInfo
+                           says, then try again. Without: the message is larger than 16 MiB, and trying again can't help.
       UNAVAILABLE          no worker group has joined yet, the scheduler can't be reached, or the server is shutting down: wait as long as RetryInfo
                            says (without one, back off), then try again. (While a group that had joined is being restarted, requests are taken
                            and wait for it. Open streams also outlive the scheduler: they pause until the next one leads.) It may also end a
@@ -67,7 +72,7 @@ class InferenceServiceStub:
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     """ListModels names the models that this endpoint serves.
 
-    Status codes: UNAVAILABLE (the scheduler can't be reached: retry).
+    Status codes: UNAVAILABLE (the scheduler can't be reached: retry), UNAUTHENTICATED.
     """
 
 @_typing.type_check_only
@@ -85,8 +90,9 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
       INVALID_ARGUMENT     a field is out of its limits, see BadRequest: correct the request.
       NOT_FOUND            `model` is not served here: see ListModels.
       ALREADY_EXISTS       `request_id` is known with another body: choose another id.
-      RESOURCE_EXHAUSTED   with RetryInfo: admission is full, wait as long as it says, then try again. Without: the message is larger than 16 MiB,
-                           and trying again can't help.
+      UNAUTHENTICATED      an API key is needed: see above.
+      RESOURCE_EXHAUSTED   with RetryInfo: admission is full, or a limit of the API key is reached, as the message says: wait as long as RetryInfo
+                           says, then try again. Without: the message is larger than 16 MiB, and trying again can't help.
       UNAVAILABLE          no worker group has joined yet, the scheduler can't be reached, or the server is shutting down: wait as long as RetryInfo
                            says (without one, back off), then try again. (While a group that had joined is being restarted, requests are taken
                            and wait for it. Open streams also outlive the scheduler: they pause until the next one leads.) It may also end a
@@ -102,7 +108,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     """ListModels names the models that this endpoint serves.
 
-    Status codes: UNAVAILABLE (the scheduler can't be reached: retry).
+    Status codes: UNAVAILABLE (the scheduler can't be reached: retry), UNAUTHENTICATED.
     """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -123,8 +129,9 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
           INVALID_ARGUMENT     a field is out of its limits, see BadRequest: correct the request.
           NOT_FOUND            `model` is not served here: see ListModels.
           ALREADY_EXISTS       `request_id` is known with another body: choose another id.
-          RESOURCE_EXHAUSTED   with RetryInfo: admission is full, wait as long as it says, then try again. Without: the message is larger than 16 MiB,
-                               and trying again can't help.
+          UNAUTHENTICATED      an API key is needed: see above.
+          RESOURCE_EXHAUSTED   with RetryInfo: admission is full, or a limit of the API key is reached, as the message says: wait as long as RetryInfo
+                               says, then try again. Without: the message is larger than 16 MiB, and trying again can't help.
           UNAVAILABLE          no worker group has joined yet, the scheduler can't be reached, or the server is shutting down: wait as long as RetryInfo
                                says (without one, back off), then try again. (While a group that had joined is being restarted, requests are taken
                                and wait for it. Open streams also outlive the scheduler: they pause until the next one leads.) It may also end a
@@ -146,7 +153,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_inference_pb2.ListModelsResponse, _abc.Awaitable[_inference_pb2.ListModelsResponse]]:
         """ListModels names the models that this endpoint serves.
 
-        Status codes: UNAVAILABLE (the scheduler can't be reached: retry).
+        Status codes: UNAVAILABLE (the scheduler can't be reached: retry), UNAUTHENTICATED.
         """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -89,7 +89,7 @@ class OpenAiServiceServicer:
     def GetOpenAiModel(self, request, context):
         """GetOpenAiModel describes one model.
 
-        Status codes: NOT_FOUND (no such model).
+        Status codes: NOT_FOUND (no such model), UNAUTHENTICATED.
         Its pattern fits the path of ListOpenAiModels too: grpc-gateway asks the later of two first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -99,14 +99,14 @@ class OpenAiServiceServicer:
     def ListOpenAiModels(self, request, context):
         """ListOpenAiModels names the served models.
 
-        Status codes: none but those of gRPC itself.
+        Status codes: UNAUTHENTICATED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetOpenApi(self, request, context):
-        """GetOpenApi describes the REST interface in OpenAPI 3.1.
+        """GetOpenApi describes the REST interface in OpenAPI 3.1. It needs no API key.
 
         Status codes: none but those of gRPC itself.
         """

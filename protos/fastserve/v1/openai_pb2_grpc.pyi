@@ -52,16 +52,16 @@ class OpenAiServiceStub:
     GetOpenAiModel: _grpc.UnaryStreamMultiCallable[_openai_pb2.GetOpenAiModelRequest, _httpbody_pb2.HttpBody]
     """GetOpenAiModel describes one model.
 
-    Status codes: NOT_FOUND (no such model).
+    Status codes: NOT_FOUND (no such model), UNAUTHENTICATED.
     Its pattern fits the path of ListOpenAiModels too: grpc-gateway asks the later of two first.
     """
     ListOpenAiModels: _grpc.UnaryStreamMultiCallable[_openai_pb2.ListOpenAiModelsRequest, _httpbody_pb2.HttpBody]
     """ListOpenAiModels names the served models.
 
-    Status codes: none but those of gRPC itself.
+    Status codes: UNAUTHENTICATED.
     """
     GetOpenApi: _grpc.UnaryStreamMultiCallable[_openai_pb2.GetOpenApiRequest, _httpbody_pb2.HttpBody]
-    """GetOpenApi describes the REST interface in OpenAPI 3.1.
+    """GetOpenApi describes the REST interface in OpenAPI 3.1. It needs no API key.
 
     Status codes: none but those of gRPC itself.
     """
@@ -85,16 +85,16 @@ class OpenAiServiceAsyncStub(OpenAiServiceStub):
     GetOpenAiModel: _aio.UnaryStreamMultiCallable[_openai_pb2.GetOpenAiModelRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """GetOpenAiModel describes one model.
 
-    Status codes: NOT_FOUND (no such model).
+    Status codes: NOT_FOUND (no such model), UNAUTHENTICATED.
     Its pattern fits the path of ListOpenAiModels too: grpc-gateway asks the later of two first.
     """
     ListOpenAiModels: _aio.UnaryStreamMultiCallable[_openai_pb2.ListOpenAiModelsRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """ListOpenAiModels names the served models.
 
-    Status codes: none but those of gRPC itself.
+    Status codes: UNAUTHENTICATED.
     """
     GetOpenApi: _aio.UnaryStreamMultiCallable[_openai_pb2.GetOpenApiRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """GetOpenApi describes the REST interface in OpenAPI 3.1.
+    """GetOpenApi describes the REST interface in OpenAPI 3.1. It needs no API key.
 
     Status codes: none but those of gRPC itself.
     """
@@ -133,7 +133,7 @@ class OpenAiServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
         """GetOpenAiModel describes one model.
 
-        Status codes: NOT_FOUND (no such model).
+        Status codes: NOT_FOUND (no such model), UNAUTHENTICATED.
         Its pattern fits the path of ListOpenAiModels too: grpc-gateway asks the later of two first.
         """
 
@@ -145,7 +145,7 @@ class OpenAiServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
         """ListOpenAiModels names the served models.
 
-        Status codes: none but those of gRPC itself.
+        Status codes: UNAUTHENTICATED.
         """
 
     @_abc_1.abstractmethod
@@ -154,7 +154,7 @@ class OpenAiServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _openai_pb2.GetOpenApiRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
-        """GetOpenApi describes the REST interface in OpenAPI 3.1.
+        """GetOpenApi describes the REST interface in OpenAPI 3.1. It needs no API key.
 
         Status codes: none but those of gRPC itself.
         """

@@ -17,10 +17,12 @@ from services.loadgen.trace_run import TraceRun, TraceRunner, TraceRunOptions
 from services.runtime.command_line import (
     CommandError,
     ExitCode,
+    ServerAccess,
     add_server,
     not_negative_float,
     parser,
     positive_float,
+    server_of,
     tell,
 )
 from services.runtime.output_folder import make_writable
@@ -61,7 +63,7 @@ def config_of(
 
 
 async def measure(
-    server: str,
+    server: str | ServerAccess,
     trace: Sequence[TraceJob],
     options: TraceRunOptions,
     workload: dict[str, object],
@@ -79,7 +81,7 @@ async def measure(
         trace_run = await with_progress(title, runner.trace_run, runner.run())
     if trace_run.lost is not None:
         tell("bench", f"the server's counters are those of its last status in the run: {trace_run.lost}")
-    content = result(config_of(trace_run, options, workload, server), trace_run.records, trace_run.counters)
+    content = result(config_of(trace_run, options, workload, client.server), trace_run.records, trace_run.counters)
     with _writing(out):
         write_result_files(out, content, trace_run.records)
         write_lines(out / "status.jsonl", [json.dumps(status.as_json(time_s)) for time_s, status in trace_run.samples])
@@ -143,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments.time_scale, arguments.seed, arguments.temperature, arguments.model, arguments.timeout
     )
     content = asyncio.run(
-        measure(arguments.server, trace_of(workload), options, workload_as_json(workload), arguments.out)
+        measure(server_of(arguments), trace_of(workload), options, workload_as_json(workload), arguments.out)
     )
     print(_summary(content, arguments.out))
     return ExitCode.FAILED if content["failed"] == content["jobs"] else ExitCode.OK

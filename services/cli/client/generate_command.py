@@ -8,7 +8,15 @@ import os
 import sys
 
 from services.domain.generation import EndReason, GenerateRequest, SamplingRequest, StreamMessage
-from services.runtime.command_line import CommandError, ExitCode, add_server, parser, positive_float
+from services.runtime.command_line import (
+    CommandError,
+    ExitCode,
+    ServerAccess,
+    add_server,
+    parser,
+    positive_float,
+    server_of,
+)
 
 # flag -> (field of SamplingParams, type, help)
 _SAMPLING: dict[str, tuple[str, type[int] | type[float], str]] = {
@@ -117,14 +125,14 @@ def as_json(message: StreamMessage) -> dict[str, object]:
     return fields
 
 
-async def _stream(arguments: argparse.Namespace, request: bytes) -> bool:
+async def _stream(server: ServerAccess, arguments: argparse.Namespace, request: bytes) -> bool:
     """Prints the stream; returns whether no choice was aborted."""
     from services.loadgen.gateway_client import GatewayClient
 
     out = sys.stdout
     ends_line = True
     aborted = False
-    async with GatewayClient(arguments.server) as client:
+    async with GatewayClient(server) as client:
         async for message in client.complete(request, arguments.timeout):
             aborted = aborted or message.piece.finish is EndReason.ABORT
             text = json.dumps(as_json(message)) + "\n" if arguments.json else message.piece.text
@@ -147,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
-        if not asyncio.run(_stream(arguments, encode(request))):
+        if not asyncio.run(_stream(server_of(arguments), arguments, encode(request))):
             raise CommandError("the server aborted the request: the output is incomplete")
     except BrokenPipeError:
         # The reader of the pipe is gone, so the rest of the buffer is dropped.

@@ -23,7 +23,16 @@ from services.domain.server_status import (
     ServerStatus,
 )
 from services.loadgen.gateway_client import GatewayClient
-from services.runtime.command_line import ExitCode, add_server, at_most, parser, positive_float, positive_int
+from services.runtime.command_line import (
+    ExitCode,
+    ServerAccess,
+    add_server,
+    at_most,
+    parser,
+    positive_float,
+    positive_int,
+    server_of,
+)
 
 _BAR_WIDTH = 32
 _RUNNING, _WAITING, _SWAPPED = "green", "yellow", "magenta"
@@ -145,7 +154,7 @@ def frame(status: ServerStatus, before: ServerStatus | None = None, elapsed_s: f
     return Panel(Group(*parts, rates, jobs, _totals(counters), *table), title=head, title_align="left")
 
 
-async def _once(server: str, interval_s: float, max_jobs: int) -> None:
+async def _once(server: ServerAccess, interval_s: float, max_jobs: int) -> None:
     """One frame, with rates: two statuses."""
     console = Console(width=None if sys.stdout.isatty() else 120)
     async with GatewayClient(server) as client:
@@ -154,7 +163,7 @@ async def _once(server: str, interval_s: float, max_jobs: int) -> None:
         console.print(frame(await client.status(max_jobs), before, time.monotonic() - began_s))
 
 
-async def _live(server: str, interval_s: float, max_jobs: int) -> None:
+async def _live(server: ServerAccess, interval_s: float, max_jobs: int) -> None:
     async with GatewayClient(server) as client:
         last: tuple[float, ServerStatus] | None = None
         with Live(console=Console(), auto_refresh=False, screen=sys.stdout.isatty()) as live:
@@ -187,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     show = _once if arguments.once else _live
     try:
-        asyncio.run(show(arguments.server, arguments.interval, arguments.jobs))
+        asyncio.run(show(server_of(arguments), arguments.interval, arguments.jobs))
     except KeyboardInterrupt:
         # The usual way to leave.
         return ExitCode.OK

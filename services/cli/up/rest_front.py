@@ -6,6 +6,7 @@ from pathlib import Path
 from services.cli.up.service_process import ServiceAddresses, ServiceCommand
 from services.runtime.logs import LogFormat
 from services.runtime.settings import join_address
+from services.runtime.tls.tls_files import TlsFiles
 
 FRONT = Path(__file__).resolve().parents[3] / "build" / "rest" / "fastserve-rest"
 """Part of the source tree, but not of a wheel."""
@@ -13,9 +14,17 @@ REST = "rest"
 
 
 def front_command(
-    program: Path, host: str, port: int, drain_limit_s: float, stop_limit_s: float, log_format: LogFormat = "human"
+    program: Path,
+    host: str,
+    port: int,
+    drain_limit_s: float,
+    stop_limit_s: float,
+    log_format: LogFormat = "human",
+    tls: TlsFiles | None = None,
 ) -> ServiceCommand | None:
-    """How to run the front beside the gateway; None if the program is not there."""
+    """How to run the front beside the gateway; None if the program is not there. `tls`: the gateway's certificate for
+    clients, which the front shows its own, and by which it knows the gateway.
+    """
     if not program.is_file():
         return None
 
@@ -25,6 +34,8 @@ def front_command(
         argv = [str(program), "--listen", listen, "--gateway", gateway.grpc, "--drain-limit", f"{drain_limit_s:g}s"]
         if log_format != "human":
             argv += ["--log-format", log_format]
+        if tls is not None:
+            argv += ["--tls-cert", str(tls.cert), "--tls-key", str(tls.key), "--gateway-cert", str(tls.cert)]
         return [*argv, "--gateway-metrics", gateway.metrics] if gateway.metrics else argv
 
     return ServiceCommand(REST, build, after=("gateway",), stop_limit_s=stop_limit_s)

@@ -26,11 +26,14 @@ _LOG_HEAD = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z? [A-Z]+ \w+: ")
 
 @dataclass(frozen=True, slots=True)
 class ServiceAddresses:
-    """The addresses of a service, HOST:PORT each. The REST front has `http` alone."""
+    """The addresses of a service, HOST:PORT each. The REST front has `http` alone; `probe` is where health is served
+    without TLS.
+    """
 
     grpc: str
     metrics: str | None
     http: str | None = None
+    probe: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,9 @@ class SupervisedProcess:
         while self._process.returncode is None:
             if self._ready_file.exists():
                 ready = json.loads(self._ready_file.read_text(encoding="utf-8"))
-                return ServiceAddresses(ready.get("grpc", ""), ready.get("metrics"), ready.get("http"))
+                return ServiceAddresses(
+                    ready.get("grpc", ""), ready.get("metrics"), ready.get("http"), ready.get("probe")
+                )
             await asyncio.sleep(READY_POLL_S)
         return None
 

@@ -68,7 +68,10 @@ def service_commands(
     gateway_drain_s = gateway_settings.drain_limit
     worker_drain_s = resolved(WorkerSettings, WORKER, flags[WORKER], environ).drain_limit
     stop_limit_s = gateway_drain_s + STOP_MARGIN_S
-    rest = front_command(front, gateway_settings.host, http_port, gateway_drain_s, stop_limit_s, log.log_format)
+    public_tls = gateway_settings.public_tls
+    rest = front_command(
+        front, gateway_settings.host, http_port, gateway_drain_s, stop_limit_s, log.log_format, public_tls
+    )
     if rest is None:
         log.say(f"no REST front: {front} is not there (`make install` builds it, with Go); serving gRPC alone")
 
@@ -88,7 +91,9 @@ def service_commands(
     def gateway(known: Mapping[str, ServiceAddresses]) -> list[str]:
         own = known.get("gateway")
         ports = ["--grpc-port", _port(own.grpc), "--metrics-port", _port(own.metrics)] if own else []
-        return command("gateway", "--scheduler", known["scheduler"].grpc, *ports)
+        # By which `up` sees that it is ready, whatever name its certificate has.
+        probe = [] if public_tls is None else ["--probe-listen", f"{_LINK_HOST}:0"]
+        return command("gateway", "--scheduler", known["scheduler"].grpc, *ports, *probe)
 
     workers = [
         ServiceCommand(
@@ -107,7 +112,8 @@ def service_commands(
 
 async def gateway_serves(addresses: Mapping[str, ServiceAddresses]) -> None:
     """Waits until the gateway accepts requests, that is, until a worker has joined."""
-    async with GatewayClient(addresses["gateway"].grpc) as client:
+    gateway = addresses["gateway"]
+    async with GatewayClient(gateway.probe or gateway.grpc) as client:
         while not await client.ready():  # noqa: ASYNC110 (the event is in another process)
             await asyncio.sleep(READY_POLL_S)
 

@@ -19,6 +19,7 @@ from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KvManagerSettings
 from services.runtime.model_files import MOST_NAME_CHARACTERS
 from services.runtime.settings import ENVIRONMENT_PREFIX, Settings, SettingsT, flag_of, load
+from services.runtime.tls.tls_settings import TlsSettings
 from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import WorkerSettings
 
@@ -41,13 +42,14 @@ _LINKS = frozenset(
         "workers_here",
         "rank",
         "leader",
+        "probe_listen",
     }
 )
 """Settings of services that `up` decides itself."""
 _SOME_ADDRESS = "127.0.0.1:0"
 
 
-class UpOnlySettings(Settings):
+class UpOnlySettings(TlsSettings):
     """Runs every service on this machine, each as its own process. Accepts the flags of all services."""
 
     model: Path | None = Field(None, description="model folder in Hugging Face layout; off: the bundled model")

@@ -8,6 +8,7 @@ from functools import partial
 
 from services.domain.errors import AdmissionFullError, FastServeError, UnknownModelError
 from services.domain.generation import EndReason, GenerateRequest
+from services.gateway.access.metered_call import count_usage, reserve_tokens
 from services.gateway.driver import MOST_LONG_TEXTS, RETRY_S, SHORT_TEXT_CHARACTERS, GatewayDriver
 from services.gateway.guides.guide_checker import GuideChecker
 from services.gateway.openai.answer_shapes import CHAT, COMPLETION, JSON, Words, document
@@ -170,6 +171,7 @@ class OpenAiCalls:
         shape: Shape,
     ) -> OpenAnswer:
         """Opens all requests or none."""
+        reserve_tokens(request for request, _ in requests)
         parts: list[Part] = []
         try:
             for (request, paths), echo in zip(requests, echoes, strict=True):
@@ -178,6 +180,7 @@ class OpenAiCalls:
                 except FastServeError as error:
                     raise paths.refusal(error) from None
                 parts.append(Part(listener, paths, echo))
+                count_usage(listener.request)
                 if len(requests) > 1:
                     # Short prompts are tokenized here and now; other calls may have their turn in between.
                     await asyncio.sleep(0)

@@ -14,6 +14,7 @@ from services.domain.errors import (
     FastServeError,
     InvalidFieldError,
     NotReadyError,
+    UnauthenticatedError,
     UnknownModelError,
 )
 
@@ -48,6 +49,8 @@ def kind_of(error: FastServeError) -> ErrorKind:
         return ErrorKind(_INVALID, "invalid_value", error.field)
     if isinstance(error, UnknownModelError):
         return ErrorKind(_INVALID, "model_not_found", "model")
+    if isinstance(error, UnauthenticatedError):
+        return _BY_HTTP_STATUS[401]
     if isinstance(error, AdmissionFullError):
         return _BY_HTTP_STATUS[429]
     if isinstance(error, NotReadyError):
@@ -59,7 +62,7 @@ def kind_of(error: FastServeError) -> ErrorKind:
 
 _BY_HTTP_STATUS = {
     400: ErrorKind(_INVALID, "invalid_value"),
-    401: ErrorKind("authentication_error", "invalid_api_key"),
+    401: ErrorKind(_INVALID, "invalid_api_key"),
     404: ErrorKind(_INVALID, "not_found"),
     405: ErrorKind(_INVALID, "method_not_allowed"),
     408: ErrorKind(_INVALID, "request_timeout"),

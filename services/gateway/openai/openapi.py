@@ -32,13 +32,15 @@ _MODELS: tuple[type[BaseModel], ...] = (
     ModelListObject,
     ModelObject,
 )
+_API_KEY = "apiKey"
 _TEMPLATE = "#/components/schemas/{model}"
 _REFUSALS = {
     400: "the request is invalid: `param` names the field",
+    401: "the server asks for API keys, and the request has none that is valid",
     404: "there is no such model",
     413: "the body is too large",
     415: "the body is not JSON in UTF-8",
-    429: "the server is full: wait as long as Retry-After says",
+    429: "the server is full, or a limit of the API key is reached: wait as long as Retry-After says",
     500: "a bug of the server",
     503: "the server is not ready, or shuts down: wait as long as Retry-After says",
     504: "the deadline in Grpc-Timeout passed",
@@ -97,14 +99,17 @@ def _paths() -> dict[str, Any]:
             _reference(ChatBody),
             {**_content(_reference(ChatObject)), **_events(ChatChunkObject)},
         ),
-        "/v1/models": _reading("The served models", _reference(ModelListObject), 503),
-        "/v1/models/{model}": {"parameters": [model], **_reading("One model", _reference(ModelObject), 400, 404, 503)},
+        "/v1/models": _reading("The served models", _reference(ModelListObject), 400, 401, 503),
+        "/v1/models/{model}": {
+            "parameters": [model],
+            **_reading("One model", _reference(ModelObject), 400, 401, 404, 503),
+        },
         "/fastserve/v1/generate": _writing(
             "InferenceService.Generate", _named("GenerateRequest"), _content(line, lines)
         ),
-        "/fastserve/v1/models": _reading("InferenceService.ListModels", _named("ListModelsResponse"), 503),
-        "/fastserve/v1/status": _reading("AdminService.GetStatus", _named("GetStatusResponse"), 503),
-        "/fastserve/v1/status:watch": _reading("AdminService.WatchStatus", line, 400, 503, kind=lines),
+        "/fastserve/v1/models": _reading("InferenceService.ListModels", _named("ListModelsResponse"), 400, 401, 503),
+        "/fastserve/v1/status": _reading("AdminService.GetStatus", _named("GetStatusResponse"), 400, 401, 503),
+        "/fastserve/v1/status:watch": _reading("AdminService.WatchStatus", line, 400, 401, 503, kind=lines),
         "/healthz": _reading("Whether this process lives", _reference(HealthObject)),
         "/readyz": _reading("Whether a request would be taken", _reference(HealthObject), 503),
         "/health": _reading("As /readyz", _reference(HealthObject), 503),
@@ -126,6 +131,11 @@ def openapi_document() -> bytes:
                 "description": "The OpenAI API of a FastServe gateway. Unknown fields are refused; null is absent.",
             },
             "paths": _paths(),
-            "components": {"schemas": {**message_schemas(_TEMPLATE), **definitions["$defs"]}},
+            # A server may ask for keys, or not.
+            "security": [{}, {_API_KEY: []}],
+            "components": {
+                "schemas": {**message_schemas(_TEMPLATE), **definitions["$defs"]},
+                "securitySchemes": {_API_KEY: {"type": "http", "scheme": "bearer"}},
+            },
         }
     )

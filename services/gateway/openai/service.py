@@ -13,6 +13,8 @@ from google.rpc import status_pb2
 
 from fastserve.v1 import openai_pb2
 from services.domain.errors import FastServeError, InvalidFieldError
+from services.gateway.access.key_interceptor import entered
+from services.gateway.access.key_ring import KeyRing
 from services.gateway.openai.calls import Answer, OpenAiCalls
 from services.gateway.openai.error_kinds import kind_of
 from services.runtime.error_statuses import ErrorInformation, ErrorStatus, status_of, to_grpc, to_status
@@ -114,13 +116,14 @@ class _RequestBytes:
         return data
 
 
-def _handler(calls: OpenAiCalls, method: str) -> Callable[[_RequestBytes, Any], Awaitable[None]]:
+def _handler(calls: OpenAiCalls, method: str, keys: KeyRing | None) -> Callable[[_RequestBytes, Any], Awaitable[None]]:
     async def handle(request: _RequestBytes, context: Any) -> None:
         deadline_in_s = context.time_remaining()
         deadline_s = None if deadline_in_s is None else time.monotonic() + deadline_in_s
         try:
-            answer = await begin(calls, method, request.take(), deadline_in_s)
-            await answer.send(_CallSink(context), deadline_s)
+            with entered(keys, method, context.invocation_metadata() or ()):
+                answer = await begin(calls, method, request.take(), deadline_in_s)
+                await answer.send(_CallSink(context), deadline_s)
         except Exception as error:
             told = to_grpc(error_status(error, method))
             await context.abort(told.code, told.details, told.trailing_metadata)
@@ -128,11 +131,11 @@ def _handler(calls: OpenAiCalls, method: str) -> Callable[[_RequestBytes, Any], 
     return handle
 
 
-def register_openai(server: grpc.aio.Server, calls: OpenAiCalls) -> None:
-    """Adds OpenAiService to the server."""
+def register_openai(server: grpc.aio.Server, calls: OpenAiCalls, keys: KeyRing | None = None) -> None:
+    """Adds OpenAiService to the server. `keys`: those that callers must have; None: nobody needs one."""
     handlers = {
         method: grpc.unary_stream_rpc_method_handler(
-            _handler(calls, method),
+            _handler(calls, method, keys),
             request_deserializer=_RequestBytes,
             response_serializer=httpbody_pb2.HttpBody.SerializeToString,
         )

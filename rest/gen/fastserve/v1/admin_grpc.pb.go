@@ -33,11 +33,13 @@ const (
 type AdminServiceClient interface {
 	// GetStatus gives one snapshot.
 	//
-	// Status codes: INVALID_ARGUMENT (`max_jobs` above its limit), UNAVAILABLE (the scheduler can't be reached: retry).
+	// Status codes: INVALID_ARGUMENT (`max_jobs` above its limit), UNAVAILABLE (the scheduler can't be reached: retry), UNAUTHENTICATED (at a gateway: an
+	// API key is needed, see inference.proto).
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 	// WatchStatus gives a snapshot at once and then one every interval until the client goes.
 	//
-	// Status codes: INVALID_ARGUMENT (`interval_s` or `max_jobs` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry).
+	// Status codes: INVALID_ARGUMENT (`interval_s` or `max_jobs` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry),
+	// UNAUTHENTICATED (as GetStatus).
 	// Over REST: one line {"result": WatchStatusResponse} a snapshot.
 	WatchStatus(ctx context.Context, in *WatchStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStatusResponse], error)
 }
@@ -87,11 +89,13 @@ type AdminService_WatchStatusClient = grpc.ServerStreamingClient[WatchStatusResp
 type AdminServiceServer interface {
 	// GetStatus gives one snapshot.
 	//
-	// Status codes: INVALID_ARGUMENT (`max_jobs` above its limit), UNAVAILABLE (the scheduler can't be reached: retry).
+	// Status codes: INVALID_ARGUMENT (`max_jobs` above its limit), UNAVAILABLE (the scheduler can't be reached: retry), UNAUTHENTICATED (at a gateway: an
+	// API key is needed, see inference.proto).
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	// WatchStatus gives a snapshot at once and then one every interval until the client goes.
 	//
-	// Status codes: INVALID_ARGUMENT (`interval_s` or `max_jobs` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry).
+	// Status codes: INVALID_ARGUMENT (`interval_s` or `max_jobs` out of its limits), UNAVAILABLE (the scheduler can't be reached: retry),
+	// UNAUTHENTICATED (as GetStatus).
 	// Over REST: one line {"result": WatchStatusResponse} a snapshot.
 	WatchStatus(*WatchStatusRequest, grpc.ServerStreamingServer[WatchStatusResponse]) error
 	mustEmbedUnimplementedAdminServiceServer()

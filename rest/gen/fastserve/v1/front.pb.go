@@ -140,7 +140,7 @@ type FrontCall struct {
 	Request []byte `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`
 	// Seconds until the client's deadline. Unset: none.
 	DeadlineInS *float64 `protobuf:"fixed64,4,opt,name=deadline_in_s,json=deadlineInS,proto3,oneof" json:"deadline_in_s,omitempty"`
-	// Metadata of the call, names in lower case, for example "traceparent". At most 16 entries.
+	// Metadata of the call, names in lower case, for example "traceparent". "authorization" says who calls, and nothing else does. At most 16 entries.
 	Metadata map[string]string `protobuf:"bytes,5,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Bytes of answer that the gateway may send before it gets credit.
 	CreditBytes   uint32 `protobuf:"varint,6,opt,name=credit_bytes,json=creditBytes,proto3" json:"credit_bytes,omitempty"`

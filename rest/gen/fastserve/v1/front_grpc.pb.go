@@ -29,7 +29,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// FrontService carries calls of OpenAiService. Served by the gateway.
+// FrontService carries calls of OpenAiService. Served by the gateway. A front needs no API key for the link; each call needs one, where the server asks
+// for them.
 type FrontServiceClient interface {
 	// FrontLink carries any number of calls. When it ends, all of them are cancelled.
 	//
@@ -62,7 +63,8 @@ type FrontService_FrontLinkClient = grpc.BidiStreamingClient[FrontLinkRequest, F
 // All implementations must embed UnimplementedFrontServiceServer
 // for forward compatibility.
 //
-// FrontService carries calls of OpenAiService. Served by the gateway.
+// FrontService carries calls of OpenAiService. Served by the gateway. A front needs no API key for the link; each call needs one, where the server asks
+// for them.
 type FrontServiceServer interface {
 	// FrontLink carries any number of calls. When it ends, all of them are cancelled.
 	//

@@ -10,7 +10,11 @@
 // A refusal by FastServe carries in its status details a google.rpc.BadRequest (INVALID_ARGUMENT: `field_violations[].field` is the path of the
 // field, the description names the limit) or a google.rpc.RetryInfo (RESOURCE_EXHAUSTED, UNAVAILABLE: wait that long before trying again); the
 // other codes have their message alone. A stream that ends with UNAVAILABLE after it had begun carries in addition a google.rpc.ErrorInfo of reason
-// STREAM_LOST and domain "fastserve", whose metadata are `request_id` and `resume_from_token`: repeat the request with both. What gRPC itself refuses or loses (a message that is too large, a connection) has no details.
+// STREAM_LOST and domain "fastserve", whose metadata are `request_id` and `resume_from_token`: repeat the request with both. What gRPC itself refuses or
+// loses (a message that is too large, a connection) has no details.
+//
+// A server that asks for API keys takes them as metadata, `authorization: Bearer KEY`, with each call of this interface. UNAUTHENTICATED: the call shows
+// no key, or one that is not valid.
 
 package fastservev1
 

@@ -10,7 +10,11 @@
 // A refusal by FastServe carries in its status details a google.rpc.BadRequest (INVALID_ARGUMENT: `field_violations[].field` is the path of the
 // field, the description names the limit) or a google.rpc.RetryInfo (RESOURCE_EXHAUSTED, UNAVAILABLE: wait that long before trying again); the
 // other codes have their message alone. A stream that ends with UNAVAILABLE after it had begun carries in addition a google.rpc.ErrorInfo of reason
-// STREAM_LOST and domain "fastserve", whose metadata are `request_id` and `resume_from_token`: repeat the request with both. What gRPC itself refuses or loses (a message that is too large, a connection) has no details.
+// STREAM_LOST and domain "fastserve", whose metadata are `request_id` and `resume_from_token`: repeat the request with both. What gRPC itself refuses or
+// loses (a message that is too large, a connection) has no details.
+//
+// A server that asks for API keys takes them as metadata, `authorization: Bearer KEY`, with each call of this interface. UNAUTHENTICATED: the call shows
+// no key, or one that is not valid.
 
 package fastservev1
 
@@ -47,8 +51,9 @@ type InferenceServiceClient interface {
 	//	INVALID_ARGUMENT     a field is out of its limits, see BadRequest: correct the request.
 	//	NOT_FOUND            `model` is not served here: see ListModels.
 	//	ALREADY_EXISTS       `request_id` is known with another body: choose another id.
-	//	RESOURCE_EXHAUSTED   with RetryInfo: admission is full, wait as long as it says, then try again. Without: the message is larger than 16 MiB,
-	//	                     and trying again can't help.
+	//	UNAUTHENTICATED      an API key is needed: see above.
+	//	RESOURCE_EXHAUSTED   with RetryInfo: admission is full, or a limit of the API key is reached, as the message says: wait as long as RetryInfo
+	//	                     says, then try again. Without: the message is larger than 16 MiB, and trying again can't help.
 	//	UNAVAILABLE          no worker group has joined yet, the scheduler can't be reached, or the server is shutting down: wait as long as RetryInfo
 	//	                     says (without one, back off), then try again. (While a group that had joined is being restarted, requests are taken
 	//	                     and wait for it. Open streams also outlive the scheduler: they pause until the next one leads.) It may also end a
@@ -64,7 +69,7 @@ type InferenceServiceClient interface {
 	Generate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GenerateResponse], error)
 	// ListModels names the models that this endpoint serves.
 	//
-	// Status codes: UNAVAILABLE (the scheduler can't be reached: retry).
+	// Status codes: UNAVAILABLE (the scheduler can't be reached: retry), UNAUTHENTICATED.
 	ListModels(ctx context.Context, in *ListModelsRequest, opts ...grpc.CallOption) (*ListModelsResponse, error)
 }
 
@@ -121,8 +126,9 @@ type InferenceServiceServer interface {
 	//	INVALID_ARGUMENT     a field is out of its limits, see BadRequest: correct the request.
 	//	NOT_FOUND            `model` is not served here: see ListModels.
 	//	ALREADY_EXISTS       `request_id` is known with another body: choose another id.
-	//	RESOURCE_EXHAUSTED   with RetryInfo: admission is full, wait as long as it says, then try again. Without: the message is larger than 16 MiB,
-	//	                     and trying again can't help.
+	//	UNAUTHENTICATED      an API key is needed: see above.
+	//	RESOURCE_EXHAUSTED   with RetryInfo: admission is full, or a limit of the API key is reached, as the message says: wait as long as RetryInfo
+	//	                     says, then try again. Without: the message is larger than 16 MiB, and trying again can't help.
 	//	UNAVAILABLE          no worker group has joined yet, the scheduler can't be reached, or the server is shutting down: wait as long as RetryInfo
 	//	                     says (without one, back off), then try again. (While a group that had joined is being restarted, requests are taken
 	//	                     and wait for it. Open streams also outlive the scheduler: they pause until the next one leads.) It may also end a
@@ -138,7 +144,7 @@ type InferenceServiceServer interface {
 	Generate(*GenerateRequest, grpc.ServerStreamingServer[GenerateResponse]) error
 	// ListModels names the models that this endpoint serves.
 	//
-	// Status codes: UNAVAILABLE (the scheduler can't be reached: retry).
+	// Status codes: UNAVAILABLE (the scheduler can't be reached: retry), UNAUTHENTICATED.
 	ListModels(context.Context, *ListModelsRequest) (*ListModelsResponse, error)
 	mustEmbedUnimplementedInferenceServiceServer()
 }

@@ -49,14 +49,14 @@ type OpenAiServiceClient interface {
 	CreateChatCompletion(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// GetOpenAiModel describes one model.
 	//
-	// Status codes: NOT_FOUND (no such model).
+	// Status codes: NOT_FOUND (no such model), UNAUTHENTICATED.
 	// Its pattern fits the path of ListOpenAiModels too: grpc-gateway asks the later of two first.
 	GetOpenAiModel(ctx context.Context, in *GetOpenAiModelRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// ListOpenAiModels names the served models.
 	//
-	// Status codes: none but those of gRPC itself.
+	// Status codes: UNAUTHENTICATED.
 	ListOpenAiModels(ctx context.Context, in *ListOpenAiModelsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
-	// GetOpenApi describes the REST interface in OpenAPI 3.1.
+	// GetOpenApi describes the REST interface in OpenAPI 3.1. It needs no API key.
 	//
 	// Status codes: none but those of gRPC itself.
 	GetOpenApi(ctx context.Context, in *GetOpenApiRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
@@ -182,14 +182,14 @@ type OpenAiServiceServer interface {
 	CreateChatCompletion(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// GetOpenAiModel describes one model.
 	//
-	// Status codes: NOT_FOUND (no such model).
+	// Status codes: NOT_FOUND (no such model), UNAUTHENTICATED.
 	// Its pattern fits the path of ListOpenAiModels too: grpc-gateway asks the later of two first.
 	GetOpenAiModel(*GetOpenAiModelRequest, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// ListOpenAiModels names the served models.
 	//
-	// Status codes: none but those of gRPC itself.
+	// Status codes: UNAUTHENTICATED.
 	ListOpenAiModels(*ListOpenAiModelsRequest, grpc.ServerStreamingServer[httpbody.HttpBody]) error
-	// GetOpenApi describes the REST interface in OpenAPI 3.1.
+	// GetOpenApi describes the REST interface in OpenAPI 3.1. It needs no API key.
 	//
 	// Status codes: none but those of gRPC itself.
 	GetOpenApi(*GetOpenApiRequest, grpc.ServerStreamingServer[httpbody.HttpBody]) error
