@@ -63,10 +63,16 @@ LAST = "lws"
 """Takes over what the others have made of the workers, so it stands behind them."""
 
 
+APART = frozenset({"keys"})
+"""Components that touch nothing that others do: they are judged alone, and with as many others as there may be."""
+
+
 def subsets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Every set of components that may be used together."""
+    """Every set of components that may be used together, but for most of those with one that stands apart."""
     for count in range(len(names) + 1):
         for chosen in itertools.combinations(names, count):
+            if APART & set(chosen) and 1 < count < len(names) - len(EXCLUSIVE):
+                continue
             if not any(pair <= set(chosen) for pair in EXCLUSIVE):
                 yield chosen
 
