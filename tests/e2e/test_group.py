@@ -72,7 +72,7 @@ def test_a_rank_of_another_dtype_is_refused_in_one_line_before_it_loads(group: G
     wait_until(lambda: stranger.popen.poll() is not None, "the rank ends")
     assert stranger.popen.returncode == 1
     assert stranger.log() == "fastserve worker: dtype: is 'bfloat16' on rank 1, but the leader has 'float32'\n"
-    assert group.is_group_ready()
+    assert group.is_group_ready(0)
     assert group.status().groups[0].worker_joins == joins
 
 
