@@ -22,7 +22,7 @@ from services.worker.model.linear import Linear
 
 PANEL = 64
 LANES = 16
-_PIECE_ROWS = 64 * PANEL
+_PIECE_ROWS = 8 * PANEL
 """Rows that are packed at a time."""
 
 
