@@ -24,7 +24,7 @@ from services.gateway.openai.quiet_streams import QuietStreams
 from services.gateway.openai.service import OPENAI_SERVICE, register_openai
 from services.gateway.service import ADMIN_SERVICE, INFERENCE_SERVICE, register
 from services.gateway.settings import GatewaySettings
-from services.runtime.channel import CLIENT_PINGS, open_channel
+from services.runtime.channel import CLIENT_PINGS, RenewableChannel
 from services.runtime.metrics_server import SCRAPE_LIMIT_S, MetricsServer, asking_loop, new_registry
 from services.runtime.model_files import fingerprint, read_facts
 from services.runtime.process import ServiceProcess, cancelled, service_main
@@ -55,7 +55,7 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
     metrics = GatewayMetrics(registry, model.name)
     readiness = Readiness()
     keys = None if settings.api_keys_file is None else KeyRing(settings.api_keys_file)
-    async with open_channel(settings.scheduler, tls=Certificates.of(settings.tls)) as channel:
+    async with RenewableChannel(settings.scheduler, Certificates.of(settings.tls)) as channel:
         link = GatewayLink(channel, settings.scheduler, uuid.uuid4().hex, fingerprint(settings.model))
         admin = AdminClient(channel)
         bounds = GatewayBounds(settings.max_open_requests, settings.resubmit_limit)

@@ -6,6 +6,7 @@ import grpc
 
 from fastserve.v1 import admin_pb2, admin_pb2_grpc
 from services.domain.server_status import ServerStatus
+from services.runtime.channel import RenewableChannel
 from services.runtime.error_statuses import from_grpc
 from services.wire.operator_scheduler import status_from_wire
 
@@ -15,8 +16,12 @@ ADMIN_LIMIT_S = 5.0
 class AdminClient:
     """AdminService of the scheduler. Failures are typed errors."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = admin_pb2_grpc.AdminServiceStub(channel)
+    def __init__(self, channel: RenewableChannel) -> None:
+        self._channel = channel
+
+    @property
+    def _stub(self) -> "admin_pb2_grpc.AdminServiceAsyncStub":
+        return admin_pb2_grpc.AdminServiceStub(self._channel.now)
 
     async def status(self, request: admin_pb2.GetStatusRequest) -> admin_pb2.GetStatusResponse:
         try:

@@ -8,14 +8,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-import grpc
-
 from fastserve.v1 import scheduler_pb2 as wire
 from fastserve.v1 import scheduler_pb2_grpc
 from services.domain.errors import PeerMismatchError, ProtocolError
 from services.domain.generation import EndReason
 from services.domain.ids import JobId
 from services.domain.submission import JobUpdate, ServingLimits, Submission
+from services.runtime.channel import RenewableChannel
 from services.runtime.dialling import DialledStream, keep_dialling
 from services.runtime.outbox import Outbox
 from services.runtime.terms import NewestTerm
@@ -41,8 +40,8 @@ def _as_they_are(messages: Sequence[wire.GatewayLinkRequest]) -> Sequence[wire.G
 class GatewayLink:
     """The stream. `run` keeps it up; `submit` and `cancel` queue, and are dropped while it is down."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, gateway_id: str, model_fingerprint: str) -> None:
-        self._stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+    def __init__(self, channel: RenewableChannel, address: str, gateway_id: str, model_fingerprint: str) -> None:
+        self._channel = channel
         self._peer = f"the scheduler at {address}"
         self._hello = hello_to_wire(gateway_id, model_fingerprint)
         self._outbox: Outbox[wire.GatewayLinkRequest] | None = None
@@ -83,7 +82,8 @@ class GatewayLink:
 
         async def attempt(is_up: Callable[[], None]) -> None:
             try:
-                async with DialledStream(self._stub.GatewayLink(), self._peer) as stream:
+                stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel.now)
+                async with DialledStream(stub.GatewayLink(), self._peer) as stream:
                     await stream.say(self._hello)
                     first = await stream.answer()
                     if first.WhichOneof("message") != "welcome":
@@ -95,6 +95,9 @@ class GatewayLink:
                     on_limits(limits_from_wire(first.welcome.limits))
                     await stream.exchange(outbox, _as_they_are, on_message)
             finally:
+                if self._outbox is None:
+                    # Perhaps a scheduler on standby, which the name does not lead to any more.
+                    self._channel.renew()
                 self._outbox = None
                 on_lost()
 

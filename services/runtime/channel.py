@@ -1,5 +1,6 @@
 """Client channels: the options shared by all links inside FastServe and all its clients."""
 
+import asyncio
 from typing import NamedTuple
 
 import grpc
@@ -34,6 +35,9 @@ CLIENT_ATTEMPT_LIMIT_S = 5.0
 time than a call, so that a server that does not respond at all is reported as unreachable.
 """
 
+OLD_CALLS_LIMIT_S = 5.0
+"""For calls on a connection that was given up."""
+
 Options = tuple[tuple[str, int], ...]
 
 
@@ -65,6 +69,8 @@ def channel_options(pings: Pings = LINK_PINGS, attempt_limit_s: float = LINK_ATT
         ("grpc.http2.max_pings_without_data", 0),
         # Peers are addressed directly; a proxy from the environment must not be used.
         ("grpc.enable_http_proxy", 0),
+        # Channels share no connection: a new one may reach another pod behind the same name.
+        ("grpc.use_local_subchannel_pool", 1),
     )
 
 
@@ -82,3 +88,31 @@ def open_channel(address: str, options: Options = CHANNEL_OPTIONS, tls: Certific
     if tls is not None:
         return TlsChannel(address, tls, options)
     return grpc.aio.insecure_channel(address, options=options)
+
+
+class RenewableChannel:
+    """A channel to HOST:PORT whose connection can be given up for a new one: behind a Service's name, a connection
+    stays with the pod that it has reached, also when the name leads to another one. Use it as an async context manager.
+    """
+
+    def __init__(self, address: str, tls: Certificates | None = None) -> None:
+        self._address = address
+        self._tls = tls
+        self._closing: set[asyncio.Task[None]] = set()
+        self.now = open_channel(address, tls=tls)
+        """For the next call."""
+
+    def renew(self) -> None:
+        """Calls from now on take a new connection; those under way have a while to end on the old one."""
+        task = asyncio.create_task(self.now.close(OLD_CALLS_LIMIT_S))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        self.now = open_channel(self._address, tls=self._tls)
+
+    async def __aenter__(self) -> "RenewableChannel":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.now.close()
+        for task in self._closing:
+            task.cancel()

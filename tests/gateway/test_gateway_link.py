@@ -2,14 +2,17 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from fastserve.v1 import inference_pb2 as api
+from fastserve.v1 import scheduler_pb2_grpc
 from services.domain.errors import PeerMismatchError
 from services.domain.generation import EndReason
 from services.runtime.model_files import fingerprint
+from services.runtime.server import RpcServer
 from tests.builders.status_details import retry_after_s
 from tests.gateway.fake_scheduler_for_gateway import SOON_S, FakeSchedulerForGateway
 from tests.gateway.running_gateway import RunningGateway, running_gateway
@@ -35,6 +38,29 @@ async def test_without_a_scheduler_requests_are_unavailable_and_the_gateway_live
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await gateway.inference.ListModels(api.ListModelsRequest())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_an_attempt_that_fails_is_followed_by_one_on_a_new_connection(model: Path) -> None:
+    """Behind a Service's name the old one would stay with a scheduler that does not lead."""
+    peers: list[str] = []
+    dialled = asyncio.Event()
+
+    class SchedulerOnStandby:
+        async def GatewayLink(self, request_iterator: object, context: Any) -> None:
+            peers.append(context.peer())
+            if len(peers) == 3:
+                dialled.set()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "on standby")
+
+        WorkerLink = GatewayLink
+
+    add: Any = scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server
+    server = RpcServer("127.0.0.1:0", (), lambda grpc_server: add(SchedulerOnStandby(), grpc_server))
+    await server.start()
+    async with running_gateway(model, server.address, wait_ready=False):
+        await asyncio.wait_for(dialled.wait(), SOON_S)
+    await server.stop(0.0)
+    assert len(set(peers[:3])) == 3
 
 
 async def test_streams_whose_scheduler_stays_away_end_as_unavailable_and_a_new_one_is_found(model: Path) -> None:
