@@ -44,7 +44,10 @@ class NewestTerm:
     def check_dialling(self, term: int) -> None:
         """For the side that is dialled. Raises SupersededError for a scheduler that has been replaced."""
         if not self.hear(term):
-            raise SupersededError(f"a scheduler of term {self._newest} leads; term {term} is over")
+            leads = f"a scheduler of term {self._newest} leads"
+            if term == NO_TERM:
+                raise SupersededError(f"{leads}, and this one has no --lease: give it the same one, or delete it")
+            raise SupersededError(f"{leads}; term {term} is over")
 
     def check_epoch(self, epoch: Epoch) -> None:
         """For the side that is dialled by a worker. Raises NotReadyError for an epoch that a scheduler gave out which

@@ -25,6 +25,13 @@ def test_older_terms_are_refused_after_a_newer_one_and_the_same_may_come_back() 
         terms.check_dialled(4, "the scheduler at x")
 
 
+def test_a_scheduler_without_a_lease_beside_one_that_leads_is_told_what_to_change() -> None:
+    terms = NewestTerm()
+    terms.check_dialling(5)
+    with pytest.raises(SupersededError, match="term 5 leads, and this one has no --lease: give it the same one"):
+        terms.check_dialling(NO_TERM)
+
+
 def test_without_a_lease_every_scheduler_is_heard() -> None:
     terms = NewestTerm()
     terms.check_dialling(NO_TERM)
