@@ -33,7 +33,8 @@ from services.worker.parallel.share_weights import filled_rank
 from services.worker.parallel.stage_links import StageLinks
 from services.worker.profiling.cost_measurement import MeasuringLimits
 from services.worker.profiling.group_measurement import follow_measurements, measure_group
-from services.worker.step import OutputLedger, Step, StepOutcome
+from services.worker.sampling.guide_states import GuideStates
+from services.worker.step import OutputLedger, Step, StepOutcome, guided_starts
 
 LIMIT_S = 60.0
 BLOCK_SIZE = 4
@@ -158,6 +159,7 @@ class GroupOfProcesses:
         self.layout = layout
         self.epoch = Epoch(0)
         self.ledger = OutputLedger()
+        self.guides = GuideStates(None, "no model")
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.under_way: list[Plan] = []
         self.wait_limit_s = LIMIT_S
@@ -197,6 +199,10 @@ class GroupOfProcesses:
         for rank in self.ranks:
             rank.connection.send(command)
         return Applied(command.command_number)
+
+    def prepare_guides(self, plan: Plan) -> None:
+        """No job here has a guide."""
+        assert not list(guided_starts(plan))
 
     def start(self, plan: Plan, to: Sequence[int] | None = None) -> None:
         """Hands a step to all ranks, or to some of them."""
