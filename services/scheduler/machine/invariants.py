@@ -78,6 +78,7 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
         scheduler.newest_epoch,
         scheduler.kv_connected,
         scheduler.linked,
+        frozenset(iterations.passed_over),
         tuple(
             (
                 job.job_id,

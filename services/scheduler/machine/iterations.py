@@ -4,7 +4,7 @@ Several plans are under way at once, so that the worker never waits for the sche
 tokens of plan n are known: a job that samples in plan n is planned again one position further, never past max_tokens.
 If it turns out to have ended in n, its part of n + 1 is discarded. A job whose prefill may be cut in plan n is not
 planned again before the result of n, because its position is not known until then. The same holds for the first entry
-of a job with a guide, which the worker passes over while it compiles the guide.
+of a job with a guide, which the worker passes over while it compiles the guide. The next plan gives others its place.
 
 With several pipeline stages, as many batches run at a time, each on a different stage. A job is in only one of them:
 the first stage takes the best jobs that are not in flight (PAPER 4), or a job on the last stage, whose token will
@@ -108,6 +108,8 @@ class Iterations:
         self._pace = Pace()
         self._chunked = config.prefill_chunk_tokens is not None
         self._next_plan = 0
+        self.passed_over: set[JobId] = set()
+        """Jobs that the last result says were passed over, until the next plan."""
         self.stage_count = 1
         """Pipeline stages of the worker."""
 
@@ -151,6 +153,19 @@ class Iterations:
             return chain((first,), free)
         return self._ranking.ready() if len(self.unfinished) < 2 else free
 
+    def _passed_over_last(self, jobs: Iterator[Job]) -> Iterator[Job]:
+        """The jobs, behind the others those that the last result says were passed over: their prompts would take up the
+        plan's tokens for nothing, should their guides still be compiled.
+        """
+        if not self.passed_over:
+            return jobs
+        passed_over, self.passed_over = self.passed_over, set()
+        by_rank = list(jobs)
+        return chain(
+            (job for job in by_rank if job.job_id not in passed_over),
+            (job for job in by_rank if job.job_id in passed_over),
+        )
+
     def _in_pipeline(self, job: Job, number: int) -> bool:
         """Whether a plan names the job that another stage runs while the first stage runs plan `number`."""
         return job.in_flight > 0 and job.last_plan > number - self.stage_count
@@ -159,7 +174,7 @@ class Iterations:
         """The next plan; None if no job can run."""
         config = self._config
         batch = build_batch(
-            self.candidates(),
+            self._passed_over_last(self.candidates()),
             max_batch=config.max_batch,
             max_batch_tokens=config.max_batch_tokens,
             prefill_chunk_tokens=config.prefill_chunk_tokens,
@@ -270,6 +285,7 @@ class Iterations:
         """The worker is gone, and its plans with it."""
         self.unfinished.clear()
         self.running.clear()
+        self.passed_over.clear()
 
     def _checked(self, result: IterationResult) -> dict[JobId, SampledToken]:
         """The result's tokens by job: exactly one for every part that samples and was not cut."""
@@ -318,6 +334,8 @@ class Iterations:
         if has_limit:
             self._ranking.ran(job)
             self._place(job, self._policy.cut(job))
+        else:
+            self.passed_over.add(job.job_id)
 
     def _place(self, job: Job, place: Rank) -> None:
         if place.level > job.place.level:

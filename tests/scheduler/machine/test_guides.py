@@ -8,7 +8,7 @@ from services.domain.protocol import Finished
 from services.scheduler.machine.scheduler_events import Submit, TakeIn, Withdraw, Withdrawn
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.scheduler.machine.checked_scheduler import CheckedScheduler, entries, plans, started, told
-from tests.scheduler.machine.events_from_kv import A, B, resident
+from tests.scheduler.machine.events_from_kv import A, B, C, resident
 
 
 def guided(policy: PolicyName = PolicyName.SKIP_JOIN_MLFQ) -> CheckedScheduler:
@@ -33,6 +33,21 @@ def test_it_is_in_one_plan_only_until_it_has_started_and_keeps_its_place_if_it_w
     machine.turn(machine.result(second))
     (fourth,) = plans(machine.turn(machine.result(third)))
     assert (A, 10, 11) in entries(fourth), "from then on it is planned ahead like others"
+
+
+def test_while_its_guide_is_compiled_its_prompt_takes_no_other_prompts_place() -> None:
+    machine = started(SchedulerConfig(policy=PolicyName.FCFS, max_batch=4, max_batch_tokens=50))
+    machine.turn(Submit(A, 45, 50, is_guided=True))
+    (first,) = plans(machine.turn(resident(A)))
+    machine.turn(Submit(B, 40, 50))
+    (second,) = plans(machine.turn(resident(B)))
+    assert entries(second) == [(B, 0, 40)]
+    machine.turn(Submit(C, 40, 50))
+    machine.turn(resident(C))
+    (third,) = plans(machine.turn(machine.result(first, cut=[A])))
+    assert entries(third) == [(B, 40, 41), (C, 0, 40)]
+    (fourth,) = plans(machine.turn(machine.result(second)))
+    assert (A, 0, 45) in entries(fourth), "but it is not put off any longer than that"
 
 
 def test_once_it_has_started_nothing_of_it_can_be_passed_over() -> None:
