@@ -1,5 +1,6 @@
 """What is explored: sizes, policies, and the mishaps that may happen, each at any moment."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
@@ -7,6 +8,7 @@ from services.domain.ids import JobId
 from services.kvmanager.machine.kv_manager import KvManager
 from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.scheduler.machine.scheduler import Scheduler
+from services.scheduler.machine.scheduler_events import Submit
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.builders.cost_profiles import flat_cost
 
@@ -21,10 +23,11 @@ STEEP_PROFILE = CostProfile(
 
 @dataclass(frozen=True, slots=True)
 class JobSize:
-    """Tokens of a job."""
+    """Tokens of a job. `is_guided`: its first entry may be passed over, because its guide is not compiled yet."""
 
     prompt_tokens: int
     max_tokens: int
+    is_guided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,8 @@ class Instance:
     the worker is about to end; it leaves then, and comes back. early_ends: jobs that
     may end before max_tokens. kills: times that the worker may die; of a group of ranks, times that one of them may die
     that is not the leader. breaks: times that the stream between scheduler and KV manager may break. waits: times that
-    the starvation limit may pass. merged_turns: a machine may also find what waits from both its peers in one turn.
-    stages, ranks_per_stage: the worker is a group of as many ranks.
+    the starvation limit may pass. passes: times that a guide may not be ready. merged_turns: a machine may also find
+    what waits from both its peers in one turn. stages, ranks_per_stage: the worker is a group of as many ranks.
     """
 
     jobs: tuple[JobSize, ...]
@@ -64,6 +67,7 @@ class Instance:
     kills: int = 0
     breaks: int = 0
     waits: int = 0
+    passes: int = 0
     merged_turns: bool = False
     stages: int = 1
     ranks_per_stage: int = 1
@@ -81,6 +85,20 @@ class Instance:
     def job_ids(self) -> tuple[JobId, ...]:
         """a, b, c, ..."""
         return tuple(JobId(chr(ord("a") + number)) for number in range(len(self.jobs)))
+
+    def guided_among(self, job_ids: Sequence[JobId]) -> int:
+        """How many of these have a guide."""
+        return sum(self.jobs[self.job_ids.index(job_id)].is_guided for job_id in job_ids)
+
+    def may_be_cut(self, job_ids: Sequence[JobId], ended: Sequence[JobId], passed_over: int) -> list[JobId]:
+        """Those of a plan's prefills that may still be given up, after so many that were passed over."""
+        left = [job_id for job_id in job_ids if job_id not in ended]
+        return left if passed_over < self.passes else [one for one in left if not self.guided_among((one,))]
+
+    def submit_of(self, number: int) -> Submit:
+        """A job's arrival."""
+        size = self.jobs[number]
+        return Submit(self.job_ids[number], size.prompt_tokens, size.max_tokens, is_guided=size.is_guided)
 
     def make_scheduler(self) -> Scheduler:
         """The real scheduler."""

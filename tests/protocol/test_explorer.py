@@ -41,6 +41,12 @@ INSTANCES = {
     "prefills that are cut": Instance(
         (JobSize(2, 3), JobSize(2, 2)), 4, 3, policy=PolicyName.MLFQ_KILL, profile=STEEP_PROFILE, cancels=frozenset({0})
     ),
+    "guides that are not compiled yet": Instance(
+        (JobSize(2, 2, is_guided=True), JobSize(1, 2)), 3, 2, passes=2, cancels=frozenset({0}), late_arrivals=True
+    ),
+    "guides, chunks, and the worker dies": Instance(
+        (JobSize(2, 1, is_guided=True), JobSize(1, 1)), 3, 2, passes=1, prefill_chunk_tokens=1, kills=1
+    ),
     "chunks": Instance(
         (JobSize(3, 2), JobSize(2, 2)), 4, 3, prefill_chunk_tokens=1, cancels=frozenset({1}), late_arrivals=True
     ),

@@ -66,6 +66,7 @@ class State(NamedTuple):
     kills: int = 0
     breaks: int = 0
     waits: int = 0
+    passed_over: int = 0
     group: Any = None
     """The ranks, if there are several: a GroupState."""
 
@@ -160,7 +161,7 @@ class World:
             return
         may_end = [job_id for job_id in plan.sampling_job_ids if ord(job_id) - ord("a") in self.instance.early_ends]
         for ended in choices(may_end):
-            for cut in choices([job_id for job_id in plan.may_be_cut_job_ids if job_id not in ended]):
+            for cut in choices(self.instance.may_be_cut(plan.may_be_cut_job_ids, ended, state.passed_over)):
                 yield ("run", ended, cut)
 
     def _says(self, scheduler: int, question: Question, job: int) -> bool:
@@ -248,7 +249,7 @@ class World:
         for command in commands:
             if isinstance(command, sched.SendPlan):
                 samples = tuple(part.job.job_id for part in flights[command.plan_number].parts if part.samples)
-                cuts = tuple(job_id for job_id, _ in command.cut_after_s)
+                cuts = (*(job_id for job_id, _ in command.cut_after_s), *flights[command.plan_number].may_wait)
                 plans.append(self.batches.put(PlanOnLink(command.epoch, command.entries, samples, cuts)))
             elif isinstance(command, sched.ToKv):
                 messages.append(kv.FromScheduler(command.epoch, without_plan(command.message)))
@@ -347,7 +348,7 @@ class World:
 
     def _run(self, state: State, ended: tuple[JobId, ...], cut: tuple[JobId, ...]) -> State:
         plan: PlanOnLink = self.batches.get(state.plans[0])
-        state = state._replace(plans=state.plans[1:])
+        state = state._replace(plans=state.plans[1:], passed_over=state.passed_over + self.instance.guided_among(cut))
         if plan.epoch != state.epoch:
             return state
         entries = tuple(entry for entry in plan.entries if entry.job_id not in cut)
@@ -361,8 +362,7 @@ class World:
         return self._submit_job(state._replace(arrived=state.arrived + 1), state.arrived)
 
     def _submit_job(self, state: State, number: int) -> State:
-        size, job_id = self.instance.jobs[number], self.instance.job_ids[number]
-        return self._scheduler_turn(state, (sched.Submit(job_id, size.prompt_tokens, size.max_tokens),))
+        return self._scheduler_turn(state, (self.instance.submit_of(number),))
 
     def _shifted(self, state: State, by: int) -> State:
         """Commands were given: those given before are that much further back."""
