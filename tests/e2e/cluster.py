@@ -190,7 +190,7 @@ class Cluster:
         except grpc.RpcError:
             return False
 
-    def is_group_ready(self, number: int) -> bool:
+    def is_group_ready(self, number: int = 0) -> bool:
         """The group has a worker that serves."""
         return any(group.group == number and group.ready for group in self.status().groups)
 

@@ -290,6 +290,6 @@ def test_the_command_names_the_damaged_line(
     files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = lines_of(files["scheduler"])
-    lines[6]["events"] = [["Submit", "j0", "many", 1, None, 0, None, False]]
+    lines[6]["events"] = [["Submit", "j0", "many", 1, None, 0, None, False, None]]
     assert main(["replay", str(write_lines(tmp_path / "damaged.jsonl", lines))]) == 2
     assert "line 7: 'many' is not of type int" in capsys.readouterr().err

@@ -79,8 +79,8 @@ def test_jobs_are_named_by_aliases_that_stay_the_same_until_the_job_is_released(
     command = Codec(SCHEDULER_FORMAT.command, SCHEDULER_FORMAT.rules, aliases).encode
     alice, bob = JobId("alice@example.org/0"), JobId("bob/0")
 
-    assert event(Submit(alice, 1, 2)) == ["Submit", "j0", 1, 2, None, 0, None, False]
-    assert event(Submit(bob, 3, 4)) == ["Submit", "j1", 3, 4, None, 0, None, False]
+    assert event(Submit(alice, 1, 2)) == ["Submit", "j0", 1, 2, None, 0, None, False, None]
+    assert event(Submit(bob, 3, 4)) == ["Submit", "j1", 3, 4, None, 0, None, False, None]
     assert event(FromKv(Epoch(1), Resident(alice, 16, 0, 3))) == ["FromKv", 1, ["Resident", "j0", 16, 0, 3]]
     assert command(ToKv(Epoch(1), Release(alice))) == ["ToKv", 1, ["Release", "j0"]]
     aliases.end_turn()
@@ -143,14 +143,14 @@ def test_no_other_message_holds_free_text_or_a_token() -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        (["Nothing"], "is not one of Submit, Withdraw, TakeIn, Cancel"),
+        (["Nothing"], "is not one of Submit, Withdraw, Hold, TakeIn, Cancel"),
         ([], "is not one of"),
         ("Submit", "is not a list"),
-        (["Submit", "a", 1], "is not a list of 7"),
-        (["Submit", "a", 1.5, 2, None, 0, None, False], "1.5 is not of type int"),
-        (["Submit", "a", True, 2, None, 0, None, False], "True is not of type int"),
-        (["Submit", 1, 1, 2, None, 0, None, False], "1 is not of type str"),
-        (["Submit", "a", 1, 2, None, "alice", None, False], "'alice' is not of type int"),
+        (["Submit", "a", 1], "is not a list of 8"),
+        (["Submit", "a", 1.5, 2, None, 0, None, False, None], "1.5 is not of type int"),
+        (["Submit", "a", True, 2, None, 0, None, False, None], "True is not of type int"),
+        (["Submit", 1, 1, 2, None, 0, None, False, None], "1 is not of type str"),
+        (["Submit", "a", 1, 2, None, "alice", None, False, None], "'alice' is not of type int"),
         (["Cancel", "a", "bored"], "'bored' is not a valid EndReason"),
         (["FromKv", 1, ["Assign", 1, "a", []]], "is not one of Resident, Grown, ReclaimRequest"),
         (["FromKv", 1, None], "None is not a list"),
