@@ -18,7 +18,8 @@ function show(status) {
   const policies = `${status.policy} + ${status.kv_policy || "?"}`;
   at("served").textContent = `${status.model} · ${policies} · up ${lasting(status.uptime_s)}`;
   at("running").textContent = sum("running");
-  at("waiting").textContent = sum("waiting");
+  const placed = groups.reduce((total, group) => total + group.waiting, 0);
+  at("waiting").textContent = whole.format(placed + status.unplaced_jobs);
   at("swapped").textContent = sum("swapped_out");
   // 64-bit numbers come as strings.
   at("finished").textContent = whole.format(Number(status.counters.jobs_finished));
