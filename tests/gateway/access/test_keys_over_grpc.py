@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from fastserve.v1 import admin_pb2, front_pb2, front_pb2_grpc, inference_pb2, openai_pb2
 from services.domain.generation import EndReason
-from services.gateway.access.key_ring import LOOK_S
 from services.gateway.access.rate_limits import KeyLimits
 from tests.builders.api_keys import add_key, bearer, remove_key
 from tests.builders.status_details import details, retry_after_s
@@ -47,7 +45,8 @@ class Keyed(NamedTuple):
 
 
 @pytest.fixture
-async def keyed(model: Path, tmp_path: Path) -> AsyncIterator[Keyed]:
+async def keyed(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Keyed]:
+    monkeypatch.setattr("services.gateway.access.key_ring.LOOK_S", 0.02)
     path = tmp_path / "keys.json"
     key, single = add_key(path, "alice"), add_key(path, "single", KeyLimits(max_concurrent=1))
     async with running_pair(model, api_keys_file=path) as (gateway, scheduler):
@@ -139,9 +138,7 @@ def asking_for(tokens: int) -> inference_pb2.GenerateRequest:
 
 
 async def test_limits_refuse_with_the_time_to_wait_and_others_go_on(keyed: Keyed) -> None:
-    began_s = time.monotonic()
     bob = await add_and_wait(keyed, "bob", KeyLimits(requests_per_minute=2, tokens_per_minute=100, max_concurrent=1))
-    assert time.monotonic() - began_s < 20 * LOOK_S, "no restart was needed"
     first = keyed.generate(bob, asking_for(60))
     job = await keyed.scheduler.next_job()
     at_a_time = await keyed.refusal(bob)
