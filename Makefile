@@ -8,7 +8,7 @@ TORCH_BACKEND ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-EXTRAS := gateway,worker,cli,kubernetes,dev
+EXTRAS := gateway,worker,cli,kubernetes,tracing,dev
 DECODER := services/worker/kernels/cpu
 
 # uv makes the environment: the one at hand if it runs, else one of our own below build/.

@@ -55,6 +55,8 @@ class Submission:
     resume_from_token: int = 0
     deadline_in_s: float | None = None
     client_number: int = 0
+    traceparent: str = ""
+    """The trace that the job is part of, as W3C Trace Context writes it; empty: it is not sampled."""
     output: "array[int]" = field(default_factory=no_tokens)
     output_logprobs: Sequence[TokenLogprob] = ()
     age_s: float = 0.0

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import time
 import uuid
 
@@ -22,6 +23,7 @@ from services.gateway.openai.calls import OpenAiCalls
 from services.gateway.openai.chat_template import load_template
 from services.gateway.openai.quiet_streams import QuietStreams
 from services.gateway.openai.service import OPENAI_SERVICE, register_openai
+from services.gateway.request_traces import RequestTraces
 from services.gateway.service import ADMIN_SERVICE, INFERENCE_SERVICE, register
 from services.gateway.settings import GatewaySettings
 from services.runtime.channel import CLIENT_PINGS, RenewableChannel
@@ -32,6 +34,7 @@ from services.runtime.readiness import Readiness
 from services.runtime.server import RpcServer, server_options
 from services.runtime.settings import join_address
 from services.runtime.tls.tls_files import Certificates
+from services.tracing.tracer import open_tracer
 
 CLOSE_LIMIT_S = 0.5
 """For the last bytes; what is still open then are streams without an end, such as WatchStatus."""
@@ -59,14 +62,16 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
         link = GatewayLink(channel, settings.scheduler, uuid.uuid4().hex, fingerprint(settings.model))
         admin = AdminClient(channel)
         bounds = GatewayBounds(settings.max_open_requests, settings.resubmit_limit)
+        tracer = open_tracer("gateway", os.environ)
+        traces = RequestTraces(tracer, model.name, time.monotonic)
         driver = GatewayDriver(model, link, metrics, bounds, readiness.set)
         guides = GuideChecker(settings.model)
         calls = OpenAiCalls(driver, load_template(settings.model), QuietStreams(), guides)
-        front = FrontService(calls, keys)
+        front = FrontService(calls, traces, keys)
 
         def register_all(grpc_server: grpc.aio.Server) -> None:
-            register(grpc_server, driver, guides, admin)
-            register_openai(grpc_server, calls, keys)
+            register(grpc_server, driver, guides, admin, traces)
+            register_openai(grpc_server, calls, traces, keys)
             register_front(grpc_server, front)
 
         server = RpcServer(
@@ -105,6 +110,8 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
             await cancelled(*followers, calls_task, link_task)
             driver.close()
             await guides.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
             # Its thread may be asking this loop; so it is stopped from another one.
             await asyncio.to_thread(metrics_server.stop)
 

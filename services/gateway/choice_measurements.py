@@ -26,6 +26,8 @@ def measure_tokens(metrics: GatewayMetrics, choice: Choice, new_tokens: int, now
 
 def measure_end(metrics: GatewayMetrics, choice: Choice, finish: EndReason, now_s: float) -> None:
     """The choice ended. Where its time went is known only if one scheduler had it from start to end."""
+    if choice.request.trace is not None:
+        choice.request.trace.ended(finish, len(choice.output.token_ids), choice.first_token_s)
     if choice.is_joined:
         return
     decode_s = 0.0 if choice.first_token_s is None else choice.last_token_s - choice.first_token_s

@@ -193,13 +193,13 @@ class GatewayDriver:
         seed = seed_of(opened.request_id, opened.body_digest)
         context = prompt[-CONTEXT_TOKENS:]
         choices: list[Choice] = []
+        trace = opened.tokenized(request, len(prompt), self._clock())
         for sampling in resolve(request.sampling, self.model.limits.eos_token_ids, seed):
             output = ChoiceOutput(sampling, self.model.tokenizer.detokenizer(context), request.sampling.stop)
             job_id, client_number = job_id_of(opened.request_id, sampling.choice), client_number_of(request.client)
-            job = Submission(job_id, opened.body_digest, prompt, sampling, client_number=client_number)
+            job = Submission(job_id, opened.body_digest, prompt, sampling, 0, None, client_number, trace)
             choices.append(Choice(opened, job, output, deadline_s))
             self._choices[job_id] = choices[-1]
-        opened.prompt_tokens = len(prompt)
         opened.choices = tuple(choices)
         opened.open_choices = len(choices)
         if self._limits is None:

@@ -18,7 +18,8 @@ from services.gateway.access.key_interceptor import entered
 from services.gateway.access.key_ring import KeyRing, Metadata
 from services.gateway.driver import RETRY_S
 from services.gateway.openai.calls import OpenAiCalls
-from services.gateway.openai.service import begin, final_status
+from services.gateway.openai.service import begin, final_status, traced
+from services.gateway.request_traces import RequestTraces
 
 FRONT_SERVICE = front_pb2.DESCRIPTOR.services_by_name["FrontService"].full_name
 MOST_GATHERED_BYTES = 4 * 1024 * 1024
@@ -127,8 +128,9 @@ class _FrontCallSink:
 class _Link:
     """One front's stream and its calls."""
 
-    def __init__(self, calls: OpenAiCalls, keys: KeyRing | None, closing: asyncio.Event) -> None:
+    def __init__(self, calls: OpenAiCalls, traces: RequestTraces, keys: KeyRing | None, closing: asyncio.Event) -> None:
         self._calls = calls
+        self._traces = traces
         self._keys = keys
         self._closing = closing
         self._outgoing = _Outgoing()
@@ -197,7 +199,7 @@ class _Link:
         end.end.SetInParent()
         deadline_s = None if deadline_in_s is None else time.monotonic() + deadline_in_s
         try:
-            with entered(self._keys, method, metadata):
+            with traced(self._traces, method, metadata), entered(self._keys, method, metadata):
                 answer = await begin(self._calls, method, request, deadline_in_s)
                 del request
                 await answer.send(sink, deadline_s)
@@ -210,8 +212,9 @@ class _Link:
 class FrontService(front_pb2_grpc.FrontServiceServicer):
     """Serves the REST fronts. `keys`: those that each call must have; None: none needs one."""
 
-    def __init__(self, calls: OpenAiCalls, keys: KeyRing | None = None) -> None:
+    def __init__(self, calls: OpenAiCalls, traces: RequestTraces, keys: KeyRing | None = None) -> None:
         self._calls = calls
+        self._traces = traces
         self._keys = keys
         self._closing = asyncio.Event()
 
@@ -224,7 +227,7 @@ class FrontService(front_pb2_grpc.FrontServiceServicer):
     ) -> None:
         # A front knows by the initial metadata that it is linked.
         await context.send_initial_metadata(())
-        await _Link(self._calls, self._keys, self._closing).run(requests, context)
+        await _Link(self._calls, self._traces, self._keys, self._closing).run(requests, context)
 
 
 def register_front(server: grpc.aio.Server, front: FrontService) -> None:

@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from services.domain.errors import StreamLostError
-from services.domain.generation import EndReason, OutputPiece, Usage
+from services.domain.generation import EndReason, GenerateRequest, OutputPiece, Usage
 from services.domain.submission import JobTimings, Submission
 from services.gateway.generation.choice_output import ChoiceOutput, Cursor
+from services.gateway.request_traces import present_trace
 
 
 class Choice:
@@ -98,6 +99,7 @@ class OpenRequest:
         "preparation",
         "prompt_tokens",
         "request_id",
+        "trace",
     )
 
     def __init__(self, request_id: str, id_is_given: bool, body_digest: bytes, arrived_s: float) -> None:
@@ -111,11 +113,22 @@ class OpenRequest:
         self.listeners: list[Listener] = []
         self.preparation: asyncio.Task[None] | None = None
         self.error: Exception | None = None
+        self.trace = present_trace()
+        """None: it is not sampled."""
 
     @property
     def over(self) -> bool:
         """Whether the request has ended, so that there will be no more output."""
         return self.error is not None or (bool(self.choices) and self.open_choices == 0)
+
+    def tokenized(self, request: GenerateRequest, tokens: int, now_s: float) -> str:
+        """The prompt is there. Returns the trace context of its jobs; empty if the request is not sampled."""
+        self.prompt_tokens = tokens
+        if self.trace is None:
+            return ""
+        self.trace.opened(request, self.request_id)
+        self.trace.tokenized(self.arrived_s, now_s, tokens)
+        return self.trace.traceparent
 
     @property
     def usage(self) -> Usage:

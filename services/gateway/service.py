@@ -18,6 +18,7 @@ from services.gateway.admin_client import AdminClient
 from services.gateway.driver import RETRY_S, GatewayDriver
 from services.gateway.guides.guide_checker import GuideChecker
 from services.gateway.request_log import log_opened
+from services.gateway.request_traces import RequestTraces
 from services.wire.client_gateway import body_digest, model_to_wire, piece_to_wire, request_from_wire
 
 INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -39,13 +40,17 @@ class _Envelope:
 
 
 class InferenceService:
-    def __init__(self, driver: GatewayDriver, guides: GuideChecker) -> None:
+    def __init__(self, driver: GatewayDriver, guides: GuideChecker, traces: RequestTraces) -> None:
         self._driver = driver
         self._guides = guides
+        self._traces = traces
 
     async def Generate(self, request: _Envelope, context: Any) -> None:
         # Writes to the context instead of yielding: without a generator, a cancellation is raised where the call waits.
-        message = request.take()
+        with self._traces.call("text_completion", context.invocation_metadata() or ()):
+            await self._generate(request.take(), context)
+
+    async def _generate(self, message: inference_pb2.GenerateRequest, context: Any) -> None:
         driver = self._driver
         wanted = request_from_wire(message)
         driver.check(wanted)
@@ -100,9 +105,11 @@ class AdminForwarder(admin_pb2_grpc.AdminServiceServicer):
             yield response
 
 
-def register(server: grpc.aio.Server, driver: GatewayDriver, guides: GuideChecker, admin: AdminClient) -> None:
+def register(
+    server: grpc.aio.Server, driver: GatewayDriver, guides: GuideChecker, admin: AdminClient, traces: RequestTraces
+) -> None:
     """Adds both services to the server."""
-    inference = InferenceService(driver, guides)
+    inference = InferenceService(driver, guides, traces)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Generate": grpc.unary_stream_rpc_method_handler(
             inference.Generate,

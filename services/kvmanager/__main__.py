@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+import os
+import time
 from contextlib import ExitStack
 
 from prometheus_client import CollectorRegistry
 
 from services.domain.errors import InvalidFieldError
+from services.kvmanager.copy_traces import CopyTraces
 from services.kvmanager.driver import KvManagerDriver
 from services.kvmanager.kv_manager_recording import KV_MANAGER_FORMAT
 from services.kvmanager.metrics import EnstErrorHistogram, PoolCollector
@@ -17,6 +20,7 @@ from services.runtime.process import ServiceProcess, cancelled, service_main
 from services.runtime.recording.recorder import Recorder, recording
 from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
+from services.tracing.tracer import open_tracer
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +46,15 @@ async def serve(process: ServiceProcess[KvManagerSettings]) -> None:
                 _log.warning("group %d is not recorded: %s", group, error)
                 return None
 
-        driver = KvManagerDriver(settings.knobs, recorder_of, enst_errors.judged)
-        await _serve(process, settings, driver, registry)
+        tracer = open_tracer("kvmanager", os.environ)
+        traces = None if tracer is None else CopyTraces(tracer)
+        driver = KvManagerDriver(settings.knobs, recorder_of, enst_errors.judged, traces)
+        try:
+            await _serve(process, settings, driver, registry)
+        finally:
+            if tracer is not None and traces is not None:
+                traces.close(time.monotonic())
+                await asyncio.to_thread(tracer.close)
 
 
 async def _serve(

@@ -14,6 +14,7 @@ from services.domain.errors import NotReadyError, PeerMismatchError, SupersededE
 from services.domain.ids import MOST_GROUPS, Epoch
 from services.domain.server_status import PoolUsage
 from services.domain.worker_facts import KvWorkerFacts
+from services.kvmanager.copy_traces import CopyTraces
 from services.kvmanager.enst_errors import EnstErrors, OnJudged
 from services.kvmanager.kv_group import KvGroup, check_pools
 from services.kvmanager.kv_manager_inbox import (
@@ -43,7 +44,7 @@ Events = dict[int, list[Event]]
 
 class KvManagerDriver:
     """Runs the machines; `recorder_of` makes the recorder of a new group, `on_enst_judged` hears how good the estimates
-    of ENST were. Must be created on its event loop.
+    of ENST were, `traces` are of sampled jobs. Must be created on its event loop.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class KvManagerDriver:
         knobs: KvConfig,
         recorder_of: Callable[[int], Recorder | None] = lambda group: None,
         on_enst_judged: OnJudged | None = None,
+        traces: CopyTraces | None = None,
     ) -> None:
         self._on_enst_judged = on_enst_judged
+        self.traces = traces
         self._loop = asyncio.get_running_loop()
         self._knobs = knobs
         self._recorder_of = recorder_of
@@ -108,6 +111,7 @@ class KvManagerDriver:
                 self._recorder_of(number),
                 self._wake_in,
                 None if judged is None else EnstErrors(number, judged),
+                None if self.traces is None else self.traces.heard,
             )
         return group
 

@@ -45,9 +45,13 @@ def check_pools(pools: WorkerPools) -> None:
             raise PeerMismatchError(field, f"is {value}, but must be between {least} and {most}")
 
 
+HearTurn = Callable[[int, Sequence[Event], Sequence[Command], float], None]
+"""Called after every turn of a group's machine: its group, what it was given, what it answered, and the time."""
+
+
 class KvGroup:
-    """The group with this number. `recorder` and `enst_errors` see every turn; `wake_in` asks for a turn after so many
-    seconds.
+    """The group with this number. `recorder`, `enst_errors` and `hear` see every turn; `wake_in` asks for a turn after
+    so many seconds.
     """
 
     def __init__(
@@ -57,10 +61,12 @@ class KvGroup:
         recorder: Recorder | None,
         wake_in: Callable[[float], None],
         enst_errors: EnstErrors | None = None,
+        hear: HearTurn | None = None,
     ) -> None:
         self.number = number
         self._enst_errors = enst_errors
         self._knobs = knobs
+        self._hear = hear
         self._recorder = recorder
         self._wake_in = wake_in
         self._begin()
@@ -139,6 +145,8 @@ class KvGroup:
                     self._enst_errors.after_turn(self._machine, events, now_s)
         except ProtocolError as error:
             self.start_over(error)
+        if self._hear is not None and events:
+            self._hear(self.number, events, commands, now_s)
         return self._machine.epoch, [*self._execute(commands), *self._status(now_s)]
 
     def start_over(self, error: ProtocolError) -> None:

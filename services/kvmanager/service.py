@@ -26,7 +26,7 @@ from services.kvmanager.kv_streams import KvWorkerStream, SchedulerStream
 from services.runtime.served_streams import first_message, until_one_ends
 from services.runtime.terms import NewestTerm, term_of
 from services.wire.kvmanager_worker import acknowledgements_from_wire, commands_to_wire, kv_hello_from_wire
-from services.wire.scheduler_kvmanager import kv_batch_to_wire, scheduler_batch_from_wire
+from services.wire.scheduler_kvmanager import kv_batch_to_wire, scheduler_batch_from_wire, traces_from_wire
 
 KV_MANAGER_SERVICE = wire.DESCRIPTOR.services_by_name["KvManagerService"].full_name
 
@@ -71,6 +71,8 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
 
     async def _read_scheduler(self, peer: SchedulerStream, requests: AsyncIterator[wire.SchedulerLinkRequest]) -> None:
         async for request in requests:
+            if self._driver.traces is not None and request.traces:
+                self._driver.traces.learn(traces_from_wire(request))
             await self._driver.inbox.put(_heard(peer, request))
 
     async def _write_scheduler(

@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import logging
+import os
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,6 +26,7 @@ from services.runtime.settings import split_address
 from services.runtime.tls.tls_files import Certificates
 from services.scheduler.demand_watch import DemandCollector, DemandWatch
 from services.scheduler.driver import SchedulerDriver
+from services.scheduler.job_traces import JobTraces
 from services.scheduler.leadership.candidate import Candidate
 from services.scheduler.leadership.election import Election
 from services.scheduler.metrics import SchedulerCollector
@@ -34,6 +37,7 @@ from services.scheduler.scheduler_recording import SCHEDULER_FORMAT
 from services.scheduler.service import ADMIN_SERVICE, SCHEDULER_SERVICE, register
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.worker_group import STRICT, ServedSetup
+from services.tracing.tracer import open_tracer
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +96,11 @@ async def _serve(
     registry = new_registry()
     async with open_channel(settings.kv_manager, tls=Certificates.of(settings.tls)) as channel:
         link = SchedulerLink(channel, settings.kv_manager)
-        driver = SchedulerDriver(served, link, readiness.set, recorder_of)
+        tracer = open_tracer("scheduler", os.environ)
+        traces = None if tracer is None else JobTraces(tracer)
+        if traces is not None:
+            link.traces_of = traces.contexts
+        driver = SchedulerDriver(served, link, readiness.set, recorder_of, traces)
         demand = DemandWatch(settings.demand_limits, driver.backlogs, driver.ready_groups)
         scaler = ExternalScaler(demand.update, driver.check_leads, settings.backlog_target)
 
@@ -132,6 +140,9 @@ async def _serve(
         finally:
             await server.stop(CLOSE_LIMIT_S)
             await cancelled(*tasks)
+            if tracer is not None and traces is not None:
+                traces.close(time.monotonic())
+                await asyncio.to_thread(tracer.close)
             # The metrics server's thread may be waiting for this loop, so the loop must not block on stopping it.
             await asyncio.to_thread(metrics_server.stop)
 

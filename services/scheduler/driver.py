@@ -24,6 +24,7 @@ from services.runtime.recording.recorder import Recorder
 from services.runtime.terms import NO_TERM
 from services.scheduler.gateways import Gateways, NewJob
 from services.scheduler.job_store import JobStore
+from services.scheduler.job_traces import JobTraces
 from services.scheduler.living_groups import WorkerGroups
 from services.scheduler.machine.scheduler_events import (
     Cancel,
@@ -81,6 +82,7 @@ class SchedulerDriver:
         kv: KvLine,
         on_ready: Callable[[bool], None],
         recorder_of: Callable[[int], Recorder | None] = lambda group: None,
+        traces: JobTraces | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
@@ -88,7 +90,7 @@ class SchedulerDriver:
         self._on_ready = on_ready
         self._gateways = Gateways(served.vocabulary_size)
         self._router = Router(served.config, {}, served.max_model_len)
-        self._groups = WorkerGroups(served.config, self._router, kv, self._gateways.jobs.work, recorder_of)
+        self._groups = WorkerGroups(served.config, self._router, kv, self._gateways.jobs.work, recorder_of, traces)
         self._claims = WorkerClaims()
         self.inbox: Inbox[Inbound] = Inbox(MOST_INBOX)
         """Where handlers and links post what they receive."""
@@ -314,6 +316,7 @@ class SchedulerDriver:
             case Submitted():
                 new = self._gateways.submit(item, self._knows(item.submission.job_id), now_s)
                 if new is not None:
+                    self._groups.note_submitted(item.submission, now_s)
                     self._route(new, events, now_s)
             case Cancelled():
                 self._cancel(self._gateways.cancel(item), events, now_s)
@@ -349,7 +352,6 @@ class SchedulerDriver:
                 self._hear_of_all(item, events)
 
     def _hear_of_all(self, item: KvOpened | KvClosed | Wakeup, events: Events) -> None:
-        """Translate an inbox item that concerns every group."""
         if not isinstance(item, Wakeup):
             self._groups.kv_is_open = isinstance(item, KvOpened)
         for number, group in self._groups.items():
@@ -370,6 +372,7 @@ class SchedulerDriver:
         """Pass a new job on to its group, unless it is refused or has none so far."""
         routed = self._router.submit(new.submit, now_s, new.resumed)
         if isinstance(routed, Reject):
+            self._groups.note_refused(routed, now_s)
             self._gateways.reject(routed)
         elif routed is not None:
             events[routed.group].append(routed.submit)

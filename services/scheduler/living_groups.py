@@ -4,14 +4,16 @@ last worker and its last job. Called within the driver's turn.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from services.domain.iteration import PlanWork
 from services.domain.protocol import PlanEntry
 from services.domain.server_status import JobStatus
+from services.domain.submission import Submission
 from services.runtime.recording.recorder import Recorder
+from services.scheduler.job_traces import JobTraces
 from services.scheduler.machine.scheduler import Scheduler
-from services.scheduler.machine.scheduler_events import Event, KvConnected
+from services.scheduler.machine.scheduler_events import Command, Event, KvConnected, Reject
 from services.scheduler.routing.router import Router
 from services.scheduler.scheduler_config import SchedulerConfig
 from services.scheduler.server_totals import ServerTotals
@@ -32,6 +34,7 @@ class WorkerGroups(dict[int, WorkerGroup]):
         kv: KvLine,
         work: Work,
         recorder_of: Callable[[int], Recorder | None],
+        traces: JobTraces | None = None,
     ) -> None:
         super().__init__()
         self.totals = ServerTotals()
@@ -45,6 +48,7 @@ class WorkerGroups(dict[int, WorkerGroup]):
         self._kv = kv
         self._work = work
         self._recorder_of = recorder_of
+        self._traces = traces
 
     def sorted(self) -> tuple[WorkerGroup, ...]:
         """All, by number."""
@@ -67,11 +71,27 @@ class WorkerGroups(dict[int, WorkerGroup]):
                 events.append(KvConnected())
         return group
 
+    def note_submitted(self, submission: Submission, now_s: float) -> None:
+        """A job came, for its trace if it has one."""
+        if self._traces is not None:
+            self._traces.submitted(submission, now_s)
+
+    def note_refused(self, reject: Reject, now_s: float) -> None:
+        """It was refused before it had a group."""
+        if self._traces is not None:
+            self._traces.ended(reject.job_id, now_s, f"rejected: {reject.kind.value}")
+
+    def _heard(self, group: int, events: Sequence[Event], commands: Sequence[Command], now_s: float) -> None:
+        """A turn of a group's machine, for those who only listen."""
+        self._router.heard(group, events, commands, now_s)
+        if self._traces is not None:
+            self._traces.heard(group, events, commands, now_s)
+
     def _begin(self, number: int) -> WorkerGroup:
         machine = Scheduler(self._config, strict=STRICT)
         self._router.add_group(number, machine)
         recorder = self._recorder_of(number)
-        group = self[number] = WorkerGroup(number, machine, self._kv, self._work, self._router.heard, recorder)
+        group = self[number] = WorkerGroup(number, machine, self._kv, self._work, self._heard, recorder)
         return group
 
     def settle(self, now_s: float) -> None:

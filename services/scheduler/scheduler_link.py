@@ -12,7 +12,7 @@ import grpc
 from fastserve.v1 import kvmanager_pb2 as wire
 from fastserve.v1 import kvmanager_pb2_grpc
 from services.domain.errors import ProtocolError, SupersededError
-from services.domain.ids import Epoch
+from services.domain.ids import Epoch, JobId
 from services.domain.protocol import SchedulerToKv
 from services.runtime.dialling import DialledStream, keep_dialling
 from services.runtime.outbox import Outbox
@@ -25,7 +25,8 @@ _log = logging.getLogger(__name__)
 MOST_BATCHES = 10_000
 """A KV manager that lets this many turns wait has stopped reading."""
 
-_Batch = tuple[int, Epoch, Sequence[SchedulerToKv]]
+_Traces = Sequence[tuple[JobId, str]]
+_Batch = tuple[int, Epoch, Sequence[SchedulerToKv], _Traces]
 
 
 def _to_wire(batches: Sequence[_Batch]) -> Iterable[wire.SchedulerLinkRequest]:
@@ -48,6 +49,8 @@ class SchedulerLink:
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
         self.term = NO_TERM
         """Set before `run` by a scheduler that leads in a term."""
+        self.traces_of: Callable[[Sequence[SchedulerToKv]], _Traces] = lambda messages: ()
+        """The trace contexts of the jobs that messages announce."""
         self._stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
         self._peer = f"the KV manager at {address}"
         self._outbox: Outbox[_Batch] | None = None
@@ -55,7 +58,7 @@ class SchedulerLink:
     def send(self, group: int, epoch: Epoch, messages: Sequence[SchedulerToKv]) -> None:
         """Send the messages of one turn of a group. Does not wait; drops them while the stream is down."""
         if self._outbox is not None:
-            self._outbox.put((group, epoch, messages))
+            self._outbox.put((group, epoch, messages, self.traces_of(messages)))
 
     async def run(self, post: Callable[[Inbound], None]) -> None:
         """Dials forever. Raises SupersededError if another scheduler took over the KV manager."""

@@ -56,6 +56,7 @@ def submission_from_wire(message: wire.SubmitJob) -> Submission:
         message.resume_from_token,
         max(0.0, message.deadline_in_s) if message.HasField("deadline_in_s") else None,
         message.client_number,
+        message.traceparent,
         array("I", message.output_token_ids),
         tuple(logprob_from_wire(one) for one in message.output_logprobs),
         message.age_s,
@@ -74,6 +75,7 @@ def submission_to_wire(submission: Submission) -> wire.SubmitJob:
         output_token_ids=submission.output,
         output_logprobs=[logprob_to_wire(one) for one in submission.output_logprobs],
         age_s=min(submission.age_s, MOST_AGE_S),
+        traceparent=submission.traceparent,
     )
     if submission.deadline_in_s is not None:
         message.deadline_in_s = submission.deadline_in_s

@@ -99,14 +99,25 @@ def _write_scheduler_message(item: wire.SchedulerToKv, value: SchedulerToKv) -> 
             _write_jobs(item, value)
 
 
-def scheduler_batch_to_wire(group: int, epoch: Epoch, messages: Iterable[SchedulerToKv]) -> wire.SchedulerLinkRequest:
-    """The messages of one turn of the scheduler for a group. A Jobs among them must be for `epoch`."""
+def scheduler_batch_to_wire(
+    group: int, epoch: Epoch, messages: Iterable[SchedulerToKv], traces: Iterable[tuple[JobId, str]] = ()
+) -> wire.SchedulerLinkRequest:
+    """The messages of one turn of the scheduler for a group. A Jobs among them must be for `epoch`. `traces` are the
+    trace contexts of jobs among them.
+    """
     batch = wire.SchedulerLinkRequest(epoch=epoch, group=group)
     add = batch.messages.add
     for value in messages:
         assert not isinstance(value, Jobs) or value.epoch == epoch, "Jobs of another epoch than its batch's"
         _write_scheduler_message(add(), value)
+    for job_id, traceparent in traces:
+        batch.traces.add(job_id=job_id, traceparent=traceparent)
     return batch
+
+
+def traces_from_wire(batch: wire.SchedulerLinkRequest) -> list[tuple[JobId, str]]:
+    """The trace contexts of jobs that a batch announces."""
+    return [(JobId(one.job_id), one.traceparent) for one in batch.traces]
 
 
 _SCHEDULER_READERS: dict[str | None, Callable[[Epoch, wire.SchedulerToKv], SchedulerToKv]] = {

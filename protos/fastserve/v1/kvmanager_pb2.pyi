@@ -52,6 +52,7 @@ class SchedulerLinkRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    TRACES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The worker epoch that all messages are about."""
     group: _builtins.int
@@ -60,20 +61,51 @@ class SchedulerLinkRequest(_message.Message):
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___SchedulerToKv]:
         """In order."""
 
+    @_builtins.property
+    def traces(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobTrace]:
+        """The traces of jobs that the messages announce and that are sampled."""
+
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         messages: _abc.Iterable[Global___SchedulerToKv] | None = ...,
         group: _builtins.int = ...,
+        traces: _abc.Iterable[Global___JobTrace] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group", b"group", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group", b"group", "messages", b"messages", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SchedulerLinkRequest: _TypeAlias = SchedulerLinkRequest  # noqa: Y015
+
+@_typing.final
+class JobTrace(_message.Message):
+    """The trace that a job is part of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job."""
+    traceparent: _builtins.str
+    """As W3C Trace Context's header of this name writes it."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobTrace: _TypeAlias = JobTrace  # noqa: Y015
 
 @_typing.final
 class SchedulerToKv(_message.Message):

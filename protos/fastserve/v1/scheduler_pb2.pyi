@@ -133,6 +133,7 @@ class SubmitJob(_message.Message):
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     OUTPUT_LOGPROBS_FIELD_NUMBER: _builtins.int
     AGE_S_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Id of the job: "<request id>/<choice>"."""
     body_digest: _builtins.bytes
@@ -145,6 +146,8 @@ class SubmitJob(_message.Message):
     """Stands for the client's name: the same for all its jobs, 1 to 4095; a few clients may share one. 0: the client gave no name."""
     age_s: _builtins.float
     """Seconds since the gateway took the request: the job keeps its age from scheduler to scheduler. 0: it came just now. At most 1000000."""
+    traceparent: _builtins.str
+    """The trace that the job is part of, as W3C Trace Context's header of this name writes it. Empty: it is not sampled."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt."""
@@ -174,10 +177,11 @@ class SubmitJob(_message.Message):
         output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         output_logprobs: _abc.Iterable[_inference_pb2.TokenLogprob] | None = ...,
         age_s: _builtins.float = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "deadline_in_s", b"deadline_in_s", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "age_s", b"age_s", "body_digest", b"body_digest", "client_number", b"client_number", "deadline_in_s", b"deadline_in_s", "job_id", b"job_id", "output_logprobs", b"output_logprobs", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "resume_from_token", b"resume_from_token", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "age_s", b"age_s", "body_digest", b"body_digest", "client_number", b"client_number", "deadline_in_s", b"deadline_in_s", "job_id", b"job_id", "output_logprobs", b"output_logprobs", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "resume_from_token", b"resume_from_token", "sampling", b"sampling", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_in_s: _TypeAlias = _typing.Literal["deadline_in_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_in_s: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s"]  # noqa: Y015

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import grpc
@@ -14,9 +15,10 @@ from google.rpc import status_pb2
 from fastserve.v1 import openai_pb2
 from services.domain.errors import FastServeError, InvalidFieldError
 from services.gateway.access.key_interceptor import entered
-from services.gateway.access.key_ring import KeyRing
+from services.gateway.access.key_ring import KeyRing, Metadata
 from services.gateway.openai.calls import Answer, OpenAiCalls
 from services.gateway.openai.error_kinds import kind_of
+from services.gateway.request_traces import RequestTraces
 from services.runtime.error_statuses import ErrorInformation, ErrorStatus, status_of, to_grpc, to_status
 
 _log = logging.getLogger(__name__)
@@ -116,12 +118,24 @@ class _RequestBytes:
         return data
 
 
-def _handler(calls: OpenAiCalls, method: str, keys: KeyRing | None) -> Callable[[_RequestBytes, Any], Awaitable[None]]:
+OPERATIONS = {"CreateCompletion": "text_completion", "CreateChatCompletion": "chat"}
+"""The calls that are traced, by their gen_ai.operation.name."""
+
+
+def traced(traces: RequestTraces, method: str, metadata: Metadata) -> AbstractContextManager[None]:
+    """While a call is handled: its trace, if it has one."""
+    return traces.call(OPERATIONS[method], metadata) if method in OPERATIONS else nullcontext()
+
+
+def _handler(
+    calls: OpenAiCalls, method: str, traces: RequestTraces, keys: KeyRing | None
+) -> Callable[[_RequestBytes, Any], Awaitable[None]]:
     async def handle(request: _RequestBytes, context: Any) -> None:
         deadline_in_s = context.time_remaining()
         deadline_s = None if deadline_in_s is None else time.monotonic() + deadline_in_s
         try:
-            with entered(keys, method, context.invocation_metadata() or ()):
+            metadata = context.invocation_metadata() or ()
+            with traced(traces, method, metadata), entered(keys, method, metadata):
                 answer = await begin(calls, method, request.take(), deadline_in_s)
                 await answer.send(_CallSink(context), deadline_s)
         except Exception as error:
@@ -131,11 +145,13 @@ def _handler(calls: OpenAiCalls, method: str, keys: KeyRing | None) -> Callable[
     return handle
 
 
-def register_openai(server: grpc.aio.Server, calls: OpenAiCalls, keys: KeyRing | None = None) -> None:
+def register_openai(
+    server: grpc.aio.Server, calls: OpenAiCalls, traces: RequestTraces, keys: KeyRing | None = None
+) -> None:
     """Adds OpenAiService to the server. `keys`: those that callers must have; None: nobody needs one."""
     handlers = {
         method: grpc.unary_stream_rpc_method_handler(
-            _handler(calls, method, keys),
+            _handler(calls, method, traces, keys),
             request_deserializer=_RequestBytes,
             response_serializer=httpbody_pb2.HttpBody.SerializeToString,
         )

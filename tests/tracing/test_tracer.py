@@ -1,0 +1,90 @@
+"""When there are traces, and how spans hang together."""
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode
+
+from services.domain.errors import InvalidFieldError
+from services.tracing.job_spans import Interval
+from services.tracing.tracer import is_wanted, open_tracer
+from tests.tracing.memory_tracer import PARENT, TRACE_ID, MemoryTracer
+
+ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "wanted"),
+    [
+        ({}, False),
+        ({"OTEL_TRACES_EXPORTER": "none", **ENDPOINT}, False),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
+        (ENDPOINT, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:4317"}, True),
+        ({"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "otlp", **ENDPOINT}, False),
+    ],
+)
+def test_there_are_no_traces_unless_the_standard_variables_ask_for_them(
+    environment: dict[str, str], wanted: bool
+) -> None:
+    assert is_wanted(environment) is wanted
+    if not wanted:
+        assert open_tracer("gateway", environment) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "field"),
+    [
+        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER"),
+        ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL"),
+    ],
+)
+def test_what_there_is_not_is_refused_by_the_variables_name(environment: dict[str, str], field: str) -> None:
+    with pytest.raises(InvalidFieldError) as refused:
+        open_tracer("gateway", environment)
+    assert refused.value.field == field
+
+
+def context_of(span: ReadableSpan) -> SpanContext:
+    context = span.get_span_context()
+    assert context is not None
+    return context
+
+
+def test_a_request_is_a_child_of_what_the_client_names_and_jobs_are_its_children() -> None:
+    tracer = MemoryTracer()
+    request = tracer.serve(
+        "chat m", {"traceparent": PARENT, "tracestate": "a=b"}, 1.0, {"gen_ai.operation.name": "chat"}
+    )
+    job = tracer.begin("fastserve.job", request.traceparent, 2.0, {})
+    tracer.record(job.traceparent, [Interval("fastserve.decode", 3.0, 4.0, {}, {"fastserve.tokens": 7}, 2, 0.5)])
+    job.end(5.0)
+    request.end(6.0)
+    decode, of_job, root = tracer.spans
+    assert {f"{context_of(span).trace_id:032x}" for span in tracer.spans} == {TRACE_ID}
+    assert root.parent is not None
+    assert f"{root.parent.span_id:016x}" == PARENT.split("-")[2]
+    assert root.kind is SpanKind.SERVER
+    assert context_of(root).trace_state.get("a") == "b"
+    assert of_job.parent is not None
+    assert of_job.parent.span_id == context_of(root).span_id
+    assert decode.parent is not None
+    assert decode.parent.span_id == context_of(of_job).span_id
+    assert tracer.times(decode) == (3.0, 4.0)
+    assert decode.attributes == {"fastserve.tokens": 7, "fastserve.merged_spans": 2, "fastserve.active_s": 0.5}
+
+
+def test_a_failure_tells_its_kind_and_no_text() -> None:
+    tracer = MemoryTracer()
+    request = tracer.serve("chat m", {}, 1.0, {})
+    request.fail("InvalidFieldError")
+    request.end(2.0)
+    (span,) = tracer.spans
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.status.description is None
+    assert span.attributes == {"error.type": "InvalidFieldError"}
+
+
+def test_what_is_not_sampled_names_no_context() -> None:
+    tracer = MemoryTracer()
+    unsampled = tracer.serve("chat m", {"traceparent": PARENT[:-2] + "00"}, 1.0, {})
+    assert unsampled.traceparent == ""
