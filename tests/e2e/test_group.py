@@ -33,6 +33,7 @@ from tests.e2e.group_cluster import (
 pytestmark = pytest.mark.timeout(240)
 
 JOBS = 40
+JOBS_AT_DEATH = 16
 END_OF_EPOCH_LIMIT_S = 5.0
 
 
@@ -80,10 +81,10 @@ def test_a_rank_of_another_dtype_is_refused_in_one_line_before_it_loads(group: G
 async def test_a_rank_that_is_killed_pauses_the_streams_and_changes_no_token(
     rank: int, group: GroupCluster, expected: list[list[int]]
 ) -> None:
-    running = await under_way(group, JOBS)
+    running = await under_way(group, JOBS_AT_DEATH)
     assert not running.done()
     group.kill_rank(rank)
-    assert different(await running, expected) == []
+    assert different(await running, expected[:JOBS_AT_DEATH]) == []
     wait_until(group.is_idle, "every block free")
 
 
@@ -91,7 +92,7 @@ async def test_a_rank_that_is_killed_pauses_the_streams_and_changes_no_token(
 async def test_a_rank_that_stands_still_is_noticed_by_all_in_time_and_all_go_on_when_it_does(
     rank: int, group: GroupCluster, expected: list[list[int]]
 ) -> None:
-    running = await under_way(group, JOBS)
+    running = await under_way(group, JOBS_AT_DEATH)
     joins = group.status().groups[0].worker_joins
     others = (group.processes["scheduler"], group.processes["kvmanager"], group.ranks[1 - rank])
     losses = {process: losses_told(process) for process in others}
@@ -106,7 +107,7 @@ async def test_a_rank_that_stands_still_is_noticed_by_all_in_time_and_all_go_on_
         assert not running.done()
     finally:
         group.ranks[rank].popen.send_signal(signal.SIGCONT)
-    assert different(await running, expected) == []
+    assert different(await running, expected[:JOBS_AT_DEATH]) == []
     assert group.status().groups[0].worker_joins == joins + 1
     assert group.ranks[rank].popen.poll() is None
     wait_until(group.is_idle, "every block free")
