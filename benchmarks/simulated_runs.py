@@ -42,13 +42,14 @@ _KV = ("stall_s", "recomputed_tokens")
 @dataclass(frozen=True, slots=True)
 class ServedBy:
     """The settings given both to `fastserve up` and to the simulator; all others are the services' defaults.
-    `slowdown` is for the simulator alone.
+    `slowdown` and `hop_s` are for the simulator alone.
     """
 
     max_batch: int
     device_tokens: int
     host_tokens: int
     slowdown: float = 1.0
+    hop_s: float = SimulateSettings.model_fields["hop"].default
 
     def flags(self, policy: str, kv_policy: str) -> list[str]:
         """Flags of `fastserve up`, except the engine's."""
@@ -67,6 +68,7 @@ class ServedBy:
             "kv_device_tokens": self.device_tokens,
             "kv_host_tokens": self.host_tokens,
             "slowdown": self.slowdown,
+            "hop": self.hop_s,
         }
         return server_setup(resolve(SimulateSettings, "simulate", values, {}), profile)
 
