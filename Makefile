@@ -21,13 +21,16 @@ BASE ?=
 TAG ?=
 TORCH ?=
 SAVE ?=
+# What `make test-kubernetes` runs, see there.
+ONLY ?=
+WRITE ?=
 
 # QUICK=1 is a look at the figures in two minutes; FULL=1 takes hours: three seeds, thrice the jobs,
 # and leaves the conclusions out, which are about the middle scale.
 QUICK ?=
 FULL ?=
 
-.PHONY: help install front demo test check sanitize figures bench monitoring proto images lock clean
+.PHONY: help install front demo test check sanitize figures bench monitoring proto images test-kubernetes lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -78,6 +81,10 @@ proto: $(INSTALLED) ## make the stubs anew
 images: $(INSTALLED) front ## build the container images and print their sizes
 	$(BIN)/python -m deploy.images.build $(IMAGES) $(if $(BASE),--base $(BASE)) $(if $(TAG),--tag $(TAG)) \
 		$(if $(TORCH),--torch $(TORCH)) $(if $(SAVE),--save $(SAVE))
+
+# As root, on Linux. ONLY=install,leader runs these scenarios; WRITE=1 writes tests/kubernetes/RESULTS.md.
+test-kubernetes: $(INSTALLED) front ## run manifests and images on a cluster of this machine's own, driven with kubectl
+	$(BIN)/python -m tests.kubernetes --uv $(UV) $(if $(ONLY),--only "$(ONLY)") $(if $(WRITE),--write)
 
 lock: $(INSTALLED) ## resolve requirements.lock anew from pyproject.toml, keeping versions that still fit
 	$(UV) pip compile --quiet --universal --python-version 3.11 --all-extras --no-header --no-annotate \
