@@ -2,7 +2,7 @@
 import { linesOf, said } from "./watch.js";
 
 const at = (id) => document.getElementById(id);
-let keyGiven = () => {};
+let keyWanted = []; // what goes on when a key was given
 
 // The key lives in the page alone: it is gone with the page.
 export const key = () => at("key").value.trim();
@@ -10,12 +10,14 @@ export const key = () => at("key").value.trim();
 // Shows the field for a key; the promise ends when one was given.
 export function askForKey() {
   at("key-row").hidden = false;
-  return new Promise((done) => (keyGiven = done));
+  return new Promise((done) => keyWanted.push(done));
 }
 
 export function startPrompt() {
   let control = null;
-  at("key").addEventListener("change", () => keyGiven());
+  at("key").addEventListener("change", () => {
+    for (const goOn of keyWanted.splice(0)) goOn();
+  });
   at("stop").addEventListener("click", () => control?.abort());
   at("prompt-text").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("prompt").requestSubmit();

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from tests.builders.api_keys import add_key
 from tests.rest.browser import CHROMIUM, DRIVER, MISSING, Browser
+from tests.rest.conftest import drawn
 from tests.rest.page_statuses import BUSY, DEVICE, HOST, NONE, WAITING, job, status
-from tests.rest.running_front import Served, running_front
+from tests.rest.running_front import Served, running_front, served
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason=MISSING)
 
@@ -98,6 +100,25 @@ async def test_it_says_that_the_server_is_gone_and_comes_back_by_itself(
     async with running_front(scripted.gateway.address, tmp_path, "--listen", address):
         await browser.until("document.querySelector('#link').dataset.state === 'live'")
         assert not await browser.ask("document.querySelector('main').classList.contains('stale')")
+
+
+async def test_where_keys_are_asked_for_it_asks_for_one_and_keeps_it_to_itself(
+    browser: Browser, model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.json"
+    key = add_key(file, "alice")
+    async with served(model, tmp_path, api_keys_file=file) as rest:
+        rest.scheduler.status, rest.scheduler.script = BUSY, drawn
+        await browser.open(f"http://{rest.address}/")
+        await browser.until("document.querySelector('#link').textContent === 'an API key is needed'")
+        prompt = browser.find("#prompt-text")
+        prompt.send_keys("the dog", Keys.CONTROL, Keys.ENTER)
+        await browser.until("!document.querySelector('#failure').hidden")
+        browser.find("#key").send_keys(key, Keys.TAB)
+        await browser.until("document.querySelector('#link').textContent === 'live'")
+        prompt.send_keys(Keys.CONTROL, Keys.ENTER)
+        await browser.until("document.querySelector('#answer').textContent.length > 7")
+        assert await browser.ask("document.cookie + JSON.stringify({...localStorage, ...sessionStorage})") == "{}"
 
 
 async def test_ten_thousand_jobs_leave_it_usable(page: Browser, scripted: Served) -> None:
