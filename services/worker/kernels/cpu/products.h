@@ -98,11 +98,56 @@ static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const u
   }
 }
 
-// The same with int8 weights: a piece of the panel at a time is turned into words, in `piece`.
+#if defined(__AVX512F__)
+// Few rows times a panel of int8 weights, which are turned into words as they are multiplied: sums[rows][64].
+template <class T, int ROWS>
+static void quantized_tile(const uint32_t* x, int64_t x_step, const int8_t* panel, int64_t words, float* sums) {
+  Vector sum[ROWS][TILE_VECTORS];
+  for (int r = 0; r < ROWS; ++r) {
+    for (int v = 0; v < TILE_VECTORS; ++v) sum[r][v] = zeros();
+  }
+  for (int64_t word = 0; word < words; ++word) {
+    const int8_t* from = panel + word * PANEL * WORD_NUMBERS<T>;
+    for (int64_t line = 0; line < PANEL * WORD_NUMBERS<T>; line += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(from + 4 * AHEAD_WORDS + line), _MM_HINT_T0);
+    }
+    Words w[TILE_VECTORS];
+    for (int v = 0; v < TILE_VECTORS; ++v) w[v] = words_of_bytes<T>(from + v * LANES * WORD_NUMBERS<T>);
+    for (int r = 0; r < ROWS; ++r) {
+      const Words a = all_words(x[r * x_step + word]);
+      for (int v = 0; v < TILE_VECTORS; ++v) sum[r][v] = plus_product<T>(sum[r][v], a, w[v]);
+    }
+  }
+  for (int r = 0; r < ROWS; ++r) {
+    for (int v = 0; v < TILE_VECTORS; ++v) store(sums + r * PANEL + v * LANES, sum[r][v]);
+  }
+}
+
+template <class T>
+static bool times_few_rows(const uint32_t* x, int64_t x_step, int64_t rows, const int8_t* panel, int64_t words,
+                           float* sums) {
+  switch (rows) {
+    case 1: quantized_tile<T, 1>(x, x_step, panel, words, sums); return true;
+    case 2: quantized_tile<T, 2>(x, x_step, panel, words, sums); return true;
+    case 3: quantized_tile<T, 3>(x, x_step, panel, words, sums); return true;
+    case 4: quantized_tile<T, 4>(x, x_step, panel, words, sums); return true;
+    case 5: quantized_tile<T, 5>(x, x_step, panel, words, sums); return true;
+  }
+  return false;
+}
+#else
+template <class T>
+static bool times_few_rows(const uint32_t*, int64_t, int64_t, const int8_t*, int64_t, float*) {
+  return false;
+}
+#endif
+
+// The same with int8 weights: a piece of the panel at a time is turned into words, in `piece`, unless rows are few.
 template <class T>
 static void times_quantized_panel(const uint32_t* x, int64_t x_step, int64_t rows, const int8_t* panel, int64_t words,
                                   uint32_t* piece, float* sums) {
   constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<T>;
+  if (times_few_rows<T>(x, x_step, rows, panel, words, sums)) return;
   for (int64_t begin = 0; begin < words; begin += PIECE_WORDS) {
     const int64_t count = words - begin < PIECE_WORDS ? words - begin : PIECE_WORDS;
     const int8_t* from = panel + begin * WORD_BYTES;
