@@ -49,7 +49,7 @@ def behind(owner: type, method: str, note: Callable[..., None]) -> None:
 def observe_scheduler(trace: Trace) -> None:
     from services.scheduler.gateways import Gateways
 
-    behind(Gateways, "end", lambda _, end, now_s: trace.write(now_s, job=end.job_id, reason=end.reason.value))
+    behind(Gateways, "end", lambda _, end, now_s, failure: trace.write(now_s, job=end.job_id, reason=end.reason.value))
 
 
 def observe_kvmanager(trace: Trace) -> None:
