@@ -88,15 +88,16 @@ class FakeWorkerForScheduler:
             assert response is not grpc.aio.EOF, await self.call.details()
             if response.HasField("released"):
                 return
-            await self._run(plan_from_wire(response.plan))
+            await self.run(plan_from_wire(response.plan))
 
     async def step(self, limit_s: float | None = LIMIT_S) -> Plan:
         """Run the next plan."""
         plan = await self.read_plan(limit_s)
-        await self._run(plan)
+        await self.run(plan)
         return plan
 
-    async def _run(self, plan: Plan) -> None:
+    async def run(self, plan: Plan) -> None:
+        """Run a plan that was read."""
         self.plans.append(plan)
         tokens: list[SampledToken] = []
         logprobs: dict[JobId, TokenLogprob] = {}

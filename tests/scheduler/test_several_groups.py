@@ -101,10 +101,11 @@ async def test_what_ends_a_group_leaves_the_other_the_log_probabilities_of_that_
         async with two_groups(recorders) as (served, zero, one, gateway):
             inbox = served.driver.inbox
             held: list[Inbound] = []
+            plan = await zero.read_plan()  # made of what is posted before anything is held
             with monkeypatch.context() as patch:
                 patch.setattr(inbox, "post", held.append)
                 await one.call.write(nonsense_of(one))
-                await zero.step()
+                await zero.run(plan)
                 await until(lambda: sum(isinstance(item, WorkerSaid) for item in held) == 2)
             for item in held:  # all of it is taken in one turn
                 inbox.post(item)
