@@ -36,11 +36,6 @@ class RequestTrace:
         """For the scheduler; empty if the request is not sampled."""
         return self._span.traceparent
 
-    @property
-    def trace_id(self) -> str:
-        """The trace's id in hexadecimal, for logs."""
-        return self._span.trace_id
-
     def opened(self, request: GenerateRequest, request_id: str) -> None:
         """What was asked for, but neither prompt nor stop strings."""
         sampling = request.sampling

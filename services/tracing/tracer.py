@@ -70,11 +70,6 @@ class OpenSpan:
         context = self._span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-01" if context.trace_flags.sampled else ""
 
-    @property
-    def trace_id(self) -> str:
-        """The trace's id in hexadecimal, for logs."""
-        return f"{self._span.get_span_context().trace_id:032x}"
-
     def set(self, attributes: Attributes) -> None:
         self._span.set_attributes(attributes)
 
@@ -102,20 +97,20 @@ class Tracer:
 
     def __init__(self, provider: Any, to_ns: int) -> None:
         """`to_ns` is Unix time at 0 of the service's clock, in nanoseconds."""
-        from opentelemetry import trace
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._trace = trace
+        self._server_kind = SpanKind.SERVER
+        self._context_of = TraceContextTextMapPropagator().extract
         self._provider = provider
         self._tracer = provider.get_tracer("fastserve")
         self._to_ns = to_ns
 
     def serve(self, name: str, metadata: Mapping[str, str], now_s: float, attributes: Attributes) -> OpenSpan:
         """The span of a request, a child of what the client's metadata names."""
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        parent = TraceContextTextMapPropagator().extract({key: metadata[key] for key in CARRIED if key in metadata})
-        kind = self._trace.SpanKind.SERVER
-        span = self._tracer.start_span(name, parent, kind, attributes=attributes, start_time=_ns(now_s, self._to_ns))
+        parent = self._context_of({key: metadata[key] for key in CARRIED if key in metadata})
+        start_ns = _ns(now_s, self._to_ns)
+        span = self._tracer.start_span(name, parent, self._server_kind, attributes=attributes, start_time=start_ns)
         return OpenSpan(span, self._to_ns)
 
     def begin(self, name: str, traceparent: str, now_s: float, attributes: Attributes) -> OpenSpan:
@@ -142,11 +137,9 @@ class Tracer:
         self._provider.shutdown()
 
     def _below(self, traceparent: str) -> Any:
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
         if len(traceparent) > MOST_TRACEPARENT_CHARACTERS:
             return None
-        return TraceContextTextMapPropagator().extract({TRACEPARENT: traceparent})
+        return self._context_of({TRACEPARENT: traceparent})
 
 
 def open_tracer(service: str, environment: Mapping[str, str]) -> Tracer | None:

@@ -6,6 +6,8 @@ for what is no message, or one of an unexpected kind.
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
@@ -80,16 +82,9 @@ PING_FRAME = _frame(wire.LeaderToRank(ping=wire.Ping()))
 PONG_FRAME = _frame(wire.RankToLeader(pong=wire.Ping()))
 
 
-def _identity_to_wire(identity: RankIdentity) -> wire.RankIdentity:
-    return wire.RankIdentity(
-        rank=identity.rank,
-        tp=identity.tp,
-        pp=identity.pp,
-        model_fingerprint=identity.model_fingerprint,
-        dtype=identity.dtype,
-        block_size=identity.block_size,
-        model=identity.model,
-    )
+def _identity_values(identity: RankIdentity | wire.RankIdentity) -> dict[str, Any]:
+    """What says who a rank is: value and message name it alike."""
+    return {one.name: getattr(identity, one.name) for one in fields(RankIdentity)}
 
 
 def hello_frame(facts: RankFacts) -> bytes:
@@ -97,7 +92,7 @@ def hello_frame(facts: RankFacts) -> bytes:
     return _frame(
         wire.RankToLeader(
             hello=wire.RankHello(
-                identity=_identity_to_wire(facts),
+                identity=wire.RankIdentity(**_identity_values(facts)),
                 max_model_len=facts.max_model_len,
                 first_layers=facts.first_layers,
                 device_blocks=facts.device_blocks,
@@ -115,15 +110,9 @@ def hello_of(data: bytes) -> RankFacts:
     message = _from_rank(data)
     if not message.HasField("hello"):
         raise ProtocolError("the first message of a rank must be its hello")
-    hello, identity = message.hello, message.hello.identity
+    hello = message.hello
     return RankFacts(
-        rank=identity.rank,
-        tp=identity.tp,
-        pp=identity.pp,
-        model_fingerprint=identity.model_fingerprint,
-        dtype=identity.dtype,
-        block_size=identity.block_size,
-        model=identity.model,
+        **_identity_values(hello.identity),
         max_model_len=hello.max_model_len,
         first_layers=tuple(hello.first_layers),
         device_blocks=hello.device_blocks,
@@ -136,7 +125,7 @@ def hello_of(data: bytes) -> RankFacts:
 
 def question_frame(identity: RankIdentity) -> bytes:
     """A rank asks for the stages' layers."""
-    return _frame(wire.RankToLeader(ask_layers=_identity_to_wire(identity)))
+    return _frame(wire.RankToLeader(ask_layers=wire.RankIdentity(**_identity_values(identity))))
 
 
 def question_of(data: bytes) -> RankIdentity | None:
@@ -144,8 +133,7 @@ def question_of(data: bytes) -> RankIdentity | None:
     message = _from_rank(data)
     if not message.HasField("ask_layers"):
         return None
-    one = message.ask_layers
-    return RankIdentity(one.rank, one.tp, one.pp, one.model_fingerprint, one.dtype, one.block_size, model=one.model)
+    return RankIdentity(**_identity_values(message.ask_layers))
 
 
 def layers_frame(first_layers: Sequence[int]) -> bytes:

@@ -127,11 +127,6 @@ class RankMachine:
         """The epoch that the leader began last; 0 without a leader."""
         return self._epoch
 
-    @property
-    def has_steps(self) -> bool:
-        """Whether a step waits or runs."""
-        return self._busy or bool(self._steps)
-
     def handle(self, event: Event) -> list[Action]:
         """Takes one event. Raises ProtocolError when the leader said what it can't say now."""
         match event:
