@@ -5,6 +5,8 @@ Nothing that the service does is changed: behind four methods of its drivers a l
 of the monotonic clock, which all processes of a machine share, so that lines of different processes can be compared.
 
     scheduler: {"at_s", "job", "reason"}    the job ended, by the turn of that time
+               {"at_s", "iterations", "released": [job]}    the iterations whose results a turn took, and the jobs whose
+               KV it gave back
     kvmanager: {"at_s", "blocks": {job: [device, host]}}    what jobs, and copies of ended ones, hold after a turn that
                changed it
     worker:    {"at_s", "plan"}    an iteration ended
@@ -47,9 +49,25 @@ def behind(owner: type, method: str, note: Callable[..., None]) -> None:
 
 
 def observe_scheduler(trace: Trace) -> None:
+    from services.domain.protocol import IterationResult, Release
     from services.scheduler.gateways import Gateways
+    from services.scheduler.scheduler_link import SchedulerLink
+    from services.scheduler.worker_group import WorkerGroup
 
     behind(Gateways, "end", lambda _, end, now_s, failure: trace.write(now_s, job=end.job_id, reason=end.reason.value))
+    released: list[str] = []
+
+    def note_released(_: Any, group: int, epoch: int, messages: Any) -> None:
+        released.extend(message.job_id for message in messages if isinstance(message, Release))
+
+    def note_turn(_: Any, events: Any, now_s: float) -> None:
+        iterations = sum(isinstance(event, IterationResult) for event in events)
+        if iterations or released:
+            trace.write(now_s, iterations=iterations, released=list(released))
+        released.clear()
+
+    behind(SchedulerLink, "send", note_released)
+    behind(WorkerGroup, "decide", note_turn)
 
 
 def observe_kvmanager(trace: Trace) -> None:

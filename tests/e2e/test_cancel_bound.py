@@ -1,17 +1,21 @@
-"""A client that goes away, or whose deadline passes, frees its job's KV everywhere within plans in flight + 1
-iterations: through the real services, while other jobs go on.
+"""A client that goes away, or whose deadline passes, frees its job's KV: through the real services, over gRPC and over
+REST, while other jobs go on.
 
-The services are observed (see observed): the iterations that end between the turn in which the scheduler learns of a
-job's end and the moment from which neither the KV manager nor the worker holds a block of it are counted exactly. The
-model is so slow that an iteration takes much longer than the messages.
+The services are observed (see observed). From the turn in which the scheduler learns of a job's end, until the turn in
+which it gives back the job's KV, it takes the results of at most the plans in flight, two: this is exact. Until neither
+the KV manager nor the worker holds a block of it one more iteration may end, since messages take time; where several
+jobs run on, an iteration of this model takes much longer than they do.
 """
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import httpx2
 import pytest
 
 from models.make_random import RandomModel, write_random_model
@@ -20,6 +24,7 @@ from tests.builders.waits import wait_until
 from tests.e2e.client import LIMIT_S, Choice, Client, client_of
 from tests.e2e.cluster import Cluster, running_cluster
 from tests.e2e.observed import NONE, lines_of
+from tests.rest.running_front import running_front
 
 pytestmark = pytest.mark.timeout(240)  # a start of all services
 
@@ -27,7 +32,8 @@ SLOW = RandomModel(1024, 12, 16, 4, intermediate=3584, vocabulary=512, context=1
 """160 million parameters: some 25 ms an iteration of float32 on one thread."""
 POOL_TOKENS = 400
 """Three of the jobs below fit."""
-PLANS_IN_FLIGHT = 3
+PLANS_IN_FLIGHT = 2
+"""The default."""
 PROMPT_TOKENS = 40
 TOKENS = 90
 JOBS = 10
@@ -39,12 +45,15 @@ BEGUN_TOKENS = 2
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A job that the scheduler ended before its time. `iterations`: how many ended while it still held blocks."""
+    """A job that the scheduler ended before its time. `plans`: how many ended before the scheduler gave its KV back;
+    `iterations`: how many ended while it still held blocks.
+    """
 
     job: str
     reason: str
     device_blocks: int
     host_blocks: int
+    plans: int
     iterations: int
 
 
@@ -53,9 +62,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     model = tmp_path_factory.mktemp("model") / "slow"
     write_random_model(SLOW, model)
     flags = ("--dtype", "float32", "--threads", "1", "--kv-device-tokens", str(POOL_TOKENS), "--kv-host-tokens", "4096")
-    plans = ("--plans-in-flight", str(PLANS_IN_FLIGHT), "--max-batch", "4")
     folder = tmp_path_factory.mktemp("cluster")
-    with running_cluster(model, folder, worker_flags=flags, scheduler_flags=plans, observed=SERVICES) as running:
+    with running_cluster(
+        model, folder, worker_flags=flags, scheduler_flags=("--max-batch", "4"), observed=SERVICES
+    ) as running:
         yield running
 
 
@@ -73,19 +83,32 @@ def free_from_s(lines: Sequence[dict[str, Any]], job: str) -> float:
     return float(told[-1]["at_s"]) if told else 0.0
 
 
-def ended_early(cluster: Cluster) -> list[Ended]:
-    """All jobs that were cancelled or ran out of time."""
+def plans_before_release(lines: Sequence[dict[str, Any]], job: str, learnt_s: float) -> int:
+    """Of the scheduler's trace: the iterations whose results it took from the job's end to its release."""
+    turns = [line for line in lines if "released" in line and line["at_s"] >= learnt_s]
+    released_s = next(line["at_s"] for line in turns if job in line["released"])
+    return sum(line["iterations"] for line in turns if learnt_s < line["at_s"] <= released_s)
+
+
+def ended_early(cluster: Cluster, since_s: float) -> list[Ended]:
+    """All jobs that were cancelled or ran out of time since then."""
     ends, manager, worker = (lines_of(cluster.trace_of(name)) for name in ("scheduler", "kvmanager", "worker"))
     iterations_s = [line["at_s"] for line in worker if "plan" in line]
     found = []
     for line in ends:
-        if line["reason"] not in ("cancelled", "deadline"):
+        if line.get("reason") not in ("cancelled", "deadline") or line["at_s"] < since_s:
             continue
         job, learnt_s = line["job"], line["at_s"]
         free_s = max(free_from_s(manager, job), free_from_s(worker, job))
         iterations = sum(learnt_s < end_s <= free_s for end_s in iterations_s)
-        found.append(Ended(job, line["reason"], *held_at(manager, job, learnt_s), iterations))
+        plans = plans_before_release(ends, job, learnt_s)
+        found.append(Ended(job, line["reason"], *held_at(manager, job, learnt_s), plans, iterations))
     return found
+
+
+def assert_given_back_in_time(found: Sequence[Ended]) -> None:
+    assert [one for one in found if one.plans > PLANS_IN_FLIGHT] == []
+    assert any(one.device_blocks and one.plans for one in found), "some had to wait for plans under way"
 
 
 class LeavingReader:
@@ -132,9 +155,8 @@ async def go_away(cluster: Cluster, readers: dict[int, LeavingReader]) -> None:
         left.remove(found[0])
 
 
-async def test_a_client_that_goes_or_is_out_of_time_frees_its_blocks_within_plans_in_flight_plus_one_iterations(
-    cluster: Cluster,
-) -> None:
+async def test_a_client_that_goes_or_is_out_of_time_frees_its_blocks_within_two_iterations(cluster: Cluster) -> None:
+    began_s = time.monotonic()
     async with client_of(cluster.gateway_address) as client:
         readers = {number: LeavingReader(client, number) for number in range(JOBS)}
         going = {number: readers[number] for number in readers if number not in STAYING | DEADLINES_S.keys()}
@@ -146,9 +168,62 @@ async def test_a_client_that_goes_or_is_out_of_time_frees_its_blocks_within_plan
     assert codes == [grpc.StatusCode.DEADLINE_EXCEEDED] * len(DEADLINES_S)
     wait_until(cluster.is_idle, "every block free")
 
-    found = ended_early(cluster)
+    found = ended_early(cluster, began_s)
+    assert_given_back_in_time(found)
     assert [one for one in found if one.iterations > PLANS_IN_FLIGHT + 1] == []
     assert len(found) == JOBS - len(STAYING)
     assert {one.reason for one in found} == {"cancelled", "deadline"}
-    assert any(one.device_blocks and one.iterations for one in found), "some had to wait for plans under way"
     assert any(one.host_blocks and not one.device_blocks for one in found), "some were swapped out"
+
+
+async def newcomer_that_runs(cluster: Cluster, known: set[str]) -> str:
+    """The one job beside the known ones, once an iteration has ended since it got device blocks."""
+    found: list[str] = []
+
+    def runs() -> bool:
+        lines = lines_of(cluster.trace_of("worker"))
+        ended_s = max(line["at_s"] for line in lines if "plan" in line)
+        for line in lines:
+            found.extend(job for job in line.get("blocks", ()) if job not in known and line["at_s"] < ended_s)
+        return bool(found)
+
+    await asyncio.to_thread(wait_until, runs, "the job runs")
+    return found[0]
+
+
+async def come_and_go(cluster: Cluster, http: httpx2.AsyncClient, known: set[str], *, stream: bool) -> str:
+    """A completion whose client closes its connection while the job runs. Returns the job."""
+    prompt = list(range(20 + len(known), 20 + len(known) + PROMPT_TOKENS))
+    body = {"prompt": prompt, "model": "tiny", "max_tokens": TOKENS, "ignore_eos": True, "stream": stream}
+    if not stream:
+        asking = asyncio.create_task(http.post("/v1/completions", json=body))
+        job = await newcomer_that_runs(cluster, known)
+        asking.cancel()
+        await asyncio.wait([asking])
+        return job
+    async with http.stream("POST", "/v1/completions", json=body) as response:
+        assert (await anext(response.aiter_lines())).startswith("data: {")
+        return await newcomer_that_runs(cluster, known)
+
+
+async def test_so_does_a_client_that_goes_over_rest_streaming_or_waiting_for_a_whole_answer(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    began_s = time.monotonic()
+    async with (
+        client_of(cluster.gateway_address) as client,
+        running_front(cluster.gateway_address, tmp_path) as (_, address),
+        httpx2.AsyncClient(base_url=f"http://{address}", timeout=LIMIT_S, trust_env=False) as http,
+    ):
+        staying = LeavingReader(client, JOBS)
+        known = {job for line in lines_of(cluster.trace_of("kvmanager")) for job in line["blocks"]} | {staying.job}
+        left: list[str] = []
+        for stream in (True, False, True, False):
+            left.append(await come_and_go(cluster, http, known | {*left}, stream=stream))
+        await staying.reading
+    assert len(staying.choice.token_ids) == TOKENS
+    wait_until(cluster.is_idle, "every block free")
+
+    found = ended_early(cluster, began_s)
+    assert_given_back_in_time(found)
+    assert [(one.job, one.reason) for one in found] == [(job, "cancelled") for job in left]
