@@ -3,9 +3,12 @@
 The two take turns in one sitting, because the memory bandwidth of shared machines drifts by the minute; medians of the
 repeats are compared. Each waits asleep while the other is measured. The engine alone runs jobs first come, first
 served, with the same batch, token budget, threads and device pool.
+
+Beside it stands the processor time that the services take of the same cores, by iteration.
 """
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,8 +16,10 @@ from typing import Any
 from benchmarks.engines import engine
 from benchmarks.goals_and_tables import Goal, Table, at_least, at_most
 from benchmarks.model_folders import ROOT, random_model
+from benchmarks.processor_time import SERVICES, beside_compute_ms, ms_by_iteration, processor_times
 from benchmarks.servers import Result, bench, demand_no_failures, trace_server
 from benchmarks.settings import BenchSettings
+from services.worker.engine.compute_thread import COMPUTE
 
 TRACE = ROOT / "benchmarks" / "traces" / "zipf120.jsonl"
 DEVICE_TOKENS = 32_768
@@ -55,6 +60,10 @@ def _services_figures(result: Result) -> dict[str, Any]:
     }
 
 
+def _median_ms(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: median(run[name] for run in runs) for name in runs[0]}
+
+
 async def _measure_model(settings: BenchSettings, preset: str, trace: Path, warm_up: Path) -> dict[str, Any]:
     model = random_model(preset)
     pool = ["--kv-device-tokens", str(DEVICE_TOKENS)]
@@ -66,10 +75,13 @@ async def _measure_model(settings: BenchSettings, preset: str, trace: Path, warm
         await alone.ask("trace", file=str(warm_up))
         for repeat in range(settings.pick(3, 1)):
             out = settings.folder("raw", f"throughput-{preset}-{repeat}")
+            before = processor_times()
             result = await bench(server, trace, out, "--time-scale", "0")
             demand_no_failures(result, out)
+            taken_ms = ms_by_iteration(before, processor_times(), result["scheduler"]["iterations"])
+            services_figures = {**_services_figures(result), "processor_ms_by_iteration": taken_ms}
             engine_figures = await alone.ask("trace", file=str(trace))
-            runs.append({"services": _services_figures(result), "engine": engine_figures})
+            runs.append({"services": services_figures, "engine": engine_figures})
         threads = alone.threads
     services = median(run["services"]["output_tokens_per_s"] for run in runs)
     by_engine = median(run["engine"]["output_tokens_per_s"] for run in runs)
@@ -78,6 +90,7 @@ async def _measure_model(settings: BenchSettings, preset: str, trace: Path, warm
         "engine_tokens_per_s": round(by_engine, 1),
         "share_of_engine": round(services / by_engine, 4),
         "plan_wait_share": median(run["services"]["plan_wait_share"] for run in runs),
+        "processor_ms_by_iteration": _median_ms([run["services"]["processor_ms_by_iteration"] for run in runs]),
         "engine_threads": threads,
         "runs": runs,
     }
@@ -128,4 +141,23 @@ def tables(measured: dict[str, Any]) -> list[Table]:
     title = (
         f"{measured['trace']}, all jobs at once, {measured['dtype']}, batch {measured['max_batch']}: output tokens/s"
     )
-    return [Table(title, ("model", "services", "engine alone", "services / engine", "waiting for plans"), rows)]
+    table = Table(title, ("model", "services", "engine alone", "services / engine", "waiting for plans"), rows)
+    return [table, *_processor_tables(measured)]
+
+
+def _processor_tables(measured: dict[str, Any]) -> list[Table]:
+    """What the services take; results of earlier versions lack it."""
+    taken = {
+        preset: figures["processor_ms_by_iteration"]
+        for preset, figures in measured["models"].items()
+        if "processor_ms_by_iteration" in figures
+    }
+    if not taken:
+        return []
+    rows = [
+        (preset, *(f"{ms[name]:.2f}" for name in SERVICES), f"{beside_compute_ms(ms):.2f}", f"{ms[COMPUTE]:.1f}")
+        for preset, ms in taken.items()
+    ]
+    heading = ("model", *SERVICES, "together", "compute, all threads")
+    note = "The worker's figure is its own loop. The client, which runs on the same cores, is not counted."
+    return [Table("Processor time by service in the same runs: ms an iteration", heading, rows, note)]
