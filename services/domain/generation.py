@@ -35,10 +35,21 @@ class SamplingRequest:
     n: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     guide: Guide | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def max_tokens_or_default(self) -> int:
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def has_output(self) -> bool:
+        """Whether more is wanted than the log probabilities of the prompt."""
+        return self.max_tokens != 0
+
+    @property
+    def job_max_tokens(self) -> int:
+        """Of a job: reading a prompt makes a token."""
+        return max(1, self.max_tokens_or_default)
 
     @property
     def choice_count(self) -> int:
@@ -80,8 +91,8 @@ class EndReason(Enum):
 
 
 class TokenLogprob(NamedTuple):
-    """Natural log probability of a chosen token under the model's own distribution, and the best alternatives (token
-    id, log probability).
+    """Natural log probability of a chosen token, or of one of a prompt, under the model's own distribution, and the
+    best alternatives (token id, log probability).
     """
 
     token_id: int
@@ -103,7 +114,9 @@ class Usage(NamedTuple):
 
 
 class OutputPiece(NamedTuple):
-    """A piece of a choice's output that is new to the reader. `finish` is set on the last piece of the choice."""
+    """A piece of a choice's output that is new to the reader. `finish` is set on the last piece of the choice. One with
+    `prompt_logprobs` has no output.
+    """
 
     choice: int
     first_token_number: int
@@ -111,6 +124,7 @@ class OutputPiece(NamedTuple):
     text: str
     logprobs: Sequence[TokenLogprob]
     finish: EndReason | None
+    prompt_logprobs: Sequence[TokenLogprob] = ()
 
 
 class StreamMessage(NamedTuple):

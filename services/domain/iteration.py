@@ -7,6 +7,7 @@ from typing import NamedTuple
 from services.domain.generation import TokenLogprob
 from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.job_sampling import JobSampling
+from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.protocol import IterationResult
 
 
@@ -26,7 +27,8 @@ class PlanWork(NamedTuple):
     """A plan entry as the worker receives it. `token_ids` are the tokens of a prefill, empty for a decode; `spec` is
     present at position 0.
 
-    A prefill is abandoned after `cut_after_s` seconds of compute; None: never.
+    A prefill is abandoned after `cut_after_s` seconds of compute; None: never. `next_token_id`: the prompt's token
+    after these, where its log probability is wanted.
     """
 
     job_id: JobId
@@ -35,6 +37,7 @@ class PlanWork(NamedTuple):
     token_ids: Sequence[int]
     spec: JobSpec | None
     cut_after_s: float | None
+    next_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,11 @@ class WorkerCounters:
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
     """An iteration's result, with log probabilities for clients and counters for operators. `failures`: jobs whose
-    guide could not be followed any further, and why.
+    guide could not be followed any further, and why. `scored`: log probabilities of prompts, part by part.
     """
 
     result: IterationResult
     logprobs: Mapping[JobId, TokenLogprob]
     counters: WorkerCounters
     failures: Mapping[JobId, str] = field(default_factory=dict)
+    scored: Sequence[ScoredPrompt] = ()

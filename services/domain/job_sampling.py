@@ -11,8 +11,8 @@ class JobSampling:
     inference.proto.
 
     `top_k` 0 means off. `stop_token_ids` includes the model's end-of-sequence tokens, unless they are ignored; with a
-    guide they never are. `logprobs` None: no log probabilities are reported. `logit_bias` is sorted by token id.
-    `guide` None: the output may be anything.
+    guide they never are. `logprobs` None: no log probabilities are reported; `prompt_logprobs` likewise, of the prompt.
+    `logit_bias` is sorted by token id. `guide` None: the output may be anything.
     """
 
     max_tokens: int
@@ -30,3 +30,4 @@ class JobSampling:
     logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     guide: Guide | None = None
+    prompt_logprobs: int | None = None

@@ -10,6 +10,7 @@ from services.domain.errors import FastServeError
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId
 from services.domain.job_sampling import JobSampling
+from services.domain.prompt_logprobs import PromptLogprobs
 
 CLIENT_NUMBERS = 4096
 MOST_CLIENT_CHARACTERS = 64
@@ -74,7 +75,8 @@ class JobTimings(NamedTuple):
 class JobUpdate(NamedTuple):
     """New output of one job for one gateway. An update with `finish` (and timings) or `error` is the last one.
 
-    `is_joined`: the job had been submitted before, so its tokens are not new work.
+    `is_joined`: the job had been submitted before, so its tokens are not new work. An update with `prompt_logprobs` has
+    nothing else that is new.
     """
 
     job_id: JobId
@@ -85,3 +87,4 @@ class JobUpdate(NamedTuple):
     error: FastServeError | None = None
     timings: JobTimings | None = None
     is_joined: bool = False
+    prompt_logprobs: PromptLogprobs | None = None

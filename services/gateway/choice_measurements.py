@@ -13,10 +13,8 @@ def measure_tokens(metrics: GatewayMetrics, choice: Choice, new_tokens: int, now
         return
     metrics.tokens_made(new_tokens)
     if choice.first_token_s is None:
-        choice.first_token_s = now_s
         metrics.first_token(now_s - choice.request.arrived_s)
-        if not any(other.first_token_s is not None for other in choice.request.choices if other is not choice):
-            metrics.prompt_admitted(choice.request.prompt_tokens)
+        _prompt_was_read(metrics, choice, now_s)
     else:
         metrics.token_gap(now_s - choice.last_token_s)
     for _ in range(new_tokens - 1):
@@ -30,6 +28,16 @@ def measure_end(metrics: GatewayMetrics, choice: Choice, finish: EndReason, now_
         choice.request.trace.ended(finish, len(choice.output.token_ids), choice.first_token_s)
     if choice.is_joined:
         return
+    if choice.first_token_s is None and finish.completes:  # its prompt alone was wanted
+        _prompt_was_read(metrics, choice, now_s)
+        choice.last_token_s = now_s
     decode_s = 0.0 if choice.first_token_s is None else choice.last_token_s - choice.first_token_s
     timings = None if choice.is_resumed else choice.timings
     metrics.choice_ended(finish, len(choice.output.token_ids), now_s - choice.request.arrived_s, decode_s, timings)
+
+
+def _prompt_was_read(metrics: GatewayMetrics, choice: Choice, now_s: float) -> None:
+    """Counts the prompt with the first of the request's choices that has read it."""
+    choice.first_token_s = now_s
+    if not any(other.first_token_s is not None for other in choice.request.choices if other is not choice):
+        metrics.prompt_admitted(choice.request.prompt_tokens)

@@ -189,13 +189,14 @@ class GatewayDriver:
     ) -> None:
         """Submits one job per choice, or leaves them to the next scheduler. Raises InvalidFieldError."""
         field = "text" if request.text is not None else "token_ids.ids"
-        check_prompt(field, len(prompt), request.sampling.max_tokens_or_default, self.model.limits, self._last_limits)
+        check_prompt(field, len(prompt), request.sampling, self.model.limits, self._last_limits)
         seed = seed_of(opened.request_id, opened.body_digest)
         context = prompt[-CONTEXT_TOKENS:]
         choices: list[Choice] = []
         trace = opened.tokenized(request, len(prompt), self._clock())
         for sampling in resolve(request.sampling, self.model.limits.eos_token_ids, seed):
-            output = ChoiceOutput(sampling, self.model.tokenizer.detokenizer(context), request.sampling.stop)
+            detokenizer, stop = self.model.tokenizer.detokenizer(context), request.sampling.stop
+            output = ChoiceOutput(sampling, detokenizer, stop, prompt, has_output=request.sampling.has_output)
             job_id, client_number = job_id_of(opened.request_id, sampling.choice), client_number_of(request.client)
             job = Submission(job_id, opened.body_digest, prompt, sampling, 0, None, client_number, trace)
             choices.append(Choice(opened, job, output, deadline_s))
@@ -332,9 +333,8 @@ class GatewayDriver:
             return
         choice.lost_s, choice.losses = None, 0
         was_stopped = output.stop_found
-        if not was_stopped and update.token_ids:
-            new_tokens = output.extend(update.first_token_number, update.token_ids, update.logprobs)
-            measure_tokens(self._metrics, choice, new_tokens, now_s)
+        if not was_stopped:
+            measure_tokens(self._metrics, choice, output.take(update), now_s)
         choice.timings = update.timings
         if update.finish is not None:
             self._finish(choice, EndReason.STOP if output.stop_found else update.finish, now_s)

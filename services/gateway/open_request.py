@@ -69,6 +69,8 @@ class Choice:
         left_s = None if self.deadline_s is None else max(0.0, self.deadline_s - now_s)
         if not self.is_resumed:
             return replace(submission, deadline_in_s=left_s)
+        if output.scores is not None and output.scores.are_complete:
+            submission = replace(submission, sampling=replace(submission.sampling, prompt_logprobs=None))
         return replace(
             submission,
             resume_from_token=len(output.token_ids),

@@ -311,8 +311,10 @@ class SchedulerDriver:
         """Translate an inbox item into events of the machines."""
         match item:
             case WorkerSaid(stream, result):
-                if (group := self._groups.get(stream.group)) is not None:
-                    _add(events[stream.group], group.worker_said(stream, result))
+                group = self._groups.get(stream.group)
+                if group is not None and (event := group.worker_said(stream, result)) is not None:
+                    self._gateways.score(result.scored)
+                    events[stream.group].append(event)
             case Submitted():
                 new = self._gateways.submit(item, self._knows(item.submission.job_id), now_s)
                 if new is not None:
@@ -333,7 +335,8 @@ class SchedulerDriver:
                 events[stream.group].append(joined)
             case WorkerLeft(stream):
                 if (group := self._groups.get(stream.group)) is not None:
-                    _add(events[stream.group], group.worker_left(stream))
+                    if (event := group.worker_left(stream)) is not None:
+                        events[stream.group].append(event)
                     if not group.draining:
                         self._router.stopped(stream.group)
             case WorkerDrains(stream, limit_s):
@@ -393,8 +396,3 @@ class SchedulerDriver:
                 case Withdrawn(job):
                     withdrawn.append(job)
         return withdrawn
-
-
-def _add(events: list[Event], event: Event | None) -> None:
-    if event is not None:
-        events.append(event)

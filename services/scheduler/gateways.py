@@ -20,6 +20,7 @@ from services.domain.errors import (
 )
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId
+from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Submission
 from services.scheduler.job_store import READ_LIMIT_S, JobStore, StoredJob
 from services.scheduler.machine.scheduler_events import Cancel, Emit, End, Reject, RejectKind, Submit
@@ -178,6 +179,13 @@ class Gateways:
         entry.is_cancelled = True
         return Cancel(job_id, _CANCELS[reason])
 
+    def score(self, scored: Iterable[ScoredPrompt]) -> None:
+        """A worker found log probabilities of prompts."""
+        for one in scored:
+            entry = self.jobs.score(one)
+            if entry is not None:
+                self._tell(entry)
+
     def emit(self, emit: Emit, logprob: TokenLogprob | None) -> None:
         """A job made a token."""
         entry = self.jobs.get(emit.job_id)
@@ -250,6 +258,7 @@ class Gateways:
             return
         entry.joined |= {peer.gateway_id}
         entry.followers[peer.gateway_id] = submission.resume_from_token
+        entry.scores_sent.pop(peer.gateway_id, None)
         self.jobs.renew(entry, now_s)
         peer.tell_news(entry.job_id)
 

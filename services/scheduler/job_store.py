@@ -16,12 +16,13 @@ Pure: no clock, no I/O. Token ids are kept as array('I'): 10,000 prompts of 512 
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId
 from services.domain.iteration import JobSpec, PlanWork
 from services.domain.job_sampling import JobSampling
+from services.domain.prompt_logprobs import KnownPromptLogprobs, ScoredPrompt
 from services.domain.protocol import PlanEntry
 from services.domain.submission import JobTimings, JobUpdate, Submission
 
@@ -33,6 +34,8 @@ READ_LIMIT_S = 10.0
 """A gateway that has not received the end of a job after this time is not reading."""
 LOGPROB_BYTES = 128
 """Approximate memory for the log probability of a token or of one alternative."""
+SCORE_BYTES = 8
+"""The same of a prompt's."""
 ORPHAN_KEPT_S = 30.0
 MOST_TOKENS_IN_UPDATE = 4096
 """Limit per job and update; the rest follows in the next update."""
@@ -48,10 +51,14 @@ class StoredJob:
     sampling: JobSampling
     output: "array[int]" = field(default_factory=lambda: array("I"))
     logprobs: list[TokenLogprob] | None = None
+    scores: KnownPromptLogprobs | None = None
+    """Log probabilities of the prompt, if they are wanted."""
     prefill_end: int = 0
     """Positions below this one are computed by prefill since the worker last started the job from position 0."""
     followers: dict[str, int] = field(default_factory=dict)
     """Gateway id -> number of the next token to send."""
+    scores_sent: dict[str, int] = field(default_factory=dict)
+    """Gateway id -> position of the next token of the prompt whose log probability is to be sent; absent: the first."""
     joined: frozenset[str] = frozenset()
     """Gateways that joined the job after it was opened."""
     finish: EndReason | None = None
@@ -67,7 +74,8 @@ class StoredJob:
     def output_bytes(self) -> int:
         """Approximate memory of the output."""
         alternatives = 0 if self.logprobs is None else 1 + (self.sampling.logprobs or 0)
-        return len(self.output) * (4 + LOGPROB_BYTES * alternatives)
+        scores = 0 if self.scores is None else self.scores.known.token_count * (1 + self.scores.known.alternatives)
+        return len(self.output) * (4 + LOGPROB_BYTES * alternatives) + SCORE_BYTES * scores
 
 
 class JobStore:
@@ -99,6 +107,8 @@ class JobStore:
         entry.output.extend(submission.output)
         if submission.sampling.logprobs is not None:
             entry.logprobs = list(submission.output_logprobs)
+        if submission.sampling.prompt_logprobs is not None:
+            entry.scores = KnownPromptLogprobs(len(submission.prompt))
         self._entries[submission.job_id] = entry
         return entry
 
@@ -115,6 +125,17 @@ class JobStore:
         entry.output.append(token_id)
         if entry.logprobs is not None and logprob is not None:
             entry.logprobs.append(logprob)
+
+    def score(self, scored: ScoredPrompt) -> StoredJob | None:
+        """Add log probabilities of a prompt. Returns the job if it wants them. If some are missing before them the
+        gateway will notice, and end the request.
+        """
+        entry = self._entries.get(scored.job_id)
+        if entry is None or entry.finish is not None or entry.scores is None:
+            return None
+        if scored.part.first_token <= entry.scores.end:
+            entry.scores.add(scored.part)
+        return entry
 
     def end(self, entry: StoredJob, finish: EndReason, timings: JobTimings, now_s: float) -> None:
         """Mark the job as ended; it is kept for a while."""
@@ -152,6 +173,7 @@ class JobStore:
     def unfollow(self, entry: StoredJob, gateway_id: str) -> bool:
         """Remove a follower. Returns whether it was the last one and the job has not ended."""
         was_follower = entry.followers.pop(gateway_id, None) is not None
+        entry.scores_sent.pop(gateway_id, None)
         return was_follower and not entry.followers and entry.finish is None
 
     def orphan(self, entry: StoredJob, now_s: float) -> None:
@@ -182,14 +204,18 @@ class JobStore:
         entry = self._entries[job_id]
         prompt_tokens = len(entry.prompt)
         spec = None
+        wants_scores = entry.scores is not None and not entry.scores.are_complete
         if from_token == 0:
             entry.prefill_end = prompt_tokens + len(entry.output)
-            spec = JobSpec(prompt_tokens, entry.prefill_end, entry.sampling)
+            is_scored = entry.scores is not None and not wants_scores
+            sampling = replace(entry.sampling, prompt_logprobs=None) if is_scored else entry.sampling
+            spec = JobSpec(prompt_tokens, entry.prefill_end, sampling)
         token_ids: Sequence[int] = ()
+        next_token_id = entry.prompt[to_token] if wants_scores and to_token < prompt_tokens else None
         if from_token < entry.prefill_end:
             made_earlier = entry.output[max(0, from_token - prompt_tokens) : max(0, to_token - prompt_tokens)]
             token_ids = entry.prompt[from_token:to_token] + made_earlier
-        return PlanWork(job_id, from_token, to_token, token_ids, spec, cut_after_s)
+        return PlanWork(job_id, from_token, to_token, token_ids, spec, cut_after_s, next_token_id)
 
     def update(self, entry: StoredJob, gateway_id: str) -> tuple[JobUpdate | None, bool]:
         """What the gateway has not received yet, or None if there is nothing; and whether more follows.
@@ -199,6 +225,8 @@ class JobStore:
         first = entry.followers.get(gateway_id)
         if first is None:
             return None, False
+        if entry.scores is not None and entry.scores_sent.get(gateway_id, 1) < entry.scores.end:
+            return self._scores_update(entry, entry.scores, gateway_id, first)
         until = min(len(entry.output), first + MOST_TOKENS_IN_UPDATE)
         has_more = until < len(entry.output)
         if first >= until and entry.finish is None:
@@ -212,3 +240,13 @@ class JobStore:
         token_ids = entry.output[first:until]
         is_joined = gateway_id in entry.joined
         return JobUpdate(entry.job_id, first, token_ids, logprobs, finish, None, timings, is_joined), has_more
+
+    def _scores_update(
+        self, entry: StoredJob, scores: KnownPromptLogprobs, gateway_id: str, first_token_number: int
+    ) -> tuple[JobUpdate, bool]:
+        """Log probabilities of the prompt that the gateway has not received; what else is new follows them."""
+        start = entry.scores_sent.get(gateway_id, 1)
+        stop = entry.scores_sent[gateway_id] = min(scores.end, start + MOST_TOKENS_IN_UPDATE)
+        update = JobUpdate(entry.job_id, first_token_number, (), (), prompt_logprobs=scores.known.between(start, stop))
+        has_more = stop < scores.end or first_token_number < len(entry.output) or entry.finish is not None
+        return update._replace(is_joined=gateway_id in entry.joined), has_more

@@ -23,6 +23,10 @@ TOKEN_OF_UPDATE = 8
 """The overhead of an update, in tokens."""
 
 
+def _tokens_of(update: JobUpdate) -> int:
+    return len(update.token_ids) + (0 if update.prompt_logprobs is None else update.prompt_logprobs.token_count)
+
+
 class GatewayStream(OutgoingSide):
     """One stream of a gateway."""
 
@@ -70,7 +74,7 @@ class GatewayStream(OutgoingSide):
         room = MOST_TOKENS_IN_MESSAGE
         while self._last_words and room > 0:
             updates.append(self._last_words.popleft())
-            room -= TOKEN_OF_UPDATE + len(updates[-1].token_ids)
+            room -= TOKEN_OF_UPDATE + _tokens_of(updates[-1])
         done: list[JobId] = []
         for job_id in self._news:
             if room <= 0:
@@ -79,7 +83,7 @@ class GatewayStream(OutgoingSide):
             update, has_more = (None, False) if entry is None else jobs.update(entry, self.gateway_id)
             if update is not None:
                 updates.append(update)
-                room -= TOKEN_OF_UPDATE + len(update.token_ids)
+                room -= TOKEN_OF_UPDATE + _tokens_of(update)
             if not has_more:
                 done.append(job_id)
         for job_id in done:

@@ -4,6 +4,7 @@ their peer's outbox.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ import grpc
 from fastserve.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2_grpc
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import InvalidFieldError, ProtocolError
+from services.domain.prompt_logprobs import ScoredPrompt
 from services.runtime.served_streams import first_message, until_one_ends
 from services.runtime.terms import NO_TERM, term_metadata
 from services.scheduler.driver import SchedulerDriver
@@ -29,6 +31,7 @@ from services.wire.scheduler_worker import (
     draining_from_wire,
     plan_to_wire,
     result_from_wire,
+    scored_from_wire,
     worker_facts_from_wire,
 )
 
@@ -36,6 +39,8 @@ SCHEDULER_SERVICE = wire.DESCRIPTOR.services_by_name["SchedulerService"].full_na
 ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 MOST_GATEWAY_ID = 128
+MOST_SCORED = 10_000
+"""Parts of prompts that a worker scores in an iteration."""
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -98,14 +103,22 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             self._driver.worker_left(peer)
 
     async def _read_worker(self, peer: WorkerStream, requests: AsyncIterator[wire.WorkerLinkRequest]) -> None:
+        scored: list[ScoredPrompt] = []
         async for request in requests:
             match request.WhichOneof("message"):
                 case "result":
-                    self._driver.inbox.post(WorkerSaid(peer, result_from_wire(request.result)))
+                    result = result_from_wire(request.result)
+                    self._driver.inbox.post(WorkerSaid(peer, replace(result, scored=tuple(scored))))
+                    scored = []
+                case "scored" if len(scored) < MOST_SCORED:
+                    scored.append(scored_from_wire(request.scored))
                 case "draining":
                     self._driver.inbox.post(WorkerDrains(peer, draining_from_wire(request.draining).limit_s))
                 case _:
-                    raise ProtocolError("a worker's message must be a result, or that it is draining")
+                    raise ProtocolError(
+                        f"a worker's message must be a result, at most {MOST_SCORED} parts of prompts before one, or "
+                        "that it is draining"
+                    )
 
     async def _write_worker(
         self, peer: WorkerStream, write: Callable[[wire.WorkerLinkResponse], Awaitable[None]]

@@ -111,12 +111,14 @@ def body_digest(message: inference_pb2.GenerateRequest, served_model: str) -> by
 
 def piece_to_wire(request_id: str, piece: OutputPiece, usage: Usage | None) -> inference_pb2.GenerateResponse:
     """One message of a stream."""
-    choice, first_token_number, token_ids, text, logprobs, finish = piece
+    choice, first_token_number, token_ids, text, logprobs, finish, prompt_logprobs = piece
     message = inference_pb2.GenerateResponse(
         request_id=request_id, index=choice, first_token_number=first_token_number, token_ids=token_ids, text=text
     )
     if logprobs:
         message.logprobs.extend(logprob_to_wire(one) for one in logprobs)
+    if prompt_logprobs:
+        message.prompt_logprobs.extend(logprob_to_wire(one) for one in prompt_logprobs)
     if finish is not None:
         message.finish_reason = FINISH_TO_WIRE[finish]
     if usage is not None:
@@ -136,6 +138,7 @@ def piece_from_wire(message: inference_pb2.GenerateResponse) -> StreamMessage:
         message.text,
         tuple(logprob_from_wire(one) for one in message.logprobs),
         FINISH_FROM_WIRE.get(message.finish_reason),
+        tuple(logprob_from_wire(one) for one in message.prompt_logprobs),
     )
     return StreamMessage(message.request_id, piece, _usage_from_wire(message))
 

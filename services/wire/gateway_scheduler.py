@@ -14,7 +14,14 @@ from services.domain.generation import EndReason
 from services.domain.ids import JobId
 from services.domain.submission import CLIENT_NUMBERS, JobTimings, JobUpdate, ServingLimits, Submission
 from services.runtime.error_statuses import ErrorStatus, code_of_number, error_of, number_of_code, status_of
-from services.wire.shared_fields import logprob_from_wire, logprob_to_wire, sampling_from_wire, sampling_to_wire
+from services.wire.shared_fields import (
+    logprob_from_wire,
+    logprob_to_wire,
+    prompt_logprobs_from_wire,
+    prompt_logprobs_to_wire,
+    sampling_from_wire,
+    sampling_to_wire,
+)
 
 MOST_ID_BYTES = 256
 MOST_AGE_S = 1e6
@@ -96,7 +103,7 @@ def updates_to_wire(updates: Iterable[JobUpdate]) -> wire.JobUpdates:
     """New output of jobs."""
     message = wire.JobUpdates()
     add = message.jobs.add
-    for job_id, first_token_number, token_ids, logprobs, finish, error, timings, is_joined in updates:
+    for job_id, first_token_number, token_ids, logprobs, finish, error, timings, is_joined, prompt_logprobs in updates:
         one = add(job_id=job_id, first_token_number=first_token_number, is_joined=is_joined)
         if token_ids:
             one.token_ids.extend(token_ids)
@@ -108,6 +115,8 @@ def updates_to_wire(updates: Iterable[JobUpdate]) -> wire.JobUpdates:
             _write_error(one.error, error)
         if timings is not None:
             one.timings.CopyFrom(wire.JobTimings(**timings._asdict()))
+        if prompt_logprobs is not None:
+            one.prompt_logprobs.CopyFrom(prompt_logprobs_to_wire(prompt_logprobs))
     return message
 
 
@@ -123,6 +132,7 @@ def updates_from_wire(message: wire.JobUpdates) -> list[JobUpdate]:
             _read_error(one.error) if one.HasField("error") else None,
             _read_timings(one.timings) if one.HasField("timings") else None,
             one.is_joined,
+            prompt_logprobs_from_wire(one.prompt_logprobs) if one.HasField("prompt_logprobs") else None,
         )
         for one in message.jobs
     ]

@@ -14,9 +14,17 @@ from services.domain.errors import InvalidFieldError, ProtocolError
 from services.domain.generation import TokenLogprob
 from services.domain.ids import MOST_EPOCH, Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerCounters, WorkerResult
+from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.protocol import IterationResult, SampledToken
 from services.domain.worker_facts import WorkerDraining, WorkerFacts
-from services.wire.shared_fields import logprob_from_wire, logprob_to_wire, sampling_from_wire, sampling_to_wire
+from services.wire.shared_fields import (
+    logprob_from_wire,
+    logprob_to_wire,
+    prompt_logprobs_from_wire,
+    prompt_logprobs_to_wire,
+    sampling_from_wire,
+    sampling_to_wire,
+)
 
 MOST_WORKER_ID = 128
 MOST_DRAIN_S = 3600.0
@@ -38,7 +46,7 @@ def plan_to_wire(epoch: Epoch, number: PlanNumber, entries: Iterable[PlanWork]) 
     """A plan for the worker of `epoch`. The `token_ids` of an entry may be any sequence, such as array('I')."""
     message = wire.Plan(epoch=epoch, plan_number=number)
     add = message.entries.add
-    for job_id, from_token, to_token, token_ids, spec, cut_after_s in entries:
+    for job_id, from_token, to_token, token_ids, spec, cut_after_s, next_token_id in entries:
         entry = add(job_id=job_id, from_token=from_token, to_token=to_token)
         if token_ids:
             entry.token_ids.extend(token_ids)
@@ -46,6 +54,8 @@ def plan_to_wire(epoch: Epoch, number: PlanNumber, entries: Iterable[PlanWork]) 
             entry.spec.CopyFrom(spec_to_wire(spec))
         if cut_after_s is not None:
             entry.cut_after_s = cut_after_s
+        if next_token_id is not None:
+            entry.next_token_id = next_token_id
     return message
 
 
@@ -62,6 +72,7 @@ def plan_from_wire(message: wire.Plan) -> Plan:
                 tuple(entry.token_ids),
                 spec_from_wire(entry.spec) if entry.HasField("spec") else None,
                 entry.cut_after_s if entry.HasField("cut_after_s") else None,
+                entry.next_token_id if entry.HasField("next_token_id") else None,
             )
             for entry in message.entries
         ),
@@ -69,7 +80,7 @@ def plan_from_wire(message: wire.Plan) -> Plan:
 
 
 def result_to_wire(result: WorkerResult) -> wire.IterationResult:
-    """The result of one iteration."""
+    """The result of one iteration, without the log probabilities of prompts: they have messages of their own."""
     made = result.result
     message = wire.IterationResult(
         epoch=made.epoch, plan_number=made.plan_number, cut_job_ids=made.cut_job_ids, duration_s=made.duration_s
@@ -118,6 +129,16 @@ def result_from_wire(message: wire.IterationResult) -> WorkerResult:
         ),
         {JobId(job_id): reason for job_id, reason in message.failures.items()},
     )
+
+
+def scored_to_wire(epoch: Epoch, scored: ScoredPrompt) -> wire.ScoredPrompt:
+    """A part of a prompt whose log probabilities are known."""
+    return wire.ScoredPrompt(epoch=epoch, job_id=scored.job_id, part=prompt_logprobs_to_wire(scored.part))
+
+
+def scored_from_wire(message: wire.ScoredPrompt) -> ScoredPrompt:
+    """The inverse of scored_to_wire, without the epoch. Raises ProtocolError."""
+    return ScoredPrompt(JobId(message.job_id), prompt_logprobs_from_wire(message.part))
 
 
 def profile_to_wire(profile: CostProfile) -> wire.CostProfile:

@@ -1,11 +1,15 @@
 """Values <-> wire for fields that several streams carry: sampling parameters and log probabilities."""
 
+from array import array
+
 from fastserve.v1 import inference_pb2
 from fastserve.v1 import scheduler_pb2 as wire
 from fastserve.v1.inference_pb2 import TokenLogprob as WireTokenLogprob
+from services.domain.errors import ProtocolError
 from services.domain.generation import TokenLogprob
 from services.domain.guide import Guide, GuideKind
 from services.domain.job_sampling import JobSampling
+from services.domain.prompt_logprobs import PromptLogprobs
 
 
 def sampling_to_wire(sampling: JobSampling) -> wire.JobSampling:
@@ -26,6 +30,8 @@ def sampling_to_wire(sampling: JobSampling) -> wire.JobSampling:
     )
     if sampling.logprobs is not None:
         message.logprobs = sampling.logprobs
+    if sampling.prompt_logprobs is not None:
+        message.prompt_logprobs = sampling.prompt_logprobs
     if sampling.logit_bias:
         message.logit_bias.update(dict(sampling.logit_bias))
     if sampling.guide is not None:
@@ -51,6 +57,7 @@ def sampling_from_wire(message: wire.JobSampling) -> JobSampling:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         logit_bias=tuple(sorted(message.logit_bias.items())),
         guide=guide_from_wire(message.guide) if message.HasField("guide") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 
 
@@ -97,3 +104,29 @@ def logprob_to_wire(logprob: TokenLogprob) -> WireTokenLogprob:
 def logprob_from_wire(message: WireTokenLogprob) -> TokenLogprob:
     """The inverse of logprob_to_wire."""
     return TokenLogprob(message.token_id, message.logprob, tuple((one.token_id, one.logprob) for one in message.top))
+
+
+def prompt_logprobs_to_wire(part: PromptLogprobs) -> wire.PromptLogprobs:
+    """The PromptLogprobs that workers and scheduler pass on."""
+    return wire.PromptLogprobs(
+        first_token=part.first_token,
+        logprobs=part.logprobs,
+        top_token_ids=part.top_token_ids,
+        top_logprobs=part.top_logprobs,
+    )
+
+
+def prompt_logprobs_from_wire(message: wire.PromptLogprobs) -> PromptLogprobs:
+    """The inverse of prompt_logprobs_to_wire. Raises ProtocolError if tokens and alternatives do not fit together."""
+    tokens, tops = len(message.logprobs), len(message.top_token_ids)
+    if message.first_token < 1 or not tokens or tops % tokens or len(message.top_logprobs) != tops:
+        raise ProtocolError(
+            f"PromptLogprobs: {tokens} tokens from {message.first_token} on with {tops} ids and "
+            f"{len(message.top_logprobs)} log probabilities of alternatives"
+        )
+    return PromptLogprobs(
+        message.first_token,
+        array("f", message.logprobs),
+        array("I", message.top_token_ids),
+        array("f", message.top_logprobs),
+    )

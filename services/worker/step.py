@@ -16,6 +16,7 @@ from services.domain.generation import TokenLogprob
 from services.domain.guide import Guide
 from services.domain.ids import JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork
+from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.protocol import SampledToken
 
 
@@ -36,7 +37,7 @@ class StepOutcome:
 
     `compute_s`: seconds of computing, sums over ranks included, waits for copies and for the stage before excluded;
     `stall_s`: seconds that the compute waited for uploads of its jobs. `failures`: jobs whose guide could not be
-    followed any further, and why; they end with this step.
+    followed any further, and why; they end with this step. `scored`: log probabilities of prompts, part by part.
     """
 
     tokens: tuple[SampledToken, ...]
@@ -45,6 +46,7 @@ class StepOutcome:
     compute_s: float
     stall_s: float
     failures: Mapping[JobId, str] = field(default_factory=dict)
+    scored: Sequence[ScoredPrompt] = ()
 
 
 def guided_starts(plan: Plan) -> Iterator[tuple[PlanWork, Guide]]:

@@ -22,7 +22,13 @@ from services.runtime.outbox import Outbox
 from services.runtime.terms import NewestTerm
 from services.runtime.tls.tls_files import Certificates
 from services.wire.kvmanager_worker import acknowledgements_to_wire, commands_from_wire, kv_hello_to_wire
-from services.wire.scheduler_worker import draining_to_wire, plan_from_wire, result_to_wire, worker_facts_to_wire
+from services.wire.scheduler_worker import (
+    draining_to_wire,
+    plan_from_wire,
+    result_to_wire,
+    scored_to_wire,
+    worker_facts_to_wire,
+)
 
 MOST_UNSENT = 100_000
 
@@ -70,16 +76,17 @@ async def run_scheduler_stream(
     """
     epoch = Epoch(0)
 
-    def one_to_wire(one: WorkerResult | WorkerDraining) -> wire.WorkerLinkRequest:
-        if isinstance(one, WorkerDraining):
-            return wire.WorkerLinkRequest(draining=draining_to_wire(one))
-        message = wire.WorkerLinkRequest(result=result_to_wire(one))
-        # The ranks have a number of their own for it.
-        message.result.epoch = epoch
-        return message
-
     def to_wire(some: Sequence[WorkerResult | WorkerDraining]) -> Iterable[wire.WorkerLinkRequest]:
-        return map(one_to_wire, some)
+        for one in some:
+            if isinstance(one, WorkerDraining):
+                yield wire.WorkerLinkRequest(draining=draining_to_wire(one))
+                continue
+            for scored in one.scored:
+                yield wire.WorkerLinkRequest(scored=scored_to_wire(epoch, scored))
+            message = wire.WorkerLinkRequest(result=result_to_wire(one))
+            # The ranks have a number of their own for it.
+            message.result.epoch = epoch
+            yield message
 
     def on_message(message: wire.WorkerLinkResponse) -> None:
         if message.HasField("plan"):

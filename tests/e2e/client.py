@@ -23,6 +23,7 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[api.TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[api.TokenLogprob] = field(default_factory=list)
     finish_reason: int = api.FINISH_REASON_UNSPECIFIED
     request_id: str = ""
     usage: api.Usage | None = None
@@ -36,6 +37,7 @@ class Choice:
         self.token_ids.extend(message.token_ids)
         self.text += message.text
         self.logprobs.extend(message.logprobs)
+        self.prompt_logprobs.extend(message.prompt_logprobs)
         self.finish_reason = message.finish_reason
         if message.HasField("usage"):
             self.usage = message.usage

@@ -29,7 +29,7 @@ class ForcedJob:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What came back. `job` is the name that the services call it by."""
+    """What came back. `job` is the name that the services call it by. `prompt_logprobs`: of every fourth job."""
 
     job: str
     token_ids: tuple[int, ...]
@@ -37,6 +37,7 @@ class Given:
     finish_reason: int
     preemptions: int
     top_gaps: tuple[float, ...]
+    prompt_logprobs: tuple[float, ...]
 
 
 def make_jobs(count: int, vocabulary_size: int, seed: int = 11, long_every: int = 5) -> list[ForcedJob]:
@@ -72,6 +73,9 @@ GREEDY: tuple[dict[str, Any], ...] = (
 """What the even jobs do, in turn."""
 
 
+SCORED_EVERY = 4
+
+
 def _how(job: ForcedJob) -> Mapping[str, Any]:
     kinds = GREEDY if job.is_greedy else SEEDED
     return kinds[job.number // 2 % len(kinds)]
@@ -90,6 +94,8 @@ def request_of(job: ForcedJob, logprobs: bool) -> inference_pb2.GenerateRequest:
     )
     if logprobs:
         sampling.logprobs = 2
+    if job.number % SCORED_EVERY == 0:
+        sampling.prompt_logprobs = 1
     return inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=job.prompt), sampling=sampling)
 
 
@@ -121,19 +127,23 @@ async def run_one(
     token_ids: list[int] = []
     text: list[str] = []
     gaps: list[float] = []
+    of_prompt: list[float] = []
+    wanted = 2 * (len(job.prompt) - 1) if job.number % SCORED_EVERY == 0 else 0
     reason = inference_pb2.FINISH_REASON_UNSPECIFIED
     preemptions = 0
     request_id = ""
     async for message in stub.Generate(request_of(job, logprobs), timeout=JOB_LIMIT_S):
         assert message.first_token_number == len(token_ids), "tokens come in order, none lost, none twice"
         token_ids.extend(message.token_ids)
+        of_prompt.extend(value for one in message.prompt_logprobs for value in (one.logprob, one.top[0].logprob))
         on_tokens(len(message.token_ids))
         text.append(message.text)
         gaps.extend(entry.top[0].logprob - entry.top[1].logprob for entry in message.logprobs)
         reason = message.finish_reason or reason
         preemptions = message.usage.preemptions
         request_id = message.request_id
-    return Given(f"{request_id}/0", tuple(token_ids), "".join(text), reason, preemptions, tuple(gaps))
+    assert len(of_prompt) == wanted, "each of the prompt's tokens is told once"
+    return Given(f"{request_id}/0", tuple(token_ids), "".join(text), reason, preemptions, tuple(gaps), tuple(of_prompt))
 
 
 async def run_alone(address: str, jobs: list[ForcedJob]) -> list[Given]:

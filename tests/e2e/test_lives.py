@@ -33,7 +33,7 @@ def jobs() -> list[api.GenerateRequest]:
     greedy: tuple[dict[str, Any], ...] = (
         {"temperature": 0.0},
         {"temperature": 0.0, "repetition_penalty": 1.2},
-        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
         {"temperature": 0.0, "guide": GUIDE},
     )
     seeded: tuple[dict[str, Any], ...] = (
@@ -130,6 +130,7 @@ async def test_a_killed_service_pauses_the_streams_and_changes_no_token(
     assert [number for number, pair in enumerate(zip(given, undisturbed, strict=True)) if not same_output(*pair)] == []
     assert all(len(choice.token_ids) == TOKENS for choice in given)
     assert [choice.logprobs for choice in given] == [choice.logprobs for choice in undisturbed]
+    assert [choice.prompt_logprobs for choice in given] == [choice.prompt_logprobs for choice in undisturbed]
     assert cluster.status().groups[0].worker_joins > joins
 
 

@@ -116,6 +116,19 @@ async def test_the_end_of_text_ends_unless_it_is_ignored_or_too_early(client: Cl
     assert (ignored.token_ids, ignored.finish_reason) == ([END_OF_TEXT] * 7, LENGTH)
 
 
+async def test_a_prompts_tokens_are_as_probable_as_when_they_were_made(client: Client) -> None:
+    prompt = [40, 41, 42]
+    made = await client.one(ids_request(prompt, max_tokens=12, logprobs=2, temperature=1.2, seed=5, ignore_eos=True))
+    scored = await client.one(ids_request([*prompt, *made.token_ids], max_tokens=0, prompt_logprobs=2))
+    assert (scored.token_ids, scored.text, scored.finish_reason) == ([], "", LENGTH)
+    assert [one.token_id for one in scored.prompt_logprobs] == [*prompt[1:], *made.token_ids]
+    for again, once in zip(scored.prompt_logprobs[2:], made.logprobs, strict=True):
+        assert again.logprob == pytest.approx(once.logprob, abs=1e-4)
+        assert [one.logprob for one in again.top] == pytest.approx([one.logprob for one in once.top], abs=1e-4)
+    assert scored.usage is not None
+    assert (scored.usage.prompt_tokens, scored.usage.completion_tokens) == (15, 0)
+
+
 async def test_logprobs_are_those_of_a_distribution_and_greedy_takes_the_best(client: Client) -> None:
     made = await client.one(text_request(PROMPT, logprobs=20, **GREEDY))
     assert [entry.token_id for entry in made.logprobs] == made.token_ids

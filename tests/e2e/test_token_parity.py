@@ -1,5 +1,5 @@
 """Preempted, swapped, recomputed or not: every job gives, token for token, what it gives alone (float32, real services,
-real model).
+real model), and so are the log probabilities of its prompt.
 
 The cluster lasts as long as the test process: a worker of xdist that is given tests of other files in between would
 else start it, and run every job alone, anew.
@@ -139,5 +139,6 @@ def run_as_alone(
     different = [job.number for (job, by_itself), given in pairs if given.token_ids != by_itself.token_ids]
     assert different == []
     assert [given.text for given in together] == [by_itself.text for by_itself in alone.values()]
+    assert [given.prompt_logprobs for given in together] == [by_itself.prompt_logprobs for by_itself in alone.values()]
     wait_until(cluster.is_idle, "every block free again", 20.0)
     return together

@@ -6,6 +6,7 @@ itself.
 """
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from fastserve.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2
 from services.domain.errors import DuplicateRequestError, FastServeError, InvalidFieldError, PeerMismatchError
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId
+from services.domain.prompt_logprobs import PromptLogprobs
 from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Submission
 from services.runtime.server import RpcServer
 from services.wire.gateway_scheduler import cancel_from_wire, limits_to_wire, submission_from_wire, updates_to_wire
@@ -24,6 +26,14 @@ TIMINGS = JobTimings(queue_s=0.25, prefill_s=0.5, decode_s=1.0, preemptions=2)
 
 Stream = asyncio.Queue[scheduler_pb2.GatewayLinkResponse | None]
 """The messages for one gateway; None ends the stream."""
+
+
+def prompt_score(prompt: Sequence[int], position: int, alternatives: int) -> tuple[float, list[tuple[int, float]]]:
+    """What the fake says of a prompt's token: its log probability, and the best ones (itself at even positions)."""
+    own = -position / 4
+    best = own if position % 2 == 0 else own + 0.125
+    first = prompt[position] if position % 2 == 0 else (prompt[position] + 1) % 400
+    return own, [((first + place) % 400, best - place) for place in range(alternatives)]
 
 
 class FakeJob:
@@ -64,6 +74,19 @@ class FakeJob:
     ) -> None:
         """Sends the tokens of one iteration."""
         self._scheduler.send([self.update(token_ids, finish, logprobs)])
+
+    def send_prompt(self, first_token: int = 1, stop: int | None = None) -> None:
+        """Sends log probabilities of the prompt's tokens, those of `prompt_score`; `stop`: before this one."""
+        prompt, wanted = self.submission.prompt, self.submission.sampling.prompt_logprobs
+        assert wanted is not None, "they were not asked for"
+        part = PromptLogprobs(first_token, array("f"), array("I"), array("f"))
+        for position in range(first_token, len(prompt) if stop is None else stop):
+            own, top = prompt_score(prompt, position, wanted)
+            part.logprobs.append(own)
+            part.top_token_ids.extend(token_id for token_id, _ in top)
+            part.top_logprobs.extend(logprob for _, logprob in top)
+        if part.token_count:
+            self._scheduler.send([JobUpdate(self.job, len(self.token_ids), (), (), prompt_logprobs=part)])
 
     def refuse(self, error: FastServeError, stream: Stream | None = None) -> None:
         """Refuses the job to the gateway that sent it, or to another one."""
@@ -187,10 +210,14 @@ class FakeSchedulerForGateway(scheduler_pb2_grpc.SchedulerServiceServicer, admin
         if self.script is None:
             self._arrived.put_nowait(job)
             return
+        if submission.sampling.prompt_logprobs is not None:
+            job.send_prompt()
         token_ids = self.script(submission)
-        for token_id in token_ids[:-1]:
-            job.send(token_id)
-        job.send(token_ids[-1], finish=EndReason.LENGTH)
+        wanted = submission.sampling.logprobs
+        for number, token_id in enumerate(token_ids, 1):
+            top = tuple(((token_id + place) % 400, -1.0 - place) for place in range(wanted or 0))
+            logprobs = () if wanted is None else (TokenLogprob(token_id, -1.0, top),)
+            job.send(token_id, finish=EndReason.LENGTH if number == len(token_ids) else None, logprobs=logprobs)
 
     def _on_cancel(self, name: JobId, reason: EndReason, stream: Stream) -> None:
         """Ignores a gateway that does not follow the job, as the real scheduler does."""

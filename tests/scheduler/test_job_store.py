@@ -13,6 +13,7 @@ from services.domain.generation import EndReason, TokenLogprob
 from services.domain.ids import JobId, PlanNumber
 from services.domain.iteration import WorkerCounters
 from services.domain.job_sampling import JobSampling
+from services.domain.prompt_logprobs import PromptLogprobs, ScoredPrompt
 from services.domain.protocol import PlanEntry
 from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Submission
 from services.scheduler import job_store as books
@@ -31,6 +32,10 @@ TIMINGS = JobTimings(0.5, 0.25, 2.0, 3)
 
 def submission(job: str = "a", prompt: int = 10, logprobs: int | None = None) -> Submission:
     return Submission(JobId(job), b"digest", array("I", range(prompt)), JobSampling(8, 1, logprobs=logprobs))
+
+
+def scores(first_token: int, tokens: int) -> PromptLogprobs:
+    return PromptLogprobs(first_token, array("f", range(first_token, first_token + tokens)), array("I"), array("f"))
 
 
 def followed(book: JobStore, job: str = "a", tokens: int = 0, gateway_id: str = "g") -> StoredJob:
@@ -74,6 +79,57 @@ def test_a_limit_of_a_prefill_is_passed_on() -> None:
     book = JobStore()
     followed(book)
     assert book.work(PlanEntry(A, 0, 10), 0.5).cut_after_s == 0.5
+
+
+def scored(book: JobStore) -> StoredJob:
+    """A job whose prompt's log probabilities are wanted, followed by a gateway."""
+    one = submission()
+    entry = book.open(replace(one, sampling=replace(one.sampling, prompt_logprobs=0)))
+    entry.followers["g"] = 0
+    return entry
+
+
+def test_a_chunk_of_a_scored_prompt_brings_the_token_after_it_until_all_are_known() -> None:
+    book = JobStore()
+    entry = scored(book)
+    chunks = [book.work(PlanEntry(A, *span), None) for span in ((0, 4), (4, 10))]
+    assert [work.next_token_id for work in chunks] == [4, None]
+    assert chunks[0].spec is not None
+    assert chunks[0].spec.sampling == entry.sampling
+    for part in (scores(1, 4), scores(3, 4), scores(7, 3)):
+        book.score(ScoredPrompt(A, part))
+    again = book.work(PlanEntry(A, 0, 4), None)
+    assert again.next_token_id is None
+    assert again.spec is not None
+    assert again.spec.sampling == replace(entry.sampling, prompt_logprobs=None)
+
+
+def test_log_probabilities_of_a_prompt_are_sent_first_and_again_to_who_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books, "MOST_TOKENS_IN_UPDATE", 6)
+    book = JobStore()
+    entry = scored(book)
+    book.score(ScoredPrompt(A, scores(1, 9)))
+    book.append(entry, 0, 100, None)
+    told = [book.update(entry, "g") for _ in range(3)]
+    assert [update and update.prompt_logprobs for update, _ in told] == [scores(1, 6), scores(7, 3), None]
+    assert [list(update.token_ids) if update else [] for update, _ in told] == [[], [], [100]]
+    assert [has_more for _, has_more in told] == [True, True, False]
+    book.unfollow(entry, "g")
+    entry.followers["g"] = 1
+    update, has_more = book.update(entry, "g")
+    assert update is not None
+    assert (update.prompt_logprobs, has_more) == (scores(1, 6), True)
+
+
+def test_log_probabilities_that_nobody_wants_or_that_leave_a_gap_are_dropped() -> None:
+    book = JobStore()
+    followed(book, "b")
+    entry = scored(book)
+    assert book.score(ScoredPrompt(JobId("b"), scores(1, 1))) is None
+    assert book.score(ScoredPrompt(JobId("c"), scores(1, 1))) is None
+    assert book.score(ScoredPrompt(A, scores(2, 1))) is entry
+    assert entry.scores is not None
+    assert entry.scores.end == 1
 
 
 def test_an_ended_job_is_forgotten_after_a_minute_and_a_lost_ones_is_due_after_half_of_it() -> None:
@@ -276,7 +332,7 @@ def test_the_end_comes_with_the_last_tokens_and_the_gateway_ceases_to_follow() -
     book.end(entry, EndReason.LENGTH, TIMINGS, 0.0)
     peer.tell_news(A)
     assert [tuple(update) for update in peer.take_updates(book)] == [
-        (A, 0, array("I", [100, 101]), (), EndReason.LENGTH, None, TIMINGS, False)
+        (A, 0, array("I", [100, 101]), (), EndReason.LENGTH, None, TIMINGS, False, None)
     ]
     assert entry.followers == {}
 

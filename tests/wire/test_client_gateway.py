@@ -68,6 +68,9 @@ def test_the_digest_depends_on_the_body_and_on_nothing_else() -> None:
     assert body_digest(body, "tiny") != body_digest(body, "large")
 
 
+LOGPROBS = st.just((TokenLogprob(3, -0.5, ((3, -0.5), (4, -1.25))),)) | st.just(())
+
+
 @given(
     piece=st.builds(
         OutputPiece,
@@ -75,8 +78,9 @@ def test_the_digest_depends_on_the_body_and_on_nothing_else() -> None:
         IDS,
         st.lists(IDS, max_size=3).map(tuple),
         st.text(max_size=5),
-        st.just((TokenLogprob(3, -0.5, ((3, -0.5), (4, -1.25))),)) | st.just(()),
+        LOGPROBS,
         st.sampled_from([None, EndReason.STOP, EndReason.LENGTH, EndReason.ABORT]),
+        LOGPROBS,
     ),
     usage=st.none() | st.builds(Usage, IDS, IDS, IDS),
 )

@@ -14,8 +14,9 @@ from services.domain.guide import Guide, GuideKind
 from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerCounters, WorkerResult
 from services.domain.job_sampling import JobSampling
+from services.domain.prompt_logprobs import PromptLogprobs, ScoredPrompt
 from services.domain.protocol import IterationResult, SampledToken
-from services.domain.submission import ServingLimits
+from services.domain.submission import JobUpdate, ServingLimits
 from services.domain.worker_facts import WorkerDraining, WorkerFacts
 from services.wire import gateway_scheduler, scheduler_worker
 from services.wire import shared_fields as sampling_wire
@@ -51,9 +52,10 @@ samplings = st.builds(
     logprobs=st.none() | st.integers(0, 20),
     logit_bias=logit_biases,
     guide=st.none() | guides,
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
 specs = st.builds(JobSpec, counts, counts, samplings)
-works = st.builds(PlanWork, jobs, counts, counts, token_ids, st.none() | specs, st.none() | seconds)
+works = st.builds(PlanWork, jobs, counts, counts, token_ids, st.none() | specs, st.none() | seconds, st.none() | counts)
 plans = st.builds(Plan, big_counts.map(Epoch), big_counts.map(PlanNumber), st.lists(works, max_size=4).map(tuple))
 logprobs = st.builds(TokenLogprob, counts, singles, st.lists(st.tuples(counts, singles), max_size=3).map(tuple))
 tokens = st.lists(
@@ -151,3 +153,28 @@ def test_a_worker_without_a_profile_is_refused_by_the_name_of_the_field() -> Non
 def test_the_limits_of_a_job_come_back_as_they_were_sent(limits: ServingLimits) -> None:
     wire = gateway_scheduler.limits_to_wire(limits).SerializeToString()
     assert gateway_scheduler.limits_from_wire(scheduler_pb2.ServingLimits.FromString(wire)) == limits
+
+
+def test_log_probabilities_of_a_prompt_come_back_from_the_wire() -> None:
+    part = PromptLogprobs(3, array("f", [-1.5, -0.25]), array("I", [7, 8]), array("f", [-0.5, -0.25]))
+    sent = scheduler_worker.scored_to_wire(Epoch(4), ScoredPrompt(JobId("a/0"), part))
+    assert sent.epoch == 4
+    assert scheduler_worker.scored_from_wire(sent) == ScoredPrompt(JobId("a/0"), part)
+    (update,) = gateway_scheduler.updates_from_wire(
+        gateway_scheduler.updates_to_wire([JobUpdate(JobId("a/0"), 0, (), (), prompt_logprobs=part)])
+    )
+    assert update.prompt_logprobs == part
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        scheduler_pb2.PromptLogprobs(first_token=0, logprobs=[1.0]),
+        scheduler_pb2.PromptLogprobs(first_token=1),
+        scheduler_pb2.PromptLogprobs(first_token=1, logprobs=[1.0, 2.0], top_token_ids=[1], top_logprobs=[1.0]),
+        scheduler_pb2.PromptLogprobs(first_token=1, logprobs=[1.0], top_token_ids=[1]),
+    ],
+)
+def test_log_probabilities_that_do_not_fit_together_are_a_workers_bug(part: scheduler_pb2.PromptLogprobs) -> None:
+    with pytest.raises(ProtocolError, match="PromptLogprobs"):
+        scheduler_worker.scored_from_wire(scheduler_pb2.ScoredPrompt(job_id="a/0", part=part))

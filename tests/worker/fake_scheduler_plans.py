@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from services.domain.ids import JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerResult
 from services.domain.job_sampling import JobSampling
+from services.domain.prompt_logprobs import KnownPromptLogprobs
 from services.worker.step import guided_starts
 from tests.worker.fake_kv_commands import FakeKvCommands
 
@@ -22,6 +23,8 @@ class FakeSchedulerPlans:
         self.planned: dict[JobId, int] = {}
         self.prefill_ends: dict[JobId, int] = {}
         self.ended: set[JobId] = set()
+        self.scores: dict[JobId, KnownPromptLogprobs] = {}
+        """Log probabilities of the prompts that asked for them."""
         self._plan = 0
 
     def add(self, name: str, prompt: Sequence[int], how: JobSampling) -> JobId:
@@ -42,7 +45,8 @@ class FakeSchedulerPlans:
             tokens = (*self.prompts[job_id], *self.outputs[job_id])
             end = self.prefill_ends[job_id] if to_token is None else to_token
             spec = JobSpec(len(self.prompts[job_id]), len(tokens), self.samplings[job_id]) if done == 0 else None
-            work = PlanWork(job_id, done, end, tokens[done:end], spec, cut_after_s)
+            is_scored = self.samplings[job_id].prompt_logprobs is not None and end < len(self.prompts[job_id])
+            work = PlanWork(job_id, done, end, tokens[done:end], spec, cut_after_s, tokens[end] if is_scored else None)
         else:
             work = PlanWork(job_id, done, done + 1, (), None, cut_after_s)
         self.planned[job_id] = work.to_token
@@ -64,6 +68,13 @@ class FakeSchedulerPlans:
         return Plan(self.kv.engine.epoch, PlanNumber(self._plan), tuple(entries))
 
     def take(self, result: WorkerResult) -> None:
+        for job_id, part in result.scored:
+            scores = self.scores.setdefault(job_id, KnownPromptLogprobs(len(self.prompts[job_id])))
+            known_end = min(scores.end, part.first_token + part.token_count)
+            if part.first_token < known_end:
+                again, known = (one.between(part.first_token, known_end) for one in (part, scores.known))
+                assert again == known, "what is computed again is the same"
+            scores.add(part)
         for job_id, token_id, end_of_sequence in result.result.tokens:
             self.outputs[job_id].append(token_id)
             if end_of_sequence or len(self.outputs[job_id]) == self.samplings[job_id].max_tokens:

@@ -27,7 +27,7 @@ from fastserve.v1 import kvmanager_pb2 as fastserve_dot_v1_dot_kvmanager__pb2
 from fastserve.v1 import scheduler_pb2 as fastserve_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x61stserve/v1/group.proto\x12\x0c\x66\x61stserve.v1\x1a\x1c\x66\x61stserve/v1/inference.proto\x1a\x1c\x66\x61stserve/v1/kvmanager.proto\x1a\x1c\x66\x61stserve/v1/scheduler.proto\"\x8c\x03\n\x0cLeaderToRank\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.fastserve.v1.RankWelcomeH\x00\x12,\n\x07refusal\x18\x02 \x01(\x0b\x32\x19.fastserve.v1.RankRefusalH\x00\x12)\n\x05\x62\x65gin\x18\x03 \x01(\x0b\x32\x18.fastserve.v1.BeginEpochH\x00\x12\x44\n\x08\x63ommands\x18\x04 \x01(\x0b\x32\x30.fastserve.v1.KvManagerServiceWorkerLinkResponseH\x00\x12$\n\x03run\x18\x05 \x01(\x0b\x32\x15.fastserve.v1.RunPlanH\x00\x12\"\n\x04ping\x18\x06 \x01(\x0b\x32\x12.fastserve.v1.PingH\x00\x12+\n\x06layers\x18\x07 \x01(\x0b\x32\x19.fastserve.v1.StageLayersH\x00\x12-\n\x07prepare\x18\x08 \x01(\x0b\x32\x1a.fastserve.v1.PrepareGuideH\x00\x42\t\n\x07message\"\x91\x03\n\x0cRankToLeader\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.fastserve.v1.RankHelloH\x00\x12(\n\x05ready\x18\x02 \x01(\x0b\x32\x17.fastserve.v1.RankReadyH\x00\x12\x41\n\x06\x63opied\x18\x03 \x01(\x0b\x32/.fastserve.v1.KvManagerServiceWorkerLinkRequestH\x00\x12,\n\x03ran\x18\x04 \x01(\x0b\x32\x1d.fastserve.v1.IterationResultH\x00\x12*\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x18.fastserve.v1.RankFailedH\x00\x12\"\n\x04pong\x18\x06 \x01(\x0b\x32\x12.fastserve.v1.PingH\x00\x12\x30\n\nask_layers\x18\x07 \x01(\x0b\x32\x1a.fastserve.v1.RankIdentityH\x00\x12/\n\x08prepared\x18\x08 \x01(\x0b\x32\x1b.fastserve.v1.GuidePreparedH\x00\x42\t\n\x07message\"\x81\x01\n\x0cRankIdentity\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\n\n\x02tp\x18\x02 \x01(\r\x12\n\n\x02pp\x18\x03 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\r\n\x05model\x18\x07 \x01(\t\"\xc9\x01\n\tRankHello\x12,\n\x08identity\x18\x01 \x01(\x0b\x32\x1a.fastserve.v1.RankIdentity\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x14\n\x0c\x66irst_layers\x18\x03 \x03(\r\x12\x15\n\rdevice_blocks\x18\x04 \x01(\r\x12\x13\n\x0bhost_blocks\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\x12\x0f\n\x07kernels\x18\x07 \x01(\t\x12\x0f\n\x07weights\x18\x08 \x01(\t\"&\n\x0bRankWelcome\x12\x17\n\x0fsilence_limit_s\x18\x01 \x01(\x01\",\n\x0bRankRefusal\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"W\n\nBeginEpoch\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nstore_port\x18\x02 \x01(\r\x12\x14\n\x0cwait_limit_s\x18\x03 \x01(\x01\x12\x10\n\x08measures\x18\x04 \x01(\x08\"x\n\x07RunPlan\x12 \n\x04plan\x18\x01 \x01(\x0b\x32\x12.fastserve.v1.Plan\x12\x1b\n\x13passed_over_job_ids\x18\x02 \x03(\t\x12.\n\x0cinput_tokens\x18\x03 \x03(\x0b\x32\x18.fastserve.v1.InputToken\"k\n\x0cPrepareGuide\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\"\n\x05guide\x18\x03 \x01(\x0b\x32\x13.fastserve.v1.Guide\x12\x18\n\x10output_token_ids\x18\x04 \x03(\r\".\n\rGuidePrepared\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\t\".\n\nInputToken\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08token_id\x18\x02 \x01(\r\"\x1a\n\tRankReady\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"+\n\nRankFailed\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"#\n\x0bStageLayers\x12\x14\n\x0c\x66irst_layers\x18\x01 \x03(\r\"\x06\n\x04Pingb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x61stserve/v1/group.proto\x12\x0c\x66\x61stserve.v1\x1a\x1c\x66\x61stserve/v1/inference.proto\x1a\x1c\x66\x61stserve/v1/kvmanager.proto\x1a\x1c\x66\x61stserve/v1/scheduler.proto\"\x8c\x03\n\x0cLeaderToRank\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.fastserve.v1.RankWelcomeH\x00\x12,\n\x07refusal\x18\x02 \x01(\x0b\x32\x19.fastserve.v1.RankRefusalH\x00\x12)\n\x05\x62\x65gin\x18\x03 \x01(\x0b\x32\x18.fastserve.v1.BeginEpochH\x00\x12\x44\n\x08\x63ommands\x18\x04 \x01(\x0b\x32\x30.fastserve.v1.KvManagerServiceWorkerLinkResponseH\x00\x12$\n\x03run\x18\x05 \x01(\x0b\x32\x15.fastserve.v1.RunPlanH\x00\x12\"\n\x04ping\x18\x06 \x01(\x0b\x32\x12.fastserve.v1.PingH\x00\x12+\n\x06layers\x18\x07 \x01(\x0b\x32\x19.fastserve.v1.StageLayersH\x00\x12-\n\x07prepare\x18\x08 \x01(\x0b\x32\x1a.fastserve.v1.PrepareGuideH\x00\x42\t\n\x07message\"\xbf\x03\n\x0cRankToLeader\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.fastserve.v1.RankHelloH\x00\x12(\n\x05ready\x18\x02 \x01(\x0b\x32\x17.fastserve.v1.RankReadyH\x00\x12\x41\n\x06\x63opied\x18\x03 \x01(\x0b\x32/.fastserve.v1.KvManagerServiceWorkerLinkRequestH\x00\x12,\n\x03ran\x18\x04 \x01(\x0b\x32\x1d.fastserve.v1.IterationResultH\x00\x12*\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x18.fastserve.v1.RankFailedH\x00\x12\"\n\x04pong\x18\x06 \x01(\x0b\x32\x12.fastserve.v1.PingH\x00\x12\x30\n\nask_layers\x18\x07 \x01(\x0b\x32\x1a.fastserve.v1.RankIdentityH\x00\x12/\n\x08prepared\x18\x08 \x01(\x0b\x32\x1b.fastserve.v1.GuidePreparedH\x00\x12,\n\x06scored\x18\t \x01(\x0b\x32\x1a.fastserve.v1.ScoredPromptH\x00\x42\t\n\x07message\"\x81\x01\n\x0cRankIdentity\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\n\n\x02tp\x18\x02 \x01(\r\x12\n\n\x02pp\x18\x03 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\r\n\x05model\x18\x07 \x01(\t\"\xc9\x01\n\tRankHello\x12,\n\x08identity\x18\x01 \x01(\x0b\x32\x1a.fastserve.v1.RankIdentity\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x14\n\x0c\x66irst_layers\x18\x03 \x03(\r\x12\x15\n\rdevice_blocks\x18\x04 \x01(\r\x12\x13\n\x0bhost_blocks\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\x12\x0f\n\x07kernels\x18\x07 \x01(\t\x12\x0f\n\x07weights\x18\x08 \x01(\t\"&\n\x0bRankWelcome\x12\x17\n\x0fsilence_limit_s\x18\x01 \x01(\x01\",\n\x0bRankRefusal\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"W\n\nBeginEpoch\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nstore_port\x18\x02 \x01(\r\x12\x14\n\x0cwait_limit_s\x18\x03 \x01(\x01\x12\x10\n\x08measures\x18\x04 \x01(\x08\"x\n\x07RunPlan\x12 \n\x04plan\x18\x01 \x01(\x0b\x32\x12.fastserve.v1.Plan\x12\x1b\n\x13passed_over_job_ids\x18\x02 \x03(\t\x12.\n\x0cinput_tokens\x18\x03 \x03(\x0b\x32\x18.fastserve.v1.InputToken\"k\n\x0cPrepareGuide\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\"\n\x05guide\x18\x03 \x01(\x0b\x32\x13.fastserve.v1.Guide\x12\x18\n\x10output_token_ids\x18\x04 \x03(\r\".\n\rGuidePrepared\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\t\".\n\nInputToken\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08token_id\x18\x02 \x01(\r\"\x1a\n\tRankReady\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"+\n\nRankFailed\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"#\n\x0bStageLayers\x12\x14\n\x0c\x66irst_layers\x18\x01 \x03(\r\"\x06\n\x04Pingb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,31 +37,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEADERTORANK']._serialized_start=133
   _globals['_LEADERTORANK']._serialized_end=529
   _globals['_RANKTOLEADER']._serialized_start=532
-  _globals['_RANKTOLEADER']._serialized_end=933
-  _globals['_RANKIDENTITY']._serialized_start=936
-  _globals['_RANKIDENTITY']._serialized_end=1065
-  _globals['_RANKHELLO']._serialized_start=1068
-  _globals['_RANKHELLO']._serialized_end=1269
-  _globals['_RANKWELCOME']._serialized_start=1271
-  _globals['_RANKWELCOME']._serialized_end=1309
-  _globals['_RANKREFUSAL']._serialized_start=1311
-  _globals['_RANKREFUSAL']._serialized_end=1355
-  _globals['_BEGINEPOCH']._serialized_start=1357
-  _globals['_BEGINEPOCH']._serialized_end=1444
-  _globals['_RUNPLAN']._serialized_start=1446
-  _globals['_RUNPLAN']._serialized_end=1566
-  _globals['_PREPAREGUIDE']._serialized_start=1568
-  _globals['_PREPAREGUIDE']._serialized_end=1675
-  _globals['_GUIDEPREPARED']._serialized_start=1677
-  _globals['_GUIDEPREPARED']._serialized_end=1723
-  _globals['_INPUTTOKEN']._serialized_start=1725
-  _globals['_INPUTTOKEN']._serialized_end=1771
-  _globals['_RANKREADY']._serialized_start=1773
-  _globals['_RANKREADY']._serialized_end=1799
-  _globals['_RANKFAILED']._serialized_start=1801
-  _globals['_RANKFAILED']._serialized_end=1844
-  _globals['_STAGELAYERS']._serialized_start=1846
-  _globals['_STAGELAYERS']._serialized_end=1881
-  _globals['_PING']._serialized_start=1883
-  _globals['_PING']._serialized_end=1889
+  _globals['_RANKTOLEADER']._serialized_end=979
+  _globals['_RANKIDENTITY']._serialized_start=982
+  _globals['_RANKIDENTITY']._serialized_end=1111
+  _globals['_RANKHELLO']._serialized_start=1114
+  _globals['_RANKHELLO']._serialized_end=1315
+  _globals['_RANKWELCOME']._serialized_start=1317
+  _globals['_RANKWELCOME']._serialized_end=1355
+  _globals['_RANKREFUSAL']._serialized_start=1357
+  _globals['_RANKREFUSAL']._serialized_end=1401
+  _globals['_BEGINEPOCH']._serialized_start=1403
+  _globals['_BEGINEPOCH']._serialized_end=1490
+  _globals['_RUNPLAN']._serialized_start=1492
+  _globals['_RUNPLAN']._serialized_end=1612
+  _globals['_PREPAREGUIDE']._serialized_start=1614
+  _globals['_PREPAREGUIDE']._serialized_end=1721
+  _globals['_GUIDEPREPARED']._serialized_start=1723
+  _globals['_GUIDEPREPARED']._serialized_end=1769
+  _globals['_INPUTTOKEN']._serialized_start=1771
+  _globals['_INPUTTOKEN']._serialized_end=1817
+  _globals['_RANKREADY']._serialized_start=1819
+  _globals['_RANKREADY']._serialized_end=1845
+  _globals['_RANKFAILED']._serialized_start=1847
+  _globals['_RANKFAILED']._serialized_end=1890
+  _globals['_STAGELAYERS']._serialized_start=1892
+  _globals['_STAGELAYERS']._serialized_end=1927
+  _globals['_PING']._serialized_start=1929
+  _globals['_PING']._serialized_end=1935
 # @@protoc_insertion_point(module_scope)

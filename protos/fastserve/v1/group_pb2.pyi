@@ -105,6 +105,7 @@ class RankToLeader(_message.Message):
     PONG_FIELD_NUMBER: _builtins.int
     ASK_LAYERS_FIELD_NUMBER: _builtins.int
     PREPARED_FIELD_NUMBER: _builtins.int
+    SCORED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RankHello:
         """First on the connection."""
@@ -137,6 +138,10 @@ class RankToLeader(_message.Message):
     def prepared(self) -> Global___GuidePrepared:
         """A guide is compiled, or can't be: the job may start."""
 
+    @_builtins.property
+    def scored(self) -> _scheduler_pb2.ScoredPrompt:
+        """Log probabilities of a prompt, from the rank that samples: of the plan that it runs, before `ran`."""
+
     def __init__(
         self,
         *,
@@ -148,12 +153,13 @@ class RankToLeader(_message.Message):
         pong: Global___Ping | None = ...,
         ask_layers: Global___RankIdentity | None = ...,
         prepared: Global___GuidePrepared | None = ...,
+        scored: _scheduler_pb2.ScoredPrompt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ask_layers", b"ask_layers", "copied", b"copied", "failed", b"failed", "hello", b"hello", "message", b"message", "pong", b"pong", "prepared", b"prepared", "ran", b"ran", "ready", b"ready"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask_layers", b"ask_layers", "copied", b"copied", "failed", b"failed", "hello", b"hello", "message", b"message", "pong", b"pong", "prepared", b"prepared", "ran", b"ran", "ready", b"ready", "scored", b"scored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_layers", b"ask_layers", "copied", b"copied", "failed", b"failed", "hello", b"hello", "message", b"message", "pong", b"pong", "prepared", b"prepared", "ran", b"ran", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_layers", b"ask_layers", "copied", b"copied", "failed", b"failed", "hello", b"hello", "message", b"message", "pong", b"pong", "prepared", b"prepared", "ran", b"ran", "ready", b"ready", "scored", b"scored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "ready", "copied", "ran", "failed", "pong", "ask_layers", "prepared"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "ready", "copied", "ran", "failed", "pong", "ask_layers", "prepared", "scored"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

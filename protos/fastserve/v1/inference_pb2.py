@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x61stserve/v1/inference.proto\x12\x0c\x66\x61stserve.v1\x1a\x1cgoogle/api/annotations.proto\"\xf1\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x16.fastserve.v1.TokenIdsH\x00\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.fastserve.v1.SamplingParams\x12\x1e\n\x11resume_from_token\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x06\x63lient\x18\x07 \x01(\tB\x08\n\x06promptB\x14\n\x12_resume_from_token\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xad\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x08\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x03H\t\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08logprobs\x18\x0e \x01(\x05H\n\x88\x01\x01\x12\x0e\n\x01n\x18\x0f \x01(\x05H\x0b\x88\x01\x01\x12?\n\nlogit_bias\x18\x10 \x03(\x0b\x32+.fastserve.v1.SamplingParams.LogitBiasEntry\x12\"\n\x05guide\x18\x11 \x01(\x0b\x32\x13.fastserve.v1.Guide\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobsB\x04\n\x02_n\"\x8f\x01\n\x05Guide\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12,\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x1a.fastserve.v1.GuideChoicesH\x00\x42\x06\n\x04kind\"\x1d\n\x0cGuideChoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\xf7\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x1a\n\x12\x66irst_token_number\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\x12,\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1a.fastserve.v1.TokenLogprob\x12\x31\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x1a.fastserve.v1.FinishReason\x12\"\n\x05usage\x18\x08 \x01(\x0b\x32\x13.fastserve.v1.Usage\"X\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12%\n\x03top\x18\x03 \x03(\x0b\x32\x18.fastserve.v1.TopLogprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"d\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\r\x12\x13\n\x0bpreemptions\x18\x04 \x01(\r\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.fastserve.v1.Model\"f\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\r\x12\x10\n\x08owned_by\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xf1\x01\n\x10InferenceService\x12n\n\x08Generate\x12\x1d.fastserve.v1.GenerateRequest\x1a\x1e.fastserve.v1.GenerateResponse\"!\x82\xd3\xe4\x93\x02\x1b\"\x16/fastserve/v1/generate:\x01*0\x01\x12m\n\nListModels\x12\x1f.fastserve.v1.ListModelsRequest\x1a .fastserve.v1.ListModelsResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/fastserve/v1/modelsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x61stserve/v1/inference.proto\x12\x0c\x66\x61stserve.v1\x1a\x1cgoogle/api/annotations.proto\"\xf1\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x16.fastserve.v1.TokenIdsH\x00\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.fastserve.v1.SamplingParams\x12\x1e\n\x11resume_from_token\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x06\x63lient\x18\x07 \x01(\tB\x08\n\x06promptB\x14\n\x12_resume_from_token\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xdf\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x08\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x03H\t\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08logprobs\x18\x0e \x01(\x05H\n\x88\x01\x01\x12\x0e\n\x01n\x18\x0f \x01(\x05H\x0b\x88\x01\x01\x12?\n\nlogit_bias\x18\x10 \x03(\x0b\x32+.fastserve.v1.SamplingParams.LogitBiasEntry\x12\"\n\x05guide\x18\x11 \x01(\x0b\x32\x13.fastserve.v1.Guide\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\x05H\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobsB\x04\n\x02_nB\x12\n\x10_prompt_logprobs\"\x8f\x01\n\x05Guide\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12,\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x1a.fastserve.v1.GuideChoicesH\x00\x42\x06\n\x04kind\"\x1d\n\x0cGuideChoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\xac\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x1a\n\x12\x66irst_token_number\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\x12,\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1a.fastserve.v1.TokenLogprob\x12\x31\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x1a.fastserve.v1.FinishReason\x12\"\n\x05usage\x18\x08 \x01(\x0b\x32\x13.fastserve.v1.Usage\x12\x33\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1a.fastserve.v1.TokenLogprob\"X\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12%\n\x03top\x18\x03 \x03(\x0b\x32\x18.fastserve.v1.TopLogprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"d\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\r\x12\x13\n\x0bpreemptions\x18\x04 \x01(\r\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.fastserve.v1.Model\"f\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\r\x12\x10\n\x08owned_by\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xf1\x01\n\x10InferenceService\x12n\n\x08Generate\x12\x1d.fastserve.v1.GenerateRequest\x1a\x1e.fastserve.v1.GenerateResponse\"!\x82\xd3\xe4\x93\x02\x1b\"\x16/fastserve/v1/generate:\x01*0\x01\x12m\n\nListModels\x12\x1f.fastserve.v1.ListModelsRequest\x1a .fastserve.v1.ListModelsResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/fastserve/v1/modelsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,34 +38,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INFERENCESERVICE'].methods_by_name['Generate']._serialized_options = b'\202\323\344\223\002\033\"\026/fastserve/v1/generate:\001*'
   _globals['_INFERENCESERVICE'].methods_by_name['ListModels']._loaded_options = None
   _globals['_INFERENCESERVICE'].methods_by_name['ListModels']._serialized_options = b'\202\323\344\223\002\026\022\024/fastserve/v1/models'
-  _globals['_FINISHREASON']._serialized_start=1885
-  _globals['_FINISHREASON']._serialized_end=2005
+  _globals['_FINISHREASON']._serialized_start=1988
+  _globals['_FINISHREASON']._serialized_end=2108
   _globals['_GENERATEREQUEST']._serialized_start=77
   _globals['_GENERATEREQUEST']._serialized_end=318
   _globals['_TOKENIDS']._serialized_start=320
   _globals['_TOKENIDS']._serialized_end=343
   _globals['_SAMPLINGPARAMS']._serialized_start=346
-  _globals['_SAMPLINGPARAMS']._serialized_end=1031
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=813
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=861
-  _globals['_GUIDE']._serialized_start=1034
-  _globals['_GUIDE']._serialized_end=1177
-  _globals['_GUIDECHOICES']._serialized_start=1179
-  _globals['_GUIDECHOICES']._serialized_end=1208
-  _globals['_GENERATERESPONSE']._serialized_start=1211
-  _globals['_GENERATERESPONSE']._serialized_end=1458
-  _globals['_TOKENLOGPROB']._serialized_start=1460
-  _globals['_TOKENLOGPROB']._serialized_end=1548
-  _globals['_TOPLOGPROB']._serialized_start=1550
-  _globals['_TOPLOGPROB']._serialized_end=1597
-  _globals['_USAGE']._serialized_start=1599
-  _globals['_USAGE']._serialized_end=1699
-  _globals['_LISTMODELSREQUEST']._serialized_start=1701
-  _globals['_LISTMODELSREQUEST']._serialized_end=1720
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1722
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1779
-  _globals['_MODEL']._serialized_start=1781
-  _globals['_MODEL']._serialized_end=1883
-  _globals['_INFERENCESERVICE']._serialized_start=2008
-  _globals['_INFERENCESERVICE']._serialized_end=2249
+  _globals['_SAMPLINGPARAMS']._serialized_end=1081
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=843
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=891
+  _globals['_GUIDE']._serialized_start=1084
+  _globals['_GUIDE']._serialized_end=1227
+  _globals['_GUIDECHOICES']._serialized_start=1229
+  _globals['_GUIDECHOICES']._serialized_end=1258
+  _globals['_GENERATERESPONSE']._serialized_start=1261
+  _globals['_GENERATERESPONSE']._serialized_end=1561
+  _globals['_TOKENLOGPROB']._serialized_start=1563
+  _globals['_TOKENLOGPROB']._serialized_end=1651
+  _globals['_TOPLOGPROB']._serialized_start=1653
+  _globals['_TOPLOGPROB']._serialized_end=1700
+  _globals['_USAGE']._serialized_start=1702
+  _globals['_USAGE']._serialized_end=1802
+  _globals['_LISTMODELSREQUEST']._serialized_start=1804
+  _globals['_LISTMODELSREQUEST']._serialized_end=1823
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1825
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1882
+  _globals['_MODEL']._serialized_start=1884
+  _globals['_MODEL']._serialized_end=1986
+  _globals['_INFERENCESERVICE']._serialized_start=2111
+  _globals['_INFERENCESERVICE']._serialized_end=2352
 # @@protoc_insertion_point(module_scope)

@@ -230,6 +230,7 @@ class JobSampling(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     GUIDE_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """See SamplingParams."""
     min_tokens: _builtins.int
@@ -254,6 +255,8 @@ class JobSampling(_message.Message):
     """The choice: draws of different choices are independent."""
     logprobs: _builtins.int
     """Unset: none."""
+    prompt_logprobs: _builtins.int
+    """Unset: none, or they are known already."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Every token that ends the output: stop_token_ids and the model's end-of-sequence tokens, these not with ignore_eos and no guide."""
@@ -284,14 +287,20 @@ class JobSampling(_message.Message):
         logprobs: _builtins.int | None = ...,
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         guide: _inference_pb2.Guide | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "guide", b"guide", "logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "guide", b"guide", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "choice", b"choice", "frequency_penalty", b"frequency_penalty", "guide", b"guide", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "choice", b"choice", "frequency_penalty", b"frequency_penalty", "guide", b"guide", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___JobSampling: _TypeAlias = JobSampling  # noqa: Y015
 
@@ -451,6 +460,7 @@ class JobUpdate(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     IS_JOINED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The job."""
     first_token_number: _builtins.int
@@ -477,6 +487,10 @@ class JobUpdate(_message.Message):
     def timings(self) -> Global___JobTimings:
         """Set with finish_reason."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs:
+        """New ones, in an update of their own: before the first with tokens or an end."""
+
     def __init__(
         self,
         *,
@@ -488,14 +502,55 @@ class JobUpdate(_message.Message):
         error: Global___JobError | None = ...,
         timings: Global___JobTimings | None = ...,
         is_joined: _builtins.bool = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "prompt_logprobs", b"prompt_logprobs", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finish_reason", b"finish_reason", "first_token_number", b"first_token_number", "is_joined", b"is_joined", "job_id", b"job_id", "logprobs", b"logprobs", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finish_reason", b"finish_reason", "first_token_number", b"first_token_number", "is_joined", b"is_joined", "job_id", b"job_id", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobUpdate: _TypeAlias = JobUpdate  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """Log probabilities of a part of a prompt, each under the model's own distribution after the tokens before it. A job's parts follow each other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    first_token: _builtins.int
+    """Position of the first token in the prompt: 1 or more."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """One per token."""
+
+    @_builtins.property
+    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each token the most probable ones in its place, best first: as many for each."""
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Their log probabilities."""
+
+    def __init__(
+        self,
+        *,
+        first_token: _builtins.int = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token", b"first_token", "logprobs", b"logprobs", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class JobError(_message.Message):
@@ -574,6 +629,7 @@ class WorkerLinkRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    SCORED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello:
         """First on the stream."""
@@ -586,22 +642,59 @@ class WorkerLinkRequest(_message.Message):
     def draining(self) -> Global___WorkerDraining:
         """The worker was told to end."""
 
+    @_builtins.property
+    def scored(self) -> Global___ScoredPrompt:
+        """Log probabilities of a prompt, found in the iteration whose result comes next."""
+
     def __init__(
         self,
         *,
         hello: Global___WorkerHello | None = ...,
         result: Global___IterationResult | None = ...,
         draining: Global___WorkerDraining | None = ...,
+        scored: Global___ScoredPrompt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "result", b"result", "scored", b"scored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "result", b"result", "scored", b"scored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "result", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "result", "draining", "scored"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___WorkerLinkRequest: _TypeAlias = WorkerLinkRequest  # noqa: Y015
+
+@_typing.final
+class ScoredPrompt(_message.Message):
+    """A part of a prompt whose log probabilities are known, small enough for a message. One that is computed again is reported again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """Epoch of the worker."""
+    job_id: _builtins.str
+    """The job."""
+    @_builtins.property
+    def part(self) -> Global___PromptLogprobs:
+        """The part."""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        job_id: _builtins.str = ...,
+        part: Global___PromptLogprobs | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "job_id", b"job_id", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoredPrompt: _TypeAlias = ScoredPrompt  # noqa: Y015
 
 @_typing.final
 class WorkerDraining(_message.Message):
@@ -1058,6 +1151,7 @@ class PlanEntry(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     CUT_AFTER_S_FIELD_NUMBER: _builtins.int
+    NEXT_TOKEN_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The job."""
     from_token: _builtins.int
@@ -1066,6 +1160,8 @@ class PlanEntry(_message.Message):
     """Position after the last."""
     cut_after_s: _builtins.float
     """The prefill is abandoned when it has run this long. Unset: never."""
+    next_token_id: _builtins.int
+    """The prompt's token after these, if its log probability is wanted. Unset: none."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prefill only: the tokens of these positions."""
@@ -1083,14 +1179,20 @@ class PlanEntry(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         spec: Global___JobSpec | None = ...,
         cut_after_s: _builtins.float | None = ...,
+        next_token_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cut_after_s", b"_cut_after_s", "cut_after_s", b"cut_after_s", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cut_after_s", b"_cut_after_s", "_next_token_id", b"_next_token_id", "cut_after_s", b"cut_after_s", "next_token_id", b"next_token_id", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cut_after_s", b"_cut_after_s", "cut_after_s", b"cut_after_s", "from_token", b"from_token", "job_id", b"job_id", "spec", b"spec", "to_token", b"to_token", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cut_after_s", b"_cut_after_s", "_next_token_id", b"_next_token_id", "cut_after_s", b"cut_after_s", "from_token", b"from_token", "job_id", b"job_id", "next_token_id", b"next_token_id", "spec", b"spec", "to_token", b"to_token", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cut_after_s: _TypeAlias = _typing.Literal["cut_after_s"]  # noqa: Y015
     _WhichOneofArgType__cut_after_s: _TypeAlias = _typing.Literal["_cut_after_s", b"_cut_after_s"]  # noqa: Y015
+    _WhichOneofReturnType__next_token_id: _TypeAlias = _typing.Literal["next_token_id"]  # noqa: Y015
+    _WhichOneofArgType__next_token_id: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cut_after_s) -> _WhichOneofReturnType__cut_after_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_token_id) -> _WhichOneofReturnType__next_token_id | None: ...
 
 Global___PlanEntry: _TypeAlias = PlanEntry  # noqa: Y015
 

@@ -5,6 +5,9 @@ Tokens and text are kept until the request is over, so that a client may join la
 own: a reader is only a cursor, and gets what it missed as one larger piece. What is kept is bounded by max_tokens. The
 length of the text up to each token is kept too, so that a client that resumes at a token gets the same text with it as
 the client before.
+
+Log probabilities of the prompt come before all tokens. A job whose prompt alone is wanted makes one token, as a prefill
+does; it is nobody's output.
 """
 
 from array import array
@@ -13,6 +16,8 @@ from collections.abc import Sequence
 from services.domain.errors import ProtocolError
 from services.domain.generation import EndReason, OutputPiece, TokenLogprob
 from services.domain.job_sampling import JobSampling
+from services.domain.prompt_logprobs import KnownPromptLogprobs
+from services.domain.submission import JobUpdate
 from services.gateway.generation.detokenizer import Detokenizer
 from services.gateway.generation.stop_strings import StopStrings
 
@@ -21,12 +26,38 @@ MOST_TOKENS_A_PIECE = 2048
 
 
 class ChoiceOutput:
-    """The tokens and text of one choice so far. `finish` is set once it is over."""
+    """The tokens and text of one choice so far. `finish` is set once it is over. `prompt` are all its tokens; not
+    `has_output`: it alone is wanted.
+    """
 
-    __slots__ = ("_detokenizer", "_sampling", "_stops", "_text", "_text_ends", "finish", "logprobs", "token_ids")
+    __slots__ = (
+        "_detokenizer",
+        "_has_output",
+        "_sampling",
+        "_stops",
+        "_text",
+        "_text_ends",
+        "finish",
+        "logprobs",
+        "prompt",
+        "scores",
+        "token_ids",
+    )
 
-    def __init__(self, sampling: JobSampling, detokenizer: Detokenizer, stop: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        sampling: JobSampling,
+        detokenizer: Detokenizer,
+        stop: tuple[str, ...],
+        prompt: Sequence[int] = (),
+        *,
+        has_output: bool = True,
+    ) -> None:
         self._sampling = sampling
+        self._has_output = has_output
+        self.prompt = prompt
+        self.scores = None if sampling.prompt_logprobs is None else KnownPromptLogprobs(len(prompt))
+        """Log probabilities of the prompt, if they are wanted."""
         self._detokenizer = detokenizer
         self._stops = StopStrings(stop)
         self._text = bytearray()
@@ -39,6 +70,20 @@ class ChoiceOutput:
     def stop_found(self) -> bool:
         """Whether a stop string was found, after which nothing may follow."""
         return self._stops.found
+
+    def take(self, update: JobUpdate) -> int:
+        """Adds what is new, and returns how many tokens were. Raises ProtocolError if tokens, or log probabilities of
+        the prompt, are missing in between.
+        """
+        if self.scores is not None:
+            is_output = len(update.token_ids) > 0 or (update.finish is not None and update.finish.completes)
+            if update.prompt_logprobs is not None:
+                self.scores.add(update.prompt_logprobs)
+            elif is_output and not self.scores.are_complete:
+                raise ProtocolError(f"output of a job, but the prompt's token {self.scores.end} has no log probability")
+        if not self._has_output or not update.token_ids:
+            return 0
+        return self.extend(update.first_token_number, update.token_ids, update.logprobs)
 
     def extend(self, first_token_number: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> int:
         """Adds tokens and returns how many were new. Tokens already known, and tokens after a stop string, are skipped.
@@ -90,12 +135,14 @@ class ChoiceOutput:
 class Cursor:
     """A reader's position in a choice."""
 
-    __slots__ = ("_choice", "_output", "_text_start", "_token_number", "finished")
+    __slots__ = ("_choice", "_output", "_score_place", "_text_start", "_token_number", "finished")
 
     def __init__(self, choice: int, output: ChoiceOutput, from_token: int) -> None:
         self._choice = choice
         self._output = output
         self._token_number = from_token
+        # One that goes on after some output has had those of the prompt.
+        self._score_place = 1 if from_token == 0 else len(output.prompt)
         self._text_start: int | None = None
         self.finished = False
 
@@ -107,6 +154,13 @@ class Cursor:
     def take(self) -> OutputPiece | None:
         """The next piece, or None if there is nothing new or the last one was taken."""
         output, number = self._output, self._token_number
+        if output.scores is not None and self._score_place < output.scores.end:
+            start, self._score_place = (
+                self._score_place,
+                min(output.scores.end, self._score_place + MOST_TOKENS_A_PIECE),
+            )
+            part = output.scores.known.between(start, self._score_place)
+            return OutputPiece(self._choice, number, (), "", (), None, part.of(output.prompt))
         known = len(output.token_ids)
         if self.finished or (known <= number and output.finish is None):
             return None

@@ -25,11 +25,12 @@ def seed_of(request_id: str, body_digest: bytes) -> int:
 
 def resolve(sampling: SamplingRequest, eos_token_ids: tuple[int, ...], seed: int) -> tuple[JobSampling, ...]:
     """One JobSampling per choice, in order, with all defaults filled in. `seed` is used if the request gives none. The
-    model's own end is possible under a guide only where the output may end: it is not ignored there.
+    model's own end is possible under a guide only where the output may end: it is not ignored there. Without output
+    nothing can end the job but its prompt.
     """
     own_stops = () if sampling.ignore_eos and sampling.guide is None else eos_token_ids
     first = JobSampling(
-        max_tokens=sampling.max_tokens_or_default,
+        max_tokens=sampling.job_max_tokens,
         seed=seed if sampling.seed is None else sampling.seed,
         min_tokens=sampling.min_tokens or 0,
         temperature=_or(sampling.temperature, 1.0),
@@ -43,7 +44,10 @@ def resolve(sampling: SamplingRequest, eos_token_ids: tuple[int, ...], seed: int
         logprobs=sampling.logprobs,
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
         guide=sampling.guide,
+        prompt_logprobs=sampling.prompt_logprobs,
     )
+    if not sampling.has_output:
+        first = replace(first, temperature=0.0, stop_token_ids=(), logprobs=None, guide=None)
     return (first, *(replace(first, choice=choice) for choice in range(1, sampling.choice_count)))
 
 

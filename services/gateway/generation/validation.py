@@ -15,6 +15,7 @@ from typing import NamedTuple
 from services.domain.errors import ContextLengthError, InvalidFieldError, UnknownModelError
 from services.domain.generation import GenerateRequest, SamplingRequest
 from services.domain.guide import Guide, GuideKind
+from services.domain.prompt_logprobs import MOST_PROMPT_LOGPROBS
 from services.domain.submission import MOST_CLIENT_CHARACTERS, ServingLimits
 
 MOST_TEXT_BYTES = 4 * 1024 * 1024
@@ -68,6 +69,7 @@ FLOAT_RANGES = {
 INTEGER_RANGES = {
     "max_tokens": Range(1, math.inf),
     "logprobs": Range(0, 20),
+    "prompt_logprobs": Range(0, 20),
     "n": Range(1, 16),
     "top_k": Range(-1, math.inf),
 }
@@ -111,8 +113,13 @@ def _check_prompt_given(request: GenerateRequest, model: ModelLimits) -> None:
         _check_vocabulary("token_ids.ids", request.token_ids, model.vocabulary_size)
 
 
-def check_prompt(field: str, prompt_tokens: int, max_tokens: int, model: ModelLimits, limits: ServingLimits) -> None:
-    """Checks that prompt and output fit. `field` is the path of the field that holds the prompt."""
+def check_prompt(
+    field: str, prompt_tokens: int, sampling: SamplingRequest, model: ModelLimits, limits: ServingLimits
+) -> None:
+    """Checks that prompt and output fit, and the log probabilities of the prompt. `field` is the path of the field that
+    holds the prompt.
+    """
+    max_tokens = sampling.job_max_tokens
     if prompt_tokens == 0:
         raise InvalidFieldError(field, "must contain at least one token")
     context = min(model.max_model_len, limits.max_model_len)
@@ -125,6 +132,14 @@ def check_prompt(field: str, prompt_tokens: int, max_tokens: int, model: ModelLi
                 "sampling.max_tokens",
                 f"prompt tokens ({prompt_tokens}) plus max_tokens ({max_tokens}) must be at most {most}, {meaning}",
             )
+    if sampling.prompt_logprobs is not None:
+        numbers = prompt_tokens * sampling.choice_count * (1 + sampling.prompt_logprobs)
+        if numbers > MOST_PROMPT_LOGPROBS:
+            raise InvalidFieldError(
+                "sampling.prompt_logprobs",
+                f"prompt tokens ({prompt_tokens}) times choices ({sampling.choice_count}) times "
+                f"{1 + sampling.prompt_logprobs} must be at most {MOST_PROMPT_LOGPROBS}, got {numbers}",
+            )
 
 
 def check_sampling(sampling: SamplingRequest, vocabulary_size: int) -> None:
@@ -133,6 +148,8 @@ def check_sampling(sampling: SamplingRequest, vocabulary_size: int) -> None:
         _check_number(f"sampling.{name}", getattr(sampling, name), limits)
     for name, limits in INTEGER_RANGES.items():
         value = getattr(sampling, name)
+        if name == "max_tokens" and value == 0 and sampling.prompt_logprobs is not None:
+            continue
         if value is not None and not limits.holds(value):
             wanted = f"at least {limits.low:g}" if limits.high == math.inf else str(limits)
             raise InvalidFieldError(f"sampling.{name}", f"must be {wanted}, got {value}")

@@ -36,9 +36,22 @@ class BatchPart(NamedTuple):
     def samples(self) -> bool:
         return self.entry.to_token == self.progress.known_tokens
 
+    @property
+    def scored_rows(self) -> int:
+        """How many of its first rows tell the log probability of a prompt's token that is wanted."""
+        if self.progress.sampler.sampling.prompt_logprobs is None:
+            return 0
+        return max(0, min(self.entry.to_token, self.progress.prompt_tokens - 1) - self.entry.from_token)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether it has passes of its own: it may be given up, or the logits of many rows are wanted."""
+        return self.entry.cut_after_s is not None or self.scored_rows > 0
+
     def sequence(self) -> SequenceRows:
-        entry, progress = self.entry, self.progress
-        return SequenceRows(entry.from_token, entry.to_token, self.place.blocks, self.samples, progress.most_tokens)
+        entry, blocks = self.entry, self.place.blocks
+        longest, scored_rows = self.progress.most_tokens, self.scored_rows
+        return SequenceRows(entry.from_token, entry.to_token, blocks, self.samples, longest, scored_rows)
 
 
 def checked_parts(
@@ -69,7 +82,11 @@ def checked_parts(
         wrong = _wrong_with(entry, token_ids, progress, place, block_size, vocabulary_size)
         if wrong is not None:
             raise ProtocolError(f"{_named(plan, entry)}: {wrong}: {tables.story(place.tables)}")
-        parts.append(BatchPart(entry, token_ids, progress, place))
+        part = BatchPart(entry, token_ids, progress, place)
+        after = entry.next_token_id
+        if part.scored_rows == part.row_count and (after is None or not 0 <= after < vocabulary_size):
+            raise ProtocolError(f"{_named(plan, entry)}: part of a scored prompt, the token after it is {after}")
+        parts.append(part)
     for job_tables, progress in fresh:
         job_tables.progress, job_tables.valid_tokens = progress, 0
     if samples:
@@ -84,8 +101,8 @@ def checked_parts(
 
 
 def computed_together(parts: Iterable[BatchPart]) -> list[BatchPart]:
-    """The parts of one forward pass, those of one row first: all but the prefills with a limit."""
-    return sorted((part for part in parts if part.entry.cut_after_s is None), key=lambda part: part.row_count > 1)
+    """The parts of one forward pass, those of one row first: all but those that run alone."""
+    return sorted((part for part in parts if not part.runs_alone), key=lambda part: part.row_count > 1)
 
 
 def _wrong_with(

@@ -11,7 +11,8 @@ rows; what they exchange meanwhile goes through the epoch's links (parallel/stag
 
 A step's plan is first turned into checked parts of a batch (batch_parts.py). Then the uploads of the plan's own jobs
 are awaited, and no others. All parts run as one forward pass, decodes and prefills mixed, except prefills with a limit:
-each of these runs by itself, so that giving it up costs the others nothing.
+each of these runs by itself, so that giving it up costs the others nothing. So does a prompt whose tokens' log
+probabilities are wanted (prompt_scoring.py), in as many passes as it takes.
 
 Sampled tokens stay on the worker: a decode entry brings no token, it goes on from the last one. For an entry whose job
 has ended nothing is computed and no token reported. Nor is anything written, so the blocks that a ReleaseBlocks frees
@@ -45,9 +46,11 @@ from services.domain.errors import ProtocolError
 from services.domain.generation import TokenLogprob
 from services.domain.ids import Epoch, JobId
 from services.domain.iteration import Plan, WorkerCounters, WorkerResult
+from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, ReleaseBlocks, SampledToken
 from services.worker.engine.batch_parts import BatchPart, checked_parts, computed_together
 from services.worker.engine.prefill_clock import Mark, PrefillClock
+from services.worker.engine.prompt_scoring import passes_of, scored_prompt
 from services.worker.kv.copier import Copier
 from services.worker.kv.copier_choice import make_copier
 from services.worker.kv.pools import KvPools
@@ -176,7 +179,7 @@ class Engine:
         cut_job_ids = outcome.cut_job_ids + unready
         result = IterationResult(plan.epoch, plan.plan_number, outcome.tokens, cut_job_ids, outcome.compute_s)
         counters = self.counters().since(self._before_this_epoch)
-        return WorkerResult(result, outcome.logprobs, counters, outcome.failures)
+        return WorkerResult(result, outcome.logprobs, counters, outcome.failures, outcome.scored)
 
     def _unready(self, plan: Plan) -> tuple[JobId, ...]:
         """The jobs that the plan starts before their guides are ready. If it has no others, it waits a little."""
@@ -216,14 +219,17 @@ class Engine:
         together = computed_together(parts)
         computed = [(together, self._forward(together))] if together else []
         cut: list[JobId] = []
+        scored: list[ScoredPrompt] = []
         for part in parts:
-            if part.entry.cut_after_s is None:
+            if not part.runs_alone:
                 continue
-            logits = self._forward_until(part, part.entry.cut_after_s)
-            if logits is None:
+            try:
+                computed.append(([part], self._forward_alone(part, scored)))
+            except PrefillCut:
+                if part.entry.cut_after_s is None or self._given_up.value:
+                    raise
+                part.place.tables.valid_tokens = part.entry.from_token
                 cut.append(part.entry.job_id)
-            else:
-                computed.append(([part], logits))
         tokens, logprobs, failures = self._sample(computed)
         passed_s = time.perf_counter() - started_s - (self.stage_pass.waited_s - waited_s)
         stall_s = self._copier.take_stall_s()
@@ -233,7 +239,7 @@ class Engine:
         self.stage_pass.took(sum(part.row_count for part in parts), compute_s)
         self._busy_s += compute_s
         self._stall_s += stall_s
-        return StepOutcome(tokens, logprobs, tuple(cut), compute_s, stall_s, failures)
+        return StepOutcome(tokens, logprobs, tuple(cut), compute_s, stall_s, failures, tuple(scored))
 
     def has_unfinished_jobs(self) -> bool:
         """Whether some job here can still make tokens, so that a pause now delays it."""
@@ -276,14 +282,23 @@ class Engine:
             part.place.tables.valid_tokens = part.entry.to_token
         return logits_SV
 
-    def _forward_until(self, part: BatchPart, limit_s: float) -> Tensor | None:
-        """The logits of a pass of its own, or None if it was given up after `limit_s` seconds."""
-        try:
-            return self._forward([part], self._limited(limit_s))
-        except PrefillCut:
-            if self._given_up.value:
-                raise
-            return None
+    def _forward_alone(self, part: BatchPart, scored: list[ScoredPrompt]) -> Tensor | None:
+        """The logits of the part if it samples, from passes of its own; adds to `scored` what they tell of its prompt.
+        Raises PrefillCut, `scored` as it was, if it was given up after its limit.
+        """
+        limit_s = part.entry.cut_after_s
+        goes_on = None if limit_s is None else self._limited(limit_s)
+        found: list[ScoredPrompt] = []
+        logits_SV: Tensor | None = None
+        for piece in passes_of(part, self.model.config.vocabulary_size):
+            logits_SV = self._forward([piece], goes_on)
+            rows = piece.scored_rows
+            if rows and logits_SV is not None:
+                with torch.inference_mode():
+                    found.append(scored_prompt(piece, logits_SV[:rows]))
+                    logits_SV = logits_SV[rows:]
+        scored += found
+        return logits_SV
 
     def _limited(self, limit_s: float) -> Callable[[], bool]:
         if self._device.type == "cpu":

@@ -22,7 +22,14 @@ from services.wire.kvmanager_worker import (
     commands_from_wire,
     commands_to_wire,
 )
-from services.wire.scheduler_worker import plan_from_wire, plan_to_wire, result_from_wire, result_to_wire
+from services.wire.scheduler_worker import (
+    plan_from_wire,
+    plan_to_wire,
+    result_from_wire,
+    result_to_wire,
+    scored_from_wire,
+    scored_to_wire,
+)
 from services.wire.shared_fields import guide_from_wire, guide_to_wire
 from services.worker.group.messages import (
     Begin,
@@ -37,6 +44,7 @@ from services.worker.group.messages import (
     Ready,
     Relayed,
     Run,
+    Scored,
     ToRank,
 )
 from services.worker.step import Step, StepOutcome
@@ -246,6 +254,8 @@ def _from_rank_message(message: FromRank) -> wire.RankToLeader:
             return wire.RankToLeader(ran=result_to_wire(made))
         case Prepared(epoch, job_id):
             return wire.RankToLeader(prepared=wire.GuidePrepared(epoch=epoch, job_id=job_id))
+        case Scored(epoch, prompt):
+            return wire.RankToLeader(scored=scored_to_wire(epoch, prompt))
         case Failed(epoch, reason):
             return wire.RankToLeader(failed=wire.RankFailed(epoch=epoch, reason=reason[:MOST_REASON_CHARACTERS]))
 
@@ -268,6 +278,8 @@ def from_rank_of(data: bytes) -> FromRank | None:
             return Ran(one.epoch, one.plan_number, outcome, made.counters)
         case "prepared":
             return Prepared(Epoch(message.prepared.epoch), JobId(message.prepared.job_id))
+        case "scored":
+            return Scored(Epoch(message.scored.epoch), scored_from_wire(message.scored))
         case "failed":
             return Failed(Epoch(message.failed.epoch), message.failed.reason)
         case "pong":

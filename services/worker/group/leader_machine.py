@@ -25,6 +25,7 @@ from typing import NamedTuple
 from services.domain.errors import ProtocolError
 from services.domain.ids import CommandNumber, Epoch, JobId
 from services.domain.iteration import Plan, WorkerCounters, WorkerResult
+from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, ReleaseBlocks
 from services.worker.group.messages import (
     Begin,
@@ -37,6 +38,7 @@ from services.worker.group.messages import (
     Ready,
     Relayed,
     Run,
+    Scored,
     ToRank,
 )
 from services.worker.group.rank_machine import has_copies
@@ -145,6 +147,7 @@ class _PlanUnderWay:
     unready: tuple[JobId, ...]
     """Jobs that it does not start, because their guides are not prepared."""
     outcomes: dict[int, StepOutcome] = field(default_factory=dict)
+    scored: list[ScoredPrompt] = field(default_factory=list)
 
 
 class LeaderMachine:
@@ -167,6 +170,8 @@ class LeaderMachine:
         self._copying: dict[CommandNumber, set[int]] = {}
         """The ranks that still copy, by command."""
         self._counters: dict[int, WorkerCounters] = {}
+        self._scored: list[ScoredPrompt] = []
+        """Of the plan that the sampling rank runs."""
         self._guides: dict[JobId, bool] = {}
         """Jobs whose guides the sampling rank was asked for, and whether they are prepared; until they start."""
 
@@ -254,6 +259,9 @@ class LeaderMachine:
                 if job_id in self._guides:
                     self._guides[job_id] = True
                 return self._start()
+            case Scored(_, prompt):
+                self._scored.append(prompt)
+                return []
             case Failed(_, reason):
                 return self._end(f"rank {rank}: {reason}")
 
@@ -270,6 +278,8 @@ class LeaderMachine:
         if one is None or rank in one.outcomes:
             raise ProtocolError(f"rank {rank} ran plan {message.plan_number}, which is not under way there")
         one.outcomes[rank] = message.outcome
+        if rank == self._sampling_rank:
+            one.scored, self._scored = self._scored, []
         self._counters[rank] = message.counters
         actions: list[Action] = []
         if rank == self._sampling_rank:
@@ -287,7 +297,7 @@ class LeaderMachine:
         sampled = outcomes[self._sampling_rank]
         result = IterationResult(plan.epoch, plan.plan_number, sampled.tokens, one.unready, duration_s)
         counters = counters_of_group(tuple(self._counters.values()))
-        return WorkerResult(result, sampled.logprobs, counters, sampled.failures)
+        return WorkerResult(result, sampled.logprobs, counters, sampled.failures, tuple(one.scored))
 
     # --- what scheduler and KV manager send --------------------------------------------------------------------------
 
@@ -355,6 +365,7 @@ class LeaderMachine:
             copying,
             ledger,
             tuple(self._guides.items()),
+            len(self._scored),
         )
 
 

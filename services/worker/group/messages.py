@@ -10,6 +10,7 @@ from services.domain.errors import PeerMismatchError
 from services.domain.guide import Guide
 from services.domain.ids import CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.iteration import WorkerCounters
+from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.protocol import KvToWorker
 from services.worker.step import Step, StepOutcome
 
@@ -132,7 +133,9 @@ class Copied(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """This rank's part of a plan has ended. `counters` are its own since the epoch began."""
+    """This rank's part of a plan has ended. `counters` are its own since the epoch began. The outcome is without log
+    probabilities of prompts: see Scored.
+    """
 
     epoch: Epoch
     plan_number: PlanNumber
@@ -154,4 +157,11 @@ class Prepared(NamedTuple):
     job_id: JobId
 
 
-FromRank = Ready | Copied | Ran | Failed | Prepared
+class Scored(NamedTuple):
+    """Log probabilities of a prompt, from the rank that samples: of the plan that it runs, before its Ran."""
+
+    epoch: Epoch
+    prompt: ScoredPrompt
+
+
+FromRank = Ready | Copied | Ran | Failed | Prepared | Scored

@@ -12,14 +12,25 @@ What the leader's process runs itself is such a machine too, without a connectio
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from services.domain.errors import ProtocolError
 from services.domain.ids import CommandNumber, Epoch
 from services.domain.iteration import WorkerCounters
 from services.domain.protocol import KvToWorker, Offload, Upload
-from services.worker.group.messages import Begin, Copied, Failed, FromRank, PrepareGuide, Ran, Ready, Relayed, ToRank
+from services.worker.group.messages import (
+    Begin,
+    Copied,
+    Failed,
+    FromRank,
+    PrepareGuide,
+    Ran,
+    Ready,
+    Relayed,
+    Scored,
+    ToRank,
+)
 from services.worker.step import Step, StepOutcome
 
 NO_EPOCH = Epoch(0)
@@ -184,8 +195,11 @@ class RankMachine:
     def _stepped(self, event: Stepped) -> list[Action]:
         self._busy = False
         plan = event.step.plan
-        ran = Ran(plan.epoch, plan.plan_number, event.outcome, event.counters)
-        return [*([Say(ran)] if self._is_current(plan.epoch) else []), *self._go_on()]
+        if not self._is_current(plan.epoch):
+            return self._go_on()
+        scored = [Say(Scored(plan.epoch, prompt)) for prompt in event.outcome.scored]
+        ran = Ran(plan.epoch, plan.plan_number, replace(event.outcome, scored=()), event.counters)
+        return [*scored, Say(ran), *self._go_on()]
 
     def _broke(self, epoch: Epoch, reason: str) -> list[Action]:
         self._busy = False

@@ -25,7 +25,7 @@ from torch import Tensor
 
 class SequenceRows(NamedTuple):
     """A sequence's part in a batch. `blocks` may be longer than needed. `samples`: the logits after its last row are
-    wanted.
+    wanted; `scored_rows`: those after so many of its first rows are.
 
     `longest_tokens` is the length that the sequence may come to have (prompt and output); it must not change while its
     KV is kept. Only models whose rotary frequencies depend on the length look at it (see rope.py).
@@ -36,6 +36,7 @@ class SequenceRows(NamedTuple):
     blocks: Sequence[int]
     samples: bool = True
     longest_tokens: int = 0
+    scored_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,8 @@ class BatchLayout:
 
     `first_rows[s]` is the first row of `sequences[s]`; sequences[:decode_count] have one row each. `slots_T` is block *
     block_size + offset of each row's KV. `block_table_SP` is padded with block 0. `context_lengths_S` is to_token.
-    `logit_rows` names the last rows of the sequences that sample, in their order: the forward pass returns one row of
-    logits for each.
+    `logit_rows` names the rows that are scored and the last rows of the sequences that sample, in their order: the
+    forward pass returns one row of logits for each.
     """
 
     sequences: tuple[SequenceRows, ...]
@@ -106,8 +107,9 @@ class BatchLayout:
                 blocks[position // block_size] * block_size + position % block_size
                 for position in range(sequence.from_token, sequence.to_token)
             )
+            logit_rows.extend(range(row, row + sequence.scored_rows))
             row += rows
-            if sequence.samples:
+            if sequence.samples and sequence.scored_rows < rows:
                 logit_rows.append(row - 1)
 
         used = [-(-sequence.to_token // block_size) for sequence in sequences]

@@ -246,6 +246,15 @@ def _best(values_RV: Tensor, sorted_RM: Tensor, counts_R: Tensor) -> Tensor:
     return above_RV | (equal_RV & (equal_RV.cumsum(-1) <= room_R[:, None]))
 
 
+def most_probable(logits_RV: Tensor, count: int) -> Tensor:
+    """The ids of the `count` largest logits of each row, best first, equals by the lower id: [R, count]."""
+    counts_R = torch.full((logits_RV.shape[0],), count, device=logits_RV.device)
+    best_RV = _best(logits_RV, logits_RV.topk(count, dim=-1).values, counts_R)
+    ids_RM = best_RV.nonzero()[:, 1].view(-1, count)
+    order_RM = logits_RV.gather(1, ids_RM).argsort(dim=-1, descending=True, stable=True)
+    return ids_RM.gather(1, order_RM)
+
+
 def _report(logits_RV: Tensor, chosen: list[int], top_counts: list[int]) -> list[TokenLogprob]:
     """Log probabilities of the chosen tokens and of the best ones; `logits_RV` are those of the model, unadjusted."""
     logprobs_RV = logits_RV.log_softmax(-1)

@@ -11,6 +11,7 @@ import pytest
 
 from services.domain.errors import InvalidFieldError, UnknownModelError
 from services.domain.generation import GenerateRequest, SamplingRequest
+from services.domain.job_sampling import JobSampling
 from services.domain.submission import ServingLimits
 from services.gateway.generation.sampling_defaults import resolve, seed_of
 from services.gateway.generation.validation import MOST_TEXT_BYTES, ModelLimits, check_prompt, check_request
@@ -22,6 +23,8 @@ GOOD = GenerateRequest("tiny", None, "hello", None, SamplingRequest(), None)
 LARGEST_INT32 = 2**31 - 1
 REFUSED_SAMPLING: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 0}, "max_tokens", "at least 1"),
+    ({"max_tokens": -1, "prompt_logprobs": 0}, "max_tokens", "at least 1"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "from 0 to 20"),
     ({"max_tokens": -5}, "max_tokens", "at least 1"),
     ({"min_tokens": -1}, "min_tokens", "0 to max_tokens (16)"),
     ({"min_tokens": 17}, "min_tokens", "0 to max_tokens (16)"),
@@ -58,6 +61,8 @@ REFUSED_SAMPLING: list[tuple[dict[str, Any], str, str]] = [
 FLOAT_FIELDS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 TAKEN_SAMPLING: list[dict[str, Any]] = [
     {"max_tokens": LARGEST_INT32},
+    {"max_tokens": 0, "prompt_logprobs": 0},
+    {"prompt_logprobs": 20},
     {"max_tokens": 3, "min_tokens": 3},
     {"min_tokens": 0},
     {"temperature": 0.0},
@@ -171,13 +176,30 @@ def test_prompt_and_output_must_fit_context_and_pool(
     prompt_tokens: int, max_tokens: int, field: str, limit: str
 ) -> None:
     with pytest.raises(InvalidFieldError, match=limit) as caught:
-        check_prompt("text", prompt_tokens, max_tokens, MODEL, LIMITS)
+        check_prompt("text", prompt_tokens, SamplingRequest(max_tokens=max_tokens), MODEL, LIMITS)
     assert caught.value.field == field
 
 
 def test_prompt_and_output_that_just_fit_are_accepted() -> None:
-    check_prompt("text", 100, 100, MODEL, LIMITS)
-    check_prompt("text", 100, 156, MODEL, replace(LIMITS, device_pool_tokens=256))
+    check_prompt("text", 100, SamplingRequest(max_tokens=100), MODEL, LIMITS)
+    check_prompt("text", 100, SamplingRequest(max_tokens=156), MODEL, replace(LIMITS, device_pool_tokens=256))
+
+
+def test_a_prompt_alone_counts_as_one_token_more_and_its_log_probabilities_are_bounded() -> None:
+    model = replace(MODEL, max_model_len=50_000)
+    limits = replace(LIMITS, max_model_len=50_000, device_pool_tokens=50_000)
+    asked = SamplingRequest(max_tokens=0, prompt_logprobs=4)
+    check_prompt("text", 49_999, asked, model, limits)
+    with pytest.raises(InvalidFieldError, match=r"\(49999\) .* must be at most 250000, got 299994") as caught:
+        check_prompt("text", 49_999, replace(asked, prompt_logprobs=5), model, limits)
+    assert caught.value.field == "sampling.prompt_logprobs"
+
+
+def test_a_prompt_alone_makes_one_greedy_token_that_nothing_ends() -> None:
+    asked = SamplingRequest(max_tokens=0, prompt_logprobs=1, logprobs=2, n=2, stop_token_ids=(4,))
+    assert resolve(asked, MODEL.eos_token_ids, seed=11) == tuple(
+        JobSampling(max_tokens=1, seed=11, choice=choice, temperature=0.0, prompt_logprobs=1) for choice in (0, 1)
+    )
 
 
 def test_defaults_are_those_of_the_proto() -> None:

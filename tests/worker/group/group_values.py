@@ -1,9 +1,12 @@
 """Short names for the values of a group's tests."""
 
+from array import array
+
 from services.domain.guide import Guide, GuideKind
 from services.domain.ids import BlockId, CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerCounters
 from services.domain.job_sampling import JobSampling
+from services.domain.prompt_logprobs import PromptLogprobs, ScoredPrompt
 from services.domain.protocol import Assign, BlockMove, Offload, ReleaseBlocks, SampledToken
 from services.worker.group.messages import Begin, Ran
 from services.worker.step import StepOutcome
@@ -49,6 +52,9 @@ def release(number: int) -> ReleaseBlocks:
 
 def outcome(*tokens: SampledToken, compute_s: float = 1.0) -> StepOutcome:
     return StepOutcome(tokens, {}, (), compute_s, 0.0)
+
+
+SCORED = ScoredPrompt(JOB, PromptLogprobs(1, array("f", [-0.5]), array("I", [7]), array("f", [-0.25])))
 
 
 def ran(number: int, *tokens: SampledToken, compute_s: float = 1.0) -> Ran:

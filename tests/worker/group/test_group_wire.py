@@ -37,10 +37,23 @@ from services.worker.group.messages import (
     Ready,
     Relayed,
     Run,
+    Scored,
     ToRank,
 )
 from services.worker.step import Step, StepOutcome
-from tests.worker.group.group_values import BEGIN, EPOCH, JOB, assign, decode, offload, plan, prefill, release, token
+from tests.worker.group.group_values import (
+    BEGIN,
+    EPOCH,
+    JOB,
+    SCORED,
+    assign,
+    decode,
+    offload,
+    plan,
+    prefill,
+    release,
+    token,
+)
 
 STEP = Step(plan(3, prefill(2), decode(5)), frozenset({JobId("b/0"), JobId("c/0")}), {JOB: 42})
 OUTCOME = StepOutcome((token(7), token(8, end=True)), {JOB: TokenLogprob(7, -0.5, ())}, (), 0.25, 0.0)
@@ -75,6 +88,7 @@ def test_what_the_leader_says_comes_back_as_it_was_sent(message: ToRank) -> None
         Copied(EPOCH, CommandNumber(5)),
         Ran(EPOCH, PlanNumber(3), OUTCOME, WorkerCounters(1.0, 2.0, 3.0, 4, 5)),
         Failed(EPOCH, "rank 1 is gone"),
+        Scored(EPOCH, SCORED),
     ],
     ids=lambda message: type(message).__name__,
 )

@@ -32,6 +32,7 @@ from services.worker.group.messages import (
     Ready,
     Relayed,
     Run,
+    Scored,
 )
 from tests.worker.group.group_values import (
     BEGIN,
@@ -39,6 +40,7 @@ from tests.worker.group.group_values import (
     GUIDE,
     JOB,
     OTHER,
+    SCORED,
     assign,
     decode,
     offload,
@@ -106,6 +108,19 @@ def test_25_a_result_is_said_when_every_rank_has_run_the_plan() -> None:
     assert report.result.result.duration_s == 2.0 + 3.0
     assert report.result.result.tokens == (token(9),)
     assert report.result.counters.offloaded_bytes == 40
+
+
+def test_log_probabilities_of_prompts_are_reported_with_the_plan_in_which_they_were_found() -> None:
+    leader = working(stages=2)
+    leader.handle(PlanTaken(plan(1, prefill())))
+    leader.handle(PlanTaken(plan(2, prefill(job_id=OTHER))))
+    assert says(leader, Scored(EPOCH, SCORED), 1, 1) == []
+    says(leader, ran(1, token(9)), 1)
+    says(leader, Scored(EPOCH, SCORED), 1)
+    reports = says(leader, ran(1), 0)
+    says(leader, ran(2), 1)
+    reports += says(leader, ran(2), 0)
+    assert [report.result.scored for report in reports if isinstance(report, Report)] == [(SCORED, SCORED), (SCORED,)]
 
 
 def test_a_plan_is_passed_on_when_the_tokens_that_it_goes_on_from_are_back_from_the_last_stage() -> None:

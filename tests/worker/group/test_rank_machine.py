@@ -1,11 +1,13 @@
 """One rank of a group: what it does at once, what waits, and what a new epoch drops (PROTOCOL 25, 26)."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.domain.errors import ProtocolError
 from services.domain.ids import CommandNumber, Epoch, PlanNumber
 from services.domain.iteration import WorkerCounters
-from services.worker.group.messages import Begin, Copied, Failed, Ran, Ready, Relayed, Run
+from services.worker.group.messages import Begin, Copied, Failed, Ran, Ready, Relayed, Run, Scored
 from services.worker.group.rank_machine import (
     Apply,
     Began,
@@ -20,7 +22,7 @@ from services.worker.group.rank_machine import (
     Stepped,
 )
 from services.worker.step import Step
-from tests.worker.group.group_values import BEGIN, EPOCH, assign, offload, outcome, plan, prefill
+from tests.worker.group.group_values import BEGIN, EPOCH, SCORED, assign, offload, outcome, plan, prefill
 
 NEXT = Begin(Epoch(EPOCH + 1), 4000, 3.0)
 
@@ -53,6 +55,14 @@ def test_commands_take_effect_at_once_also_while_a_step_runs_and_steps_run_one_a
     assert rank.handle(Heard(Relayed(EPOCH, assign(1)))) == [Apply(assign(1))]
     ran = Ran(EPOCH, PlanNumber(1), outcome(), WorkerCounters())
     assert rank.handle(stepped(1)) == [Say(ran), Compute(step(2))]
+
+
+def test_log_probabilities_of_prompts_are_said_part_by_part_before_the_step_is() -> None:
+    rank = ready()
+    rank.handle(Heard(Run(EPOCH, step(1))))
+    done = Stepped(step(1), replace(outcome(), scored=(SCORED, SCORED)), WorkerCounters())
+    ran = Ran(EPOCH, PlanNumber(1), outcome(), WorkerCounters())
+    assert rank.handle(done) == [Say(Scored(EPOCH, SCORED)), Say(Scored(EPOCH, SCORED)), Say(ran)]
 
 
 def test_25_a_rank_meets_the_others_when_its_copies_have_ended() -> None:

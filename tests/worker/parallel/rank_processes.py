@@ -220,7 +220,7 @@ class GroupOfProcesses:
         assert all(each.tokens == () for each in outcomes if each is not sampled)
         self.ledger.take(plan.plan_number, sampled.tokens)
         result = IterationResult(plan.epoch, plan.plan_number, sampled.tokens, (), 0.0)
-        return WorkerResult(result, sampled.logprobs, WorkerCounters())
+        return WorkerResult(result, sampled.logprobs, WorkerCounters(), scored=sampled.scored)
 
     def run(self, plan: Plan) -> WorkerResult:
         self.start(plan)

@@ -14,6 +14,7 @@ from services.domain.errors import ProtocolError
 from services.domain.ids import Epoch, JobId
 from services.domain.iteration import WorkerResult
 from services.domain.job_sampling import JobSampling
+from services.domain.prompt_logprobs import PromptLogprobs
 from services.worker.engine.engine import Engine
 from services.worker.kernels.kernel_choice import with_kernels
 from services.worker.model.loader import filled_model
@@ -30,8 +31,8 @@ OPT = replace(LLAMA, family="opt", kv_heads=4, tied=True)
 LIKE_OPT_350M = replace(OPT, embedding=32, norm_after=True)
 JOBS = 6
 
-Output = tuple[list[int], list[float]]
-"""A job's tokens, and their log probabilities, whose bits are those of its logits."""
+Output = tuple[list[int], list[float], PromptLogprobs]
+"""A job's tokens, and their log probabilities and those of its prompt, whose bits are those of its logits."""
 
 
 class RecordedPlans(FakeSchedulerPlans):
@@ -47,13 +48,15 @@ class RecordedPlans(FakeSchedulerPlans):
             self.logprobs.setdefault(job_id, []).append(logprob.logprob)
 
     def output(self, job_id: JobId) -> Output:
-        return self.outputs[job_id], self.logprobs[job_id]
+        assert self.scores[job_id].are_complete
+        return self.outputs[job_id], self.logprobs[job_id], self.scores[job_id].known
 
 
 def varied(number: int) -> JobSampling:
     """Greedy, plainly sampled, and sampled with penalties, in turn."""
     kinds: list[dict[str, object]] = [{}, {"temperature": 1.0}, {"temperature": 0.9, "repetition_penalty": 1.3}]
-    return sampling(max_tokens=8 + number, seed=number, logprobs=0, **kinds[number % len(kinds)])  # type: ignore[arg-type]
+    fields = {"logprobs": 0, "prompt_logprobs": number, **kinds[number % len(kinds)]}
+    return sampling(max_tokens=8 + number, seed=number, **fields)  # type: ignore[arg-type]
 
 
 def each_alone(engine: Engine | GroupOfProcesses, epoch: int) -> list[Output]:
@@ -104,7 +107,7 @@ KERNELS = pytest.mark.parametrize("natively", [False, True], ids=["torch", "nati
 
 
 def tokens_of(outputs: list[Output]) -> list[list[int]]:
-    return [tokens for tokens, _ in outputs]
+    return [tokens for tokens, _, _ in outputs]
 
 
 @pytest.mark.parametrize(

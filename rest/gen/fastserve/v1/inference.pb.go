@@ -276,7 +276,8 @@ func (x *TokenIds) GetIds() []uint32 {
 // is a function of (seed, choice, output token number) alone, so that neither the batch a job lands in nor a preemption changes it.
 type SamplingParams struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Most output tokens of a choice, at least 1. Unset: 16.
+	// Most output tokens of a choice, at least 1. Unset: 16. With prompt_logprobs also 0: the choice ends, with FINISH_REASON_LENGTH, when its prompt has
+	// been read, and stop and guide have nothing to act on; for the limits it counts as 1.
 	MaxTokens *int32 `protobuf:"varint,1,opt,name=max_tokens,json=maxTokens,proto3,oneof" json:"max_tokens,omitempty"`
 	// End-of-sequence and stop tokens are masked, and stop strings ignored, before this many output tokens: 0 to max_tokens. Unset: 0.
 	MinTokens *int32 `protobuf:"varint,2,opt,name=min_tokens,json=minTokens,proto3,oneof" json:"min_tokens,omitempty"`
@@ -310,9 +311,12 @@ type SamplingParams struct {
 	// Added to the logits of these token ids: -100 to 100. At most 1024 entries, each in the vocabulary.
 	LogitBias map[uint32]float32 `protobuf:"bytes,16,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"fixed32,2,opt,name=value"`
 	// What the output must look like. Unset: anything.
-	Guide         *Guide `protobuf:"bytes,17,opt,name=guide,proto3" json:"guide,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Guide *Guide `protobuf:"bytes,17,opt,name=guide,proto3" json:"guide,omitempty"`
+	// Report the log probability of each token of the prompt, and of this many most probable ones in its place: 0 to 20. Unset: none. Prompt tokens
+	// times choices times (1 + prompt_logprobs) may be 250000 at most.
+	PromptLogprobs *int32 `protobuf:"varint,18,opt,name=prompt_logprobs,json=promptLogprobs,proto3,oneof" json:"prompt_logprobs,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SamplingParams) Reset() {
@@ -462,6 +466,13 @@ func (x *SamplingParams) GetGuide() *Guide {
 		return x.Guide
 	}
 	return nil
+}
+
+func (x *SamplingParams) GetPromptLogprobs() int32 {
+	if x != nil && x.PromptLogprobs != nil {
+		return *x.PromptLogprobs
+	}
+	return 0
 }
 
 // What the output must look like: tokens that lead to no such output are masked. The model's end-of-sequence token is possible wherever the output
@@ -673,9 +684,12 @@ type GenerateResponse struct {
 	// Set on the last message of the choice.
 	FinishReason FinishReason `protobuf:"varint,7,opt,name=finish_reason,json=finishReason,proto3,enum=fastserve.v1.FinishReason" json:"finish_reason,omitempty"`
 	// Set on the last message of the stream.
-	Usage         *Usage `protobuf:"bytes,8,opt,name=usage,proto3" json:"usage,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Usage *Usage `protobuf:"bytes,8,opt,name=usage,proto3" json:"usage,omitempty"`
+	// Of the prompt's tokens, in order, if asked for: one for each but the first, which follows nothing. They come in messages without output, before
+	// the first of the choice that has any; a stream that is resumed from a later token than 0 has none.
+	PromptLogprobs []*TokenLogprob `protobuf:"bytes,9,rep,name=prompt_logprobs,json=promptLogprobs,proto3" json:"prompt_logprobs,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GenerateResponse) Reset() {
@@ -764,10 +778,17 @@ func (x *GenerateResponse) GetUsage() *Usage {
 	return nil
 }
 
-// Log probability of a chosen token, under the model's own distribution (before temperature, penalties and cuts), natural logarithm.
+func (x *GenerateResponse) GetPromptLogprobs() []*TokenLogprob {
+	if x != nil {
+		return x.PromptLogprobs
+	}
+	return nil
+}
+
+// Log probability of a chosen token, or of one of the prompt, under the model's own distribution (before temperature, penalties and cuts), natural logarithm.
 type TokenLogprob struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The chosen token.
+	// The token.
 	TokenId uint32 `protobuf:"varint,1,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
 	// Its log probability.
 	Logprob float32 `protobuf:"fixed32,2,opt,name=logprob,proto3" json:"logprob,omitempty"`
@@ -1138,7 +1159,7 @@ const file_fastserve_v1_inference_proto_rawDesc = "" +
 	"\x06promptB\x14\n" +
 	"\x12_resume_from_token\"\x1c\n" +
 	"\bTokenIds\x12\x10\n" +
-	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xe8\x06\n" +
+	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xaa\a\n" +
 	"\x0eSamplingParams\x12\"\n" +
 	"\n" +
 	"max_tokens\x18\x01 \x01(\x05H\x00R\tmaxTokens\x88\x01\x01\x12\"\n" +
@@ -1162,7 +1183,8 @@ const file_fastserve_v1_inference_proto_rawDesc = "" +
 	"\x01n\x18\x0f \x01(\x05H\vR\x01n\x88\x01\x01\x12J\n" +
 	"\n" +
 	"logit_bias\x18\x10 \x03(\v2+.fastserve.v1.SamplingParams.LogitBiasEntryR\tlogitBias\x12)\n" +
-	"\x05guide\x18\x11 \x01(\v2\x13.fastserve.v1.GuideR\x05guide\x1a<\n" +
+	"\x05guide\x18\x11 \x01(\v2\x13.fastserve.v1.GuideR\x05guide\x12,\n" +
+	"\x0fprompt_logprobs\x18\x12 \x01(\x05H\fR\x0epromptLogprobs\x88\x01\x01\x1a<\n" +
 	"\x0eLogitBiasEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x02R\x05value:\x028\x01B\r\n" +
@@ -1177,7 +1199,8 @@ const file_fastserve_v1_inference_proto_rawDesc = "" +
 	"\x13_repetition_penaltyB\a\n" +
 	"\x05_seedB\v\n" +
 	"\t_logprobsB\x04\n" +
-	"\x02_n\"\xbf\x01\n" +
+	"\x02_nB\x12\n" +
+	"\x10_prompt_logprobs\"\xbf\x01\n" +
 	"\x05Guide\x12!\n" +
 	"\vjson_schema\x18\x01 \x01(\tH\x00R\n" +
 	"jsonSchema\x12!\n" +
@@ -1188,7 +1211,7 @@ const file_fastserve_v1_inference_proto_rawDesc = "" +
 	"\x06choice\x18\x05 \x01(\v2\x1a.fastserve.v1.GuideChoicesH\x00R\x06choiceB\x06\n" +
 	"\x04kind\"$\n" +
 	"\fGuideChoices\x12\x14\n" +
-	"\x05texts\x18\x01 \x03(\tR\x05texts\"\xca\x02\n" +
+	"\x05texts\x18\x01 \x03(\tR\x05texts\"\x8f\x03\n" +
 	"\x10GenerateResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -1198,7 +1221,8 @@ const file_fastserve_v1_inference_proto_rawDesc = "" +
 	"\x04text\x18\x05 \x01(\tR\x04text\x126\n" +
 	"\blogprobs\x18\x06 \x03(\v2\x1a.fastserve.v1.TokenLogprobR\blogprobs\x12?\n" +
 	"\rfinish_reason\x18\a \x01(\x0e2\x1a.fastserve.v1.FinishReasonR\ffinishReason\x12)\n" +
-	"\x05usage\x18\b \x01(\v2\x13.fastserve.v1.UsageR\x05usage\"o\n" +
+	"\x05usage\x18\b \x01(\v2\x13.fastserve.v1.UsageR\x05usage\x12C\n" +
+	"\x0fprompt_logprobs\x18\t \x03(\v2\x1a.fastserve.v1.TokenLogprobR\x0epromptLogprobs\"o\n" +
 	"\fTokenLogprob\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\rR\atokenId\x12\x18\n" +
 	"\alogprob\x18\x02 \x01(\x02R\alogprob\x12*\n" +
@@ -1270,17 +1294,18 @@ var file_fastserve_v1_inference_proto_depIdxs = []int32{
 	7,  // 5: fastserve.v1.GenerateResponse.logprobs:type_name -> fastserve.v1.TokenLogprob
 	0,  // 6: fastserve.v1.GenerateResponse.finish_reason:type_name -> fastserve.v1.FinishReason
 	9,  // 7: fastserve.v1.GenerateResponse.usage:type_name -> fastserve.v1.Usage
-	8,  // 8: fastserve.v1.TokenLogprob.top:type_name -> fastserve.v1.TopLogprob
-	12, // 9: fastserve.v1.ListModelsResponse.models:type_name -> fastserve.v1.Model
-	1,  // 10: fastserve.v1.InferenceService.Generate:input_type -> fastserve.v1.GenerateRequest
-	10, // 11: fastserve.v1.InferenceService.ListModels:input_type -> fastserve.v1.ListModelsRequest
-	6,  // 12: fastserve.v1.InferenceService.Generate:output_type -> fastserve.v1.GenerateResponse
-	11, // 13: fastserve.v1.InferenceService.ListModels:output_type -> fastserve.v1.ListModelsResponse
-	12, // [12:14] is the sub-list for method output_type
-	10, // [10:12] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	7,  // 8: fastserve.v1.GenerateResponse.prompt_logprobs:type_name -> fastserve.v1.TokenLogprob
+	8,  // 9: fastserve.v1.TokenLogprob.top:type_name -> fastserve.v1.TopLogprob
+	12, // 10: fastserve.v1.ListModelsResponse.models:type_name -> fastserve.v1.Model
+	1,  // 11: fastserve.v1.InferenceService.Generate:input_type -> fastserve.v1.GenerateRequest
+	10, // 12: fastserve.v1.InferenceService.ListModels:input_type -> fastserve.v1.ListModelsRequest
+	6,  // 13: fastserve.v1.InferenceService.Generate:output_type -> fastserve.v1.GenerateResponse
+	11, // 14: fastserve.v1.InferenceService.ListModels:output_type -> fastserve.v1.ListModelsResponse
+	13, // [13:15] is the sub-list for method output_type
+	11, // [11:13] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_fastserve_v1_inference_proto_init() }
