@@ -35,12 +35,12 @@ class AnswerUsage(Document):
 
 
 class CompletionLogprobsObject(Document):
-    """The log probabilities of a choice, token by token."""
+    """The log probabilities of a choice, token by token. null only for the first token of a prompt that is echoed."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 FinishName = Literal["stop", "length"]

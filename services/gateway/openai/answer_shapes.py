@@ -128,7 +128,7 @@ class WholeChoice:
         """Takes the next piece."""
         self.texts.append(piece.text)
         self.token_count += len(piece.token_ids)
-        if piece.logprobs:
+        if piece.logprobs or piece.prompt_logprobs:
             self.pieces.append(piece._replace(token_ids=(), text=""))
         self.finish = piece.finish
 
@@ -141,7 +141,8 @@ class WholeChoice:
     @property
     def _whole_piece(self) -> OutputPiece:
         logprobs = [one for piece in self.pieces for one in piece.logprobs]
-        return OutputPiece(0, 0, (), "", logprobs, self.finish)
+        of_prompt = [one for piece in self.pieces for one in piece.prompt_logprobs]
+        return OutputPiece(0, 0, (), "", logprobs, self.finish, of_prompt)
 
     def completion(self, index: int, echo: str, logprobs: CompletionLogprobs | None) -> dict[str, Any]:
         """As a choice of a completion."""

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from services.domain.errors import FastServeError, NotReadyError, StreamLostError
@@ -29,7 +30,7 @@ from services.gateway.openai.answer_shapes import (
     usage_of,
     whole_answer,
 )
-from services.gateway.openai.logprobs import CompletionLogprobs, ReportedLogprobs
+from services.gateway.openai.logprobs import CompletionLogprobs, EchoedPrompt, ReportedLogprobs
 from services.gateway.openai.quiet_streams import QuietStreams
 from services.gateway.openai.translation import ClientPaths
 
@@ -51,7 +52,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How an answer looks. `kept` of the `made` choices of each prompt are answered; `stop_token_ids` end an output."""
+    """How an answer looks. `kept` of the `made` choices of each prompt are answered; `stop_token_ids` end an output.
+    `echoes`: its text begins with the prompt.
+    """
 
     words: Words
     model: str
@@ -61,6 +64,7 @@ class Shape:
     kept: int
     made: int
     has_logprobs: bool
+    echoes: bool
     stop_token_ids: frozenset[int]
 
 
@@ -184,10 +188,17 @@ class OpenAnswer:
         """What reports the log probabilities of one choice."""
         if not self._shape.has_logprobs:
             return None
-        reported = ReportedLogprobs(self._tokenizer, self._shape.stop_token_ids)
+        left_out = frozenset[int]() if self._shape.echoes else self._shape.stop_token_ids
+        reported = ReportedLogprobs(self._tokenizer, left_out)
         if self._shape.words is CHAT:
             return reported
-        return CompletionLogprobs(reported, self._tokenizer, self._tokenizer.detokenizer(()), len(part.echo))
+        prompt = partial(self._echoed, part) if self._shape.echoes else None
+        detokenizer = self._tokenizer.detokenizer(())
+        return CompletionLogprobs(reported, self._tokenizer, detokenizer, len(part.echo), prompt)
+
+    def _echoed(self, part: Part) -> EchoedPrompt:
+        prompt = part.listener.request.choices[0].submission.prompt
+        return EchoedPrompt(prompt, part.echo, self._tokenizer.detokenizer(()))
 
     def _usage(self) -> dict[str, int]:
         usages = [part.listener.request.usage for part in self._parts]

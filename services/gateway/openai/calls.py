@@ -159,6 +159,7 @@ class OpenAiCalls:
             kept=body.choice_count,
             made=made,
             has_logprobs=has_logprobs,
+            echoes=isinstance(body, CompletionBody) and bool(body.echo),
             stop_token_ids=frozenset((*(body.stop_token_ids or ()), *own_stops)),
         )
 

@@ -31,8 +31,8 @@ def read_completion(data: bytes) -> CompletionBody:
             raise _invalid("best_of", f"must be at least n ({body.choice_count}), got {body.best_of}")
         if body.streams and body.best_of > body.choice_count:
             raise _invalid("best_of", "must be n when stream is true, because the best are only known at the end")
-    if body.echo and body.logprobs is not None:
-        raise _invalid("logprobs", "is not supported together with echo: those of the prompt are not computed")
+    if body.max_tokens == 0 and not body.echo:
+        raise _invalid("max_tokens", "must be at least 1 unless echo is true, got 0")
     return body
 
 

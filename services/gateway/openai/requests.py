@@ -35,7 +35,13 @@ class CompletionBody(SamplingFields):
     best_of: int | None = Field(
         None, ge=1, le=MOST_CHOICES, description="make so many choices and answer the n most probable ones a token"
     )
-    echo: bool | None = Field(None, description="begin the text with the prompt; not together with logprobs")
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=INT32_MAX,
+        description="most output tokens of a choice; 0, the prompt alone, only with echo: true",
+    )
+    echo: bool | None = Field(None, description="begin the text, and the log probabilities, with the prompt")
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS, description="number of alternatives for each token")
     suffix: Literal[""] | None = Field(None, description="changes nothing: nothing can follow the output")
 

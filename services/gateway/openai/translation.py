@@ -7,7 +7,7 @@ the wire of Generate, so that both ways to the same model draw the same tokens.
 import re
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.domain.errors import ContextLengthError, FastServeError, InvalidFieldError
@@ -58,7 +58,8 @@ class ClientPaths:
                 return "stop"
             if guided := _GUIDE.match(name):
                 return self.guide + name[guided.end() :]
-            return {"max_tokens": self.max_tokens, "logprobs": self.logprobs}.get(name, name)
+            names = {"max_tokens": self.max_tokens, "logprobs": self.logprobs, "prompt_logprobs": "logprobs"}
+            return names.get(name, name)
         for prompt_field in _PROMPT_FIELDS:
             if field.startswith(prompt_field):
                 # The tokens of a conversation are not the client's: it only knows its messages.
@@ -72,6 +73,8 @@ def completion_requests(body: CompletionBody) -> list[tuple[GenerateRequest, Cli
     if body.best_of is not None and body.best_of > body.choice_count:
         logprobs = logprobs or 0
     sampling = _sampling(body, body.max_tokens, logprobs, body.best_of or body.choice_count)
+    if body.echo and (body.logprobs is not None or body.max_tokens == 0):
+        sampling = replace(sampling, prompt_logprobs=body.logprobs or 0)
     requests = []
     for place, prompt in enumerate(body.prompts):
         text, token_ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
