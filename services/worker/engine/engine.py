@@ -162,6 +162,12 @@ class Engine:
         for entry, guide in guided_starts(plan):
             self.guides.prepare(entry.job_id, guide, output_of(entry))
 
+    def expect(self, step: Step) -> None:
+        """Asks for what the step will need of other ranks, while earlier ones run. In the order of the steps, before
+        each is begun.
+        """
+        self.stage_pass.expect(step.row_count)
+
     # --- for the stepping thread -------------------------------------------------------------------------------------
 
     def prepare_thread(self) -> None:

@@ -101,6 +101,12 @@ class Compute(NamedTuple):
     step: Step
 
 
+class Expect(NamedTuple):
+    """A step will be run, after those expected before it: ask for what it needs of the stage before."""
+
+    step: Step
+
+
 class Prepare(NamedTuple):
     """Make the state of a guide, beside the steps; then say Prepared."""
 
@@ -113,7 +119,7 @@ class Say(NamedTuple):
     message: FromRank
 
 
-Action = Meet | Apply | Compute | Prepare | Say
+Action = Meet | Apply | Expect | Compute | Prepare | Say
 
 
 def has_copies(command: KvToWorker) -> bool:
@@ -176,7 +182,7 @@ class RankMachine:
         if len(self._steps) >= MOST_WAITING_STEPS:
             raise ProtocolError(f"{MOST_WAITING_STEPS} plans wait to be run")
         self._steps.append(message.step)
-        return self._go_on()
+        return [Expect(message.step), *self._go_on()]
 
     def _forget(self, epoch: Epoch) -> None:
         self._epoch, self._is_ready = epoch, False

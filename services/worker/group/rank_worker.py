@@ -29,6 +29,7 @@ from services.worker.group.rank_machine import (
     Compute,
     CopyEnded,
     Event,
+    Expect,
     Heard,
     LeaderLost,
     Meet,
@@ -55,6 +56,7 @@ class RunsSteps(Protocol):
     def apply(self, command: KvToWorker) -> Applied: ...
     @property
     def guides(self) -> GuideStates: ...
+    def expect(self, step: Step) -> None: ...
     def step(self, step: Step) -> StepOutcome: ...
     def add_plan_wait(self, seconds: float) -> None: ...
     def counters(self) -> WorkerCounters: ...
@@ -125,6 +127,8 @@ class RankWorker:
                         self._apply(command)
                     case Prepare(wanted):
                         self._prepare(wanted)
+                    case Expect(step):
+                        self._engine.expect(step)
                     case Meet() | Compute():
                         self._work.put(action)
 

@@ -6,6 +6,10 @@ Each rank of a stage has the same hidden states, so each sends its own to its co
 returns at once: the stage goes on with its next plan while the bytes are on their way. What has been sent is kept until
 it has left, and at most MOST_UNSENT pieces are on their way, since a stage may be faster than the one behind it.
 
+Gloo moves bytes only once the receiver has asked for them, and its threads, which do it, get a processor that computes
+some milliseconds late. So a rank asks as soon as it hears of a step (`expect`), while it computes those before. On a
+GPU it does not: there a receive that waits holds back what is launched after it.
+
 Sums are made within a stage, by a `Sums` of the stage's ranks. Logits of a head that is cut by vocabulary come together
 at the first rank of the last stage.
 
@@ -18,6 +22,7 @@ The groups belong to an epoch, and so does a StageLinks. Errors of a wait are Ru
 
 import time
 from collections import deque
+from contextlib import suppress
 from datetime import timedelta
 from typing import Protocol
 
@@ -123,15 +128,28 @@ class StageLinks:
         self._activations = activations
         self._limit_s = limit_s
         self._unsent: deque[tuple[dist.Work, Tensor]] = deque()
+        self._expected: deque[tuple[dist.Work, Tensor]] = deque()
+
+    def expect(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+        """Asks for hidden states that a later `receive` will return. Called in the order of the steps, before each is
+        begun, from any thread.
+        """
+        if device.type == "cpu":
+            with suppress(RuntimeError):  # a broken connection stays so: `receive` says it
+                self._expected.append(self._asked(shape, dtype, device))
 
     def receive(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """The hidden states of the stage before, [T, D]. Raises RuntimeError if they do not come in time."""
-        x_TD = torch.empty(shape, dtype=dtype, device=device)
         started_s = time.perf_counter()
-        work = dist.irecv(x_TD, self.rank.before, self._activations)
+        work, x_TD = self._expected.popleft() if self._expected else self._asked(shape, dtype, device)
+        assert x_TD.shape == shape, "a step's rows are those that were expected"
         _awaited(work, timedelta(seconds=self._limit_s + self.patience.seconds(shape[0])))
         self.waited_s += time.perf_counter() - started_s
         return x_TD
+
+    def _asked(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> tuple[dist.Work, Tensor]:
+        x_TD = torch.empty(shape, dtype=dtype, device=device)
+        return _begun(dist.irecv(x_TD, self.rank.before, self._activations)), x_TD
 
     def send(self, x_TD: Tensor) -> None:
         """Begins to send hidden states to the next stage. Raises RuntimeError if earlier ones have not left in time."""
@@ -181,6 +199,7 @@ class StageLinks:
     def close(self) -> None:
         """Lets go of what the sums hold. What is still on its way is dropped with the groups."""
         self._unsent.clear()
+        self._expected.clear()
         if self.sums is not None:
             self.sums.close()
 

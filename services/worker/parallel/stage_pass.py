@@ -44,6 +44,14 @@ class StagePass:
         """Tells how long this rank computed, by which it judges how long to wait for others."""
         self._patience.took(row_count, seconds)
 
+    def expect(self, row_count: int) -> None:
+        """Asks the stage before for the hidden states of a step of so many rows, which will be run after those expected
+        before it. From any thread.
+        """
+        links = self._links
+        if links is not None and row_count and not self.rank.in_first_stage:
+            links.expect((row_count, self.model.config.hidden_size), self.model.hidden_dtype, self.model.device)
+
     def run(
         self, token_ids: Sequence[int], cache: PagedKv, batch: BatchLayout, keep_going: Callable[[], bool] | None = None
     ) -> Tensor | None:

@@ -136,7 +136,8 @@ class StageRun:
 
     def bounced_s(self, rows: int) -> float:
         """Seconds that hidden states of so many rows take to the next stage; they mean nothing."""
-        return self._links.bounced_s((rows, self.model.config.hidden_size), self.model.dtype, self._pools.device.device)
+        shape = (rows, self.model.config.hidden_size)
+        return self._links.bounced_s(shape, self.model.hidden_dtype, self._pools.device.device)
 
     def tell(self, key: str, told: bytes) -> None:
         """What the leader tells all other ranks."""

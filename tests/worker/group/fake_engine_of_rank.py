@@ -22,6 +22,7 @@ class FakeEngineOfRank:
         self._samples = samples
         self.met: list[Begin] = []
         self.commands: list[KvToWorker] = []
+        self.expected: list[Step] = []
         self.steps: list[Step] = []
         self.go_on = threading.Event()
         self.go_on.set()
@@ -49,8 +50,12 @@ class FakeEngineOfRank:
             if has_copies(command):
                 self._on_done(Done(command.command_number))
 
+    def expect(self, step: Step) -> None:
+        self.expected.append(step)
+
     def step(self, step: Step) -> StepOutcome:
         assert self.go_on.wait(LIMIT_S)
+        assert step in self.expected, "what a step needs of others is asked for before it is begun"
         failure, self.fails = self.fails, None
         if failure is not None:
             raise failure

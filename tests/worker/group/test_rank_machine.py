@@ -14,6 +14,7 @@ from services.worker.group.rank_machine import (
     Broke,
     Compute,
     CopyEnded,
+    Expect,
     Heard,
     LeaderLost,
     Meet,
@@ -50,8 +51,8 @@ def test_it_says_ready_when_it_has_met_the_others() -> None:
 
 def test_commands_take_effect_at_once_also_while_a_step_runs_and_steps_run_one_at_a_time() -> None:
     rank = ready()
-    assert rank.handle(Heard(Run(EPOCH, step(1)))) == [Compute(step(1))]
-    assert rank.handle(Heard(Run(EPOCH, step(2)))) == []
+    assert rank.handle(Heard(Run(EPOCH, step(1)))) == [Expect(step(1)), Compute(step(1))]
+    assert rank.handle(Heard(Run(EPOCH, step(2)))) == [Expect(step(2))]
     assert rank.handle(Heard(Relayed(EPOCH, assign(1)))) == [Apply(assign(1))]
     ran = Ran(EPOCH, PlanNumber(1), outcome(), WorkerCounters())
     assert rank.handle(stepped(1)) == [Say(ran), Compute(step(2))]

@@ -100,6 +100,8 @@ class RankProcess:
 
     def read(self) -> None:
         while (message := self.connection.recv()) is not None:
+            if isinstance(message, Step):
+                self.engine.expect(message)
             if isinstance(message, (BeginEpoch, Measure, Step)):
                 self.steps.put(message)
             else:
