@@ -1,7 +1,7 @@
 """A rank's part in a run of a whole group without services. Runs in the rank's process (rank_process.py).
 
-Rank 0 leads: it plans (saturated_lanes.py), decides, and tells the others each step through the store at which all
-meet; it computes on a thread of its own meanwhile. A single rank plans and computes in turn.
+Rank 0 leads: it plans (saturated_lanes.py), decides, and tells each of the others its steps over a connection, as a
+worker's leader does; it computes on a thread of its own meanwhile. A single rank plans and computes in turn.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from datetime import timedelta
+from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from services.worker.engine.engine import Engine
 from services.worker.kernels.kernel_choice import computes_natively, with_kernels
 from services.worker.kv.pools import BlockShape, make_pools
 from services.worker.model.config_json import read_model_config
-from services.worker.parallel.layout import GroupRank, Layout, check_layout, split_layers
+from services.worker.parallel.layout import GroupRank, Layout, check_layout, sampling_rank, split_layers
 from services.worker.parallel.process_groups import leave, rendezvous
 from services.worker.parallel.share_weights import filled_rank
 from services.worker.parallel.stage_links import StageLinks, Sums
@@ -36,7 +37,8 @@ from services.workloads.workload import read_trace
 
 BLOCK_SIZE = 16
 DEVICE_TOKENS = 32_768
-WARM_UP_S = 5.0
+WARM_UP_S = 8.0
+"""All jobs begin at once, with their prompts; they end one by one, and from then on prompts come evenly."""
 LIMIT_S = 120.0
 EPOCH = Epoch(1)
 
@@ -111,6 +113,11 @@ class RankUnderTest:
         """Writes a value into the store."""
         self.store.set(key, pickle.dumps(value))  # type: ignore[arg-type]  # the stub knows strings only
 
+    def hear(self, told: Told) -> Told:
+        """A step will be run."""
+        self.engine.expect(told[1])
+        return told
+
     def run(self, told: Told) -> StepOutcome:
         commands, step = told
         for command in commands:
@@ -122,13 +129,22 @@ class RankUnderTest:
 
     def follow(self) -> None:
         """Runs what the leader tells, until it tells the end."""
-        for number in itertools.count():
-            told: Told | None = pickle.loads(self.store.get(f"told/{number}"))
-            if told is None:
-                return
-            outcome = self.run(told)
-            if self.rank.samples:
-                self.tell(f"outcome/{number}", outcome)
+        steps: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
+        with Client(pickle.loads(self.store.get("leader"))) as leader:
+            leader.send(self.rank.number)
+
+            def read() -> None:
+                while (told := leader.recv()) is not None:
+                    steps.put(self.hear(told))
+                steps.put(None)
+
+            reading = threading.Thread(target=read)
+            reading.start()
+            while (told := steps.get()) is not None:
+                outcome = self.run(told)
+                if self.rank.samples:
+                    leader.send(outcome)
+            reading.join()
 
     def figures(self) -> Figures:
         sums = None if self.sums is None else {"seconds": round(self.sums.seconds, 4), "count": self.sums.count}
@@ -146,55 +162,67 @@ class Leader:
         self._lane_count = lane_count
         self._ledger = OutputLedger()
         self._own_work: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
-        self._own_outcomes: queue.SimpleQueue[StepOutcome] = queue.SimpleQueue()
-        self._told = 0
+        self._outcomes: queue.SimpleQueue[StepOutcome] = queue.SimpleQueue()
+        self._others: dict[int, Connection] = {}
         self.alone = rank.rank.layout.rank_count == 1
 
-    def lead(self, seconds: float) -> tuple[float, float, int]:
-        """When the counted time began and ended, and the tokens that came in it."""
+    def _meet(self) -> None:
+        with Listener(("127.0.0.1", 0)) as listener:
+            self._rank.tell("leader", listener.address)
+            for _ in range(self._rank.rank.layout.rank_count - 1):
+                other = listener.accept()
+                self._others[other.recv()] = other
+
+    def lead(self, seconds: float) -> Figures:
+        """When the counted time began and ended, and the tokens computed by the plans that ended in it."""
         stepping = threading.Thread(target=self._step)
         if not self.alone:
+            self._meet()
             stepping.start()
-        under_way: deque[tuple[int, LanePlan]] = deque()
+        under_way: deque[LanePlan] = deque()
         turns = itertools.cycle(range(self._lane_count))
-        tokens, counted_from_s, from_s = 0, time.perf_counter() + WARM_UP_S, 0.0
+        output_tokens, prompt_tokens, from_s = 0, 0, 0.0
+        counted_from_s = time.perf_counter() + WARM_UP_S
         while True:
             while len(under_way) < self._lane_count:
                 under_way.append(self._start(next(turns)))
-            number, lane_plan = under_way.popleft()
-            outcome = self._outcome(number)
+            lane_plan = under_way.popleft()
+            outcome = self._outcome()
             now_s = time.perf_counter()
             self._ledger.take(lane_plan.plan.plan_number, outcome.tokens)
             self._lanes.take(lane_plan.lane, outcome.tokens)
             if from_s:
-                tokens += len(outcome.tokens)
+                output_tokens += len(outcome.tokens)
+                prompt_tokens += sum(len(entry.token_ids) for entry in lane_plan.plan.entries)
                 if now_s - from_s >= seconds:
                     break
             elif now_s >= counted_from_s:
                 from_s = now_s
-        for number, _ in under_way:
-            self._outcome(number)
+        for _ in under_way:
+            self._outcome()
         if not self.alone:
-            self._rank.tell(f"told/{self._told}", None)
+            for other in self._others.values():
+                other.send(None)
             self._own_work.put(None)
             stepping.join()
-        return from_s, now_s, tokens
+        return {"from_s": from_s, "to_s": now_s, "output_tokens": output_tokens, "prompt_tokens": prompt_tokens}
 
-    def _start(self, lane: int) -> tuple[int, LanePlan]:
-        number, lane_plan = self._told, self._lanes.next_plan(lane, EPOCH)
-        self._told += 1
+    def _start(self, lane: int) -> LanePlan:
+        lane_plan = self._lanes.next_plan(lane, EPOCH)
         told = (lane_plan.commands, self._ledger.step_of(lane_plan.plan))
         if self.alone:
-            self._own_outcomes.put(self._rank.run(told))
+            self._outcomes.put(self._rank.run(told))
         else:
-            self._rank.tell(f"told/{number}", told)
             self._own_work.put(told)
-        return number, lane_plan
+            for other in self._others.values():
+                other.send(told)
+        return lane_plan
 
-    def _outcome(self, number: int) -> StepOutcome:
+    def _outcome(self) -> StepOutcome:
+        """Of the oldest step under way."""
         if self._rank.rank.samples:
-            return self._own_outcomes.get()
-        outcome: StepOutcome = pickle.loads(self._rank.store.get(f"outcome/{number}"))
+            return self._outcomes.get()
+        outcome: StepOutcome = self._others[sampling_rank(self._rank.rank.layout)].recv()
         return outcome
 
     def _step(self) -> None:
@@ -202,7 +230,7 @@ class Leader:
         while (told := self._own_work.get()) is not None:
             outcome = self._rank.run(told)
             if self._rank.rank.samples:
-                self._own_outcomes.put(outcome)
+                self._outcomes.put(outcome)
 
 
 def run_rank(arguments: argparse.Namespace) -> Figures:
@@ -222,8 +250,7 @@ def run_rank(arguments: argparse.Namespace) -> Figures:
             rank.engine.pools.device_block_count,
             BLOCK_SIZE,
         )
-        from_s, to_s, tokens = Leader(rank, lanes, lane_count).lead(arguments.seconds)
-        figures = {"from_s": from_s, "to_s": to_s, "output_tokens": tokens, "lanes": lane_count}
+        figures = {**Leader(rank, lanes, lane_count).lead(arguments.seconds), "lanes": lane_count}
     else:
         rank.follow()
     rank.engine.close()

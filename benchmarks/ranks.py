@@ -3,10 +3,18 @@ rank with both cores.
 
 Theory of operation
 -------------------
-Every group is saturated: jobs without end, a batch for every plan under way (saturated_lanes.py). Tokens are counted
-over the same time in each, after a warm-up. The groups take turns, because the speed of shared machines drifts by the
-minute; of the repeats the medians are shown. A stage is busy while it computes, sums included; it is not while it waits
-for hidden states, for its next plan or for the processor's attention between the two.
+Every group is saturated: jobs without end, a batch of as many jobs for every plan under way (saturated_lanes.py). Plans
+have a limit of tokens at which they are nearly equal in size, because stages wait for each other when a long plan is
+among short ones. A single rank has no such need and reads its weights less often with larger plans, so it is measured
+with these too; stages are compared with the better of the two.
+
+Tokens are counted over the same time in each group, after a warm-up. A group of two stages begins three times as many
+prompts at once as a single rank, so a short count, or an early one, would find it with more prompts and less output
+than it has in the long run. Tokens of prompts are counted too, which would show it.
+
+The groups take turns, because the speed of shared machines drifts by the minute; of the repeats the medians are shown.
+A stage is busy while it computes, sums included; it is not while it waits for hidden states, for its next plan or for
+the processor's attention between the two.
 """
 
 import json
@@ -14,7 +22,7 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,10 +34,13 @@ from benchmarks.settings import BenchError, BenchSettings
 
 PRESET = "M"
 TRACE = ROOT / "benchmarks" / "traces" / "zipf120.jsonl"
-COUNTED_S = 12
+COUNTED_S = 20
 LIMIT_S = 300.0
-MOST_PLAN_TOKENS = 128
-"""Tokens of a plan: long prompts are computed in chunks, since plans of equal size keep stages evenly busy."""
+EVEN_PLAN_TOKENS = 48
+"""Beside 16 decodes they leave room for as many tokens of prompts as the trace has for as much output, so that plans
+are full; longer prompts are computed in chunks.
+"""
+LARGE_PLAN_TOKENS = 128
 LEAST_BUSY_SHARE = 0.85
 LEAST_SHARE_OF_ONE_RANK = 0.85
 SHOWN_S = 1.5
@@ -47,13 +58,17 @@ class MeasuredGroup:
     pp: int = 1
     threads: int = 1
     shares_memory: bool = True
+    plan_tokens: int = EVEN_PLAN_TOKENS
+    repeats: int = 1
 
 
-ONE_RANK = MeasuredGroup("one rank, two threads", threads=2)
-STAGES = MeasuredGroup("pp 2", pp=2)
+ONE_RANK = MeasuredGroup("one rank, two threads", threads=2, repeats=2)
+LARGE_PLANS = replace(ONE_RANK, name="one rank, two threads, large plans", plan_tokens=LARGE_PLAN_TOKENS)
+STAGES = MeasuredGroup("pp 2", pp=2, repeats=3)
 GROUPS = (
-    ONE_RANK,
     STAGES,
+    ONE_RANK,
+    LARGE_PLANS,
     MeasuredGroup("tp 2, sums in shared memory", tp=2),
     MeasuredGroup("tp 2, sums by Gloo", tp=2, shares_memory=False),
 )
@@ -64,17 +79,20 @@ def measure(settings: BenchSettings) -> Figures:
     model = random_model(settings.pick(PRESET, "S"))
     seconds = settings.pick(COUNTED_S, 3)
     runs: dict[str, list[Figures]] = {group.name: [] for group in GROUPS}
-    for _ in range(settings.pick(3, 1)):
+    for turn in range(settings.pick(max(group.repeats for group in GROUPS), 1)):
         for group in GROUPS:
-            runs[group.name].append(_run(settings, group, model, seconds))
+            if turn < group.repeats:
+                runs[group.name].append(_run(settings, group, model, seconds))
+    named = {group.name: group for group in GROUPS}
     return {
         "model": model.name,
         "dtype": "bfloat16",
         "trace": TRACE.name,
         "max_batch": settings.max_batch,
-        "max_plan_tokens": MOST_PLAN_TOKENS,
         "counted_s": seconds,
-        "groups": {name: _medians(figures) for name, figures in runs.items()},
+        "groups": {
+            name: {"plan_tokens": named[name].plan_tokens, **_medians(figures)} for name, figures in runs.items()
+        },
         "timeline": _first_moments(runs[STAGES.name][-1]["ranks"], runs[STAGES.name][-1]["from_s"]),
         "lanes": runs[STAGES.name][-1]["lanes"],
     }
@@ -87,7 +105,7 @@ def _run(settings: BenchSettings, group: MeasuredGroup, model: Path, seconds: in
     argv = [sys.executable, "-m", "benchmarks.rank_process", "--parent", str(os.getpid()), "--port", str(port)]
     argv += ["--tp", str(group.tp), "--pp", str(group.pp), "--threads", str(group.threads), "--model", str(model)]
     argv += ["--seconds", str(seconds), "--max-batch", str(settings.max_batch), "--trace", str(TRACE)]
-    argv += ["--max-batch-tokens", str(MOST_PLAN_TOKENS)]
+    argv += ["--max-batch-tokens", str(group.plan_tokens)]
     argv += [] if group.shares_memory else ["--no-shared-memory"]
     ranks = [
         subprocess.Popen([*argv, "--rank", str(rank)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -114,6 +132,7 @@ def run_figures(leader: Figures, ranks: list[Figures]) -> Figures:
         "from_s": from_s,
         "lanes": leader["lanes"],
         "output_tokens_per_s": round(leader["output_tokens"] / (to_s - from_s), 2),
+        "prompt_tokens_per_s": round(leader["prompt_tokens"] / (to_s - from_s), 2),
         "layers": [rank["layers"] for rank in ranks],
         "busy_shares": [round(busy_share(rank["spans"], from_s, to_s), 4) for rank in ranks],
         "sum_shares": [_sum_share(rank) for rank in ranks if rank["sums"] is not None],
@@ -146,6 +165,7 @@ def _medians(runs: list[Figures]) -> Figures:
 
     return {
         "output_tokens_per_s": median(run["output_tokens_per_s"] for run in kept),
+        "prompt_tokens_per_s": median(run["prompt_tokens_per_s"] for run in kept),
         "layers": kept[0]["layers"],
         "busy_shares": per_rank("busy_shares"),
         "sum_shares": per_rank("sum_shares"),
@@ -168,8 +188,8 @@ def _first_moments(ranks: list[Figures], from_s: float) -> list[list[tuple[int, 
 
 def goals(measured: Figures) -> list[Goal]:
     """Both stages are kept busy, and little is lost against one rank."""
-    stages, alone = measured["groups"][STAGES.name], measured["groups"][ONE_RANK.name]
-    share = stages["output_tokens_per_s"] / alone["output_tokens_per_s"]
+    stages = measured["groups"][STAGES.name]
+    share = stages["output_tokens_per_s"] / _alone_per_s(measured)
     return [
         at_least(
             "pp 2: share of the time in which the less busy stage computes",
@@ -180,18 +200,26 @@ def goals(measured: Figures) -> list[Goal]:
     ]
 
 
+def _alone_per_s(measured: Figures) -> float:
+    """Output tokens/s of one rank, with the plans that suit it best."""
+    best: float = max(measured["groups"][group.name]["output_tokens_per_s"] for group in (ONE_RANK, LARGE_PLANS))
+    return best
+
+
 def tables(measured: Figures) -> list[Table]:
     """This part of the summary."""
-    alone = measured["groups"][ONE_RANK.name]["output_tokens_per_s"]
+    alone = _alone_per_s(measured)
     rows = []
     for name, figures in measured["groups"].items():
         sums = figures["sum_shares"]
         rows.append(
             (
                 name,
+                str(figures["plan_tokens"]),
                 " + ".join(str(layers) for layers in figures["layers"]),
                 f"{figures['output_tokens_per_s']:.0f}",
                 f"{figures['output_tokens_per_s'] / alone:.3f}",
+                f"{figures['prompt_tokens_per_s']:.0f}",
                 ", ".join(f"{share:.1%}" for share in figures["busy_shares"]),
                 ", ".join(f"{share:.1%}" for share in sums) if sums else "-",
                 f"{max(figures['sum_ms']):.3f}" if sums else "-",
@@ -199,12 +227,15 @@ def tables(measured: Figures) -> list[Table]:
         )
     title = (
         f"Groups of ranks on two cores, model {measured['model']}, {measured['dtype']}, batch {measured['max_batch']}, "
-        f"at most {measured['max_plan_tokens']} tokens a plan, saturated for {measured['counted_s']} s"
+        f"saturated for {measured['counted_s']} s"
     )
-    heading = ("group", "layers", "output tokens/s", "of one rank", "busy", "in sums", "ms a sum")
+    heading = (
+        "group", "most tokens a plan", "layers", "output tokens/s", "of one rank", "prompt tokens/s", "busy", "in sums",
+        "ms a sum",
+    )  # fmt: skip
     note = (
-        "One thread a rank; jobs of zipf120 without end. Busy and sums: share of the time, and of its compute, rank by "
-        "rank. The waits for the other rank count as sums."
+        "One thread a rank; jobs of zipf120 without end. Of one rank: with the plans that suit it best. Busy and sums: "
+        "share of the time, and of its compute, rank by rank. The waits for the other rank count as sums."
     )
     return [Table(title, heading, rows, note)]
 

@@ -85,6 +85,7 @@ def test_a_runs_figures_are_those_of_the_counted_time() -> None:
         "from_s": 10.0,
         "to_s": 20.0,
         "output_tokens": 500,
+        "prompt_tokens": 800,
         "lanes": 3,
         "layers": 13,
         "sums": {"seconds": 0.3, "count": 150},
@@ -92,6 +93,7 @@ def test_a_runs_figures_are_those_of_the_counted_time() -> None:
     }
     figures = run_figures(leader, [leader, {**leader, "layers": 11, "spans": [(1, 12.0, 18.0)], "sums": None}])
     assert figures["output_tokens_per_s"] == 50.0
+    assert figures["prompt_tokens_per_s"] == 80.0
     assert figures["busy_shares"] == [0.2, 0.6]
     assert figures["layers"] == [13, 11]
     assert figures["sum_shares"] == [0.1]
