@@ -5,6 +5,12 @@ from typing import NewType
 JobId = NewType("JobId", str)
 """One choice of one request: "<request id>/<choice>"."""
 
+
+def request_id_of(job_id: JobId) -> str:
+    """The request that a job is a choice of."""
+    return job_id.rpartition("/")[0]
+
+
 PlanNumber = NewType("PlanNumber", int)
 """Number of a plan, increasing by one within a worker epoch."""
 

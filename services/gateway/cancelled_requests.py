@@ -8,7 +8,7 @@ request waits until they have arrived, or for a second, because a scheduler need
 import asyncio
 from collections.abc import Sequence
 
-from services.domain.ids import JobId
+from services.domain.ids import JobId, request_id_of
 
 LIMIT_S = 1.0
 
@@ -38,7 +38,7 @@ class CancelledRequests:
 
     def on_last_word(self, job_id: JobId) -> None:
         """The scheduler has sent its last update on this job."""
-        request_id = job_id.rpartition("/")[0]
+        request_id = request_id_of(job_id)
         leaving = self._by_id.get(request_id)
         if leaving is not None:
             leaving.jobs.discard(job_id)

@@ -1,7 +1,8 @@
 """The gateway's part of a request's trace: the span of the call, and that of tokenizing.
 
 The span of the call that is being handled is in a context variable, so that the driver, which opens requests for
-several kinds of calls, finds it there. A task inherits it from the one that made it.
+several kinds of calls, finds it there. A task inherits it from the one that made it. The log names a trace that the
+client is in, or that is sampled, beside all that is said of the call.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +11,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from services.domain.generation import EndReason, GenerateRequest
+from services.runtime.logs import log_about
 from services.tracing.job_spans import Interval
+from services.tracing.traceparent import TRACEPARENT, trace_id_of
 from services.tracing.tracer import CARRIED, OpenSpan, Tracer
 
 TOKENIZE = "fastserve.tokenize"
@@ -89,6 +92,13 @@ def present_trace() -> RequestTrace | None:
     return _PRESENT.get()
 
 
+def _log_trace(traceparent: str) -> None:
+    """What the present task logs from now on is about this trace, if it is one."""
+    trace_id = trace_id_of(traceparent)
+    if trace_id is not None:
+        log_about(trace_id=trace_id)
+
+
 class RequestTraces:
     """Begins the traces of calls. Without a tracer there are none."""
 
@@ -100,10 +110,11 @@ class RequestTraces:
     @contextmanager
     def call(self, operation: str, metadata: Iterable[tuple[str, Any]]) -> Iterator[None]:
         """While a call is handled. `operation` is a gen_ai.operation.name."""
+        carried = {key: str(value) for key, value in metadata if key in CARRIED}
+        _log_trace(carried.get(TRACEPARENT, ""))
         if self._tracer is None:
             yield
             return
-        carried = {key: str(value) for key, value in metadata if key in CARRIED}
         attributes = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "fastserve",
@@ -115,6 +126,7 @@ class RequestTraces:
             span.end(self._clock())
             yield
             return
+        _log_trace(span.traceparent)
         trace = RequestTrace(self._tracer, span, self._clock)
         token = _PRESENT.set(trace)
         failure: BaseException | None = None

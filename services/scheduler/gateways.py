@@ -19,7 +19,7 @@ from services.domain.errors import (
     SupersededError,
 )
 from services.domain.generation import EndReason, TokenLogprob
-from services.domain.ids import JobId
+from services.domain.ids import JobId, request_id_of
 from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Submission
 from services.scheduler.job_store import READ_LIMIT_S, JobStore, StoredJob
@@ -27,6 +27,7 @@ from services.scheduler.machine.scheduler_events import Cancel, Emit, End, Rejec
 from services.scheduler.outgoing_streams import GatewayStream
 from services.scheduler.routing.router import Resumed
 from services.scheduler.scheduler_inbox import Cancelled, Submitted
+from services.tracing.traceparent import trace_id_of
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +74,15 @@ def error_of_rejection(reject: Reject) -> FastServeError:
             return AdmissionFullError(reject.message, reject.retry_after_s)
         case RejectKind.NOT_READY:
             return NotReadyError(reject.message, reject.retry_after_s)
+
+
+def _about(entry: StoredJob) -> dict[str, str | None]:
+    """What a record of the log on a job names."""
+    return {
+        "request_id": request_id_of(entry.job_id),
+        "trace_id": trace_id_of(entry.traceparent),
+        "job_id": entry.job_id,
+    }
 
 
 class Gateways:
@@ -142,8 +152,8 @@ class Gateways:
             return None
         entry = self.jobs.open(submission)
         entry.followers[peer.gateway_id] = submission.resume_from_token
-        about = {"job_id": submission.job_id}
-        _log.debug("submitted by gateway %s, %d prompt tokens", peer.gateway_id, len(submission.prompt), extra=about)
+        prompt_tokens = len(submission.prompt)
+        _log.debug("submitted by gateway %s, %d prompt tokens", peer.gateway_id, prompt_tokens, extra=_about(entry))
         if (finish := whole_output(submission)) is not None:
             self.jobs.end(entry, finish, NO_TIME, now_s)
             peer.tell_news(entry.job_id)
@@ -198,7 +208,7 @@ class Gateways:
         entry = self.jobs.get(end.job_id)
         assert entry is not None, f"job {end.job_id} is alive but not in the book"
         timings = JobTimings(end.queue_s, end.prefill_s, end.decode_s, end.preemptions)
-        _log.debug("ended (%s) after %d preemptions", end.reason.value, end.preemptions, extra={"job_id": end.job_id})
+        _log.debug("ended (%s) after %d preemptions", end.reason.value, end.preemptions, extra=_about(entry))
         if failure is not None:
             self._last_words(entry, error=InvalidFieldError("sampling.guide", failure))
         elif end.reason.completes:

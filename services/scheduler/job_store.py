@@ -49,6 +49,7 @@ class StoredJob:
     body_digest: bytes
     prompt: "array[int]"
     sampling: JobSampling
+    traceparent: str = ""
     output: "array[int]" = field(default_factory=lambda: array("I"))
     logprobs: list[TokenLogprob] | None = None
     scores: KnownPromptLogprobs | None = None
@@ -103,7 +104,13 @@ class JobStore:
 
     def open(self, submission: Submission) -> StoredJob:
         """Add a new job, with the output that it brings from another scheduler."""
-        entry = StoredJob(submission.job_id, submission.body_digest, submission.prompt, submission.sampling)
+        entry = StoredJob(
+            submission.job_id,
+            submission.body_digest,
+            submission.prompt,
+            submission.sampling,
+            submission.traceparent,
+        )
         entry.output.extend(submission.output)
         if submission.sampling.logprobs is not None:
             entry.logprobs = list(submission.output_logprobs)

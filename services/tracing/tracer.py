@@ -19,12 +19,10 @@ from typing import Any
 
 from services.domain.errors import InvalidFieldError
 from services.tracing.job_spans import Interval
+from services.tracing.traceparent import MOST_TRACEPARENT_CHARACTERS, TRACEPARENT
 
-TRACEPARENT = "traceparent"
 CARRIED = (TRACEPARENT, "tracestate")
 """What a client's metadata may say of the trace that it is part of."""
-MOST_TRACEPARENT_CHARACTERS = 64
-"""More than version 00 of Trace Context has, which is 55; what is longer is not one."""
 
 Attributes = Mapping[str, Any]
 

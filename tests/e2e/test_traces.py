@@ -1,6 +1,7 @@
 """One trace a request, from three services, of jobs that were preempted, swapped, and whose worker was killed."""
 
 import asyncio
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, 
         patch.setenv("OTEL_TRACES_EXPORTER", "otlp")
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        for service in ("GATEWAY", "SCHEDULER"):
+            patch.setenv(f"FASTSERVE_{service}_LOG_LEVEL", "debug")
+        patch.setenv("FASTSERVE_GATEWAY_LOG_FORMAT", "json")
         folder: Path = tmp_path_factory.mktemp("cluster")
         with running_cluster(BUNDLED, folder, worker_flags=flags) as cluster:
             yield cluster, receiver
@@ -115,3 +119,18 @@ async def test_a_request_that_its_client_does_not_sample_leaves_no_span(
         await asyncio.gather(run(client, 100, flags="00"), run(client, 101))
     await asyncio.to_thread(wait_until, lambda: len(receiver.trace(trace_id(101))) > 3, "the sampled one")
     assert receiver.trace(trace_id(100)) == []
+
+
+async def test_the_logs_of_gateway_and_scheduler_name_request_trace_and_job(
+    traced: tuple[Cluster, OtlpReceiver],
+) -> None:
+    cluster, _ = traced
+    async with client_of(cluster.gateway_address) as client:
+        given = await run(client, 102)
+    lines = [json.loads(line) for line in cluster.processes["gateway"].log().splitlines() if line.startswith("{")]
+    (opened,) = [line for line in lines if line.get("request_id") == given.request_id]
+    assert (opened["trace_id"], "job_id" in opened) == (trace_id(102), False)
+    about = f" [request_id={given.request_id} trace_id={trace_id(102)} job_id={given.request_id}/0]"
+    submitted, ended = [line for line in cluster.processes["scheduler"].log().splitlines() if line.endswith(about)]
+    assert "submitted by gateway" in submitted
+    assert "ended (length)" in ended

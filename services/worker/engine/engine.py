@@ -44,7 +44,7 @@ from torch import Tensor
 
 from services.domain.errors import ProtocolError
 from services.domain.generation import TokenLogprob
-from services.domain.ids import Epoch, JobId
+from services.domain.ids import Epoch, JobId, request_id_of
 from services.domain.iteration import Plan, WorkerCounters, WorkerResult
 from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, ReleaseBlocks, SampledToken
@@ -366,5 +366,5 @@ def _log_overflows(parts: Iterable[BatchPart]) -> None:
                 "meaningless; other jobs are not affected; bfloat16 has the range",
                 part.entry.job_id,
                 part.entry.to_token,
-                extra={"job_id": part.entry.job_id},
+                extra={"request_id": request_id_of(part.entry.job_id), "job_id": part.entry.job_id},
             )

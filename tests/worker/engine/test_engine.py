@@ -198,6 +198,7 @@ def test_a_job_beyond_the_range_of_float16_is_named_once_and_the_others_go_on(
         hook.remove()
     (record,) = caplog.records
     assert "job loud/0, tokens up to 9: its numbers exceed the range of float16" in record.getMessage()
+    assert (vars(record)["request_id"], vars(record)["job_id"]) == ("loud", "loud/0")
     assert runner.outputs[quiet] == alone(prompt_of(2, 9), sampling())[:3]
 
 
