@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.bare_server import METHOD
 from benchmarks.goals_and_tables import Goal, Table, at_most
 from benchmarks.model_folders import random_model
-from benchmarks.servers import maps_library, resident_bytes, server, service_processes
+from benchmarks.servers import Server, maps_library, resident_bytes, server, service_processes
 from benchmarks.settings import BenchError, BenchSettings
 from services.domain.generation import GenerateRequest, SamplingRequest
 from services.loadgen.gateway_client import GatewayClient, encode
@@ -63,8 +63,8 @@ async def _all_queued(client: GatewayClient, jobs: int, errors: list[str]) -> in
     return queued
 
 
-def _figures() -> dict[str, dict[str, Any]]:
-    processes = service_processes()
+def _figures(of: Server) -> dict[str, dict[str, Any]]:
+    processes = service_processes(of)
     made = {}
     for service in SERVICES:
         now, peak = resident_bytes(processes[service])
@@ -102,11 +102,11 @@ async def _measure_services(settings: BenchSettings, jobs: int, jobs_a_stream: i
         GatewayClient(ready.address) as client,
     ):
         vocabulary_size = (await client.models())[0].vocabulary_size
-        idle = _figures()
+        idle = _figures(ready)
         requests = _requests(jobs // jobs_a_stream, jobs_a_stream, vocabulary_size)
         async with _held([_hold(client, request, errors) for request in requests]):
             queued = await _all_queued(client, jobs, errors)
-            full = _figures()
+            full = _figures(ready)
     return {
         "jobs_a_stream": jobs_a_stream,
         "jobs_queued": queued,

@@ -25,6 +25,7 @@ from benchmarks import (
     single_stream,
     streams,
     throughput,
+    tracing,
     truth_comparison,
 )
 from benchmarks.goals_and_tables import Goal, Table
@@ -78,6 +79,7 @@ SEPARATE = (
     Part("pipeline", pipeline.measure, pipeline.tables, pipeline.goals),
     Part("ranks", ranks.measure, ranks.tables, ranks.goals, ranks.draw),
     Part("kernels", kernels.measure, kernels.tables, kernels.goals),
+    Part("tracing", tracing.measure, tracing.tables, tracing.goals),
     Part("guides", guides.measure, guides.tables, guides.goals),
     Part("foreknowledge", foreknowledge.measure, foreknowledge.tables, foreknowledge.goals),
 )

@@ -5,9 +5,8 @@ The client of a measurement is a process of its own, started for each trace run;
 
 import asyncio
 import json
-import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +25,22 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that is ready."""
+    """A server that is ready. `process` is that of `fastserve up`."""
 
     address: str
+    process: int
 
 
 @asynccontextmanager
-async def server(settings: BenchSettings, name: str, flags: Sequence[str]) -> AsyncIterator[Server]:
-    """A whole server with these flags of `fastserve up`; `name` is that of its log."""
+async def server(
+    settings: BenchSettings, name: str, flags: Sequence[str], variables: Mapping[str, str] | None = None
+) -> AsyncIterator[Server]:
+    """A whole server with these flags of `fastserve up`, and these variables in its environment; `name` is that of its
+    log.
+    """
     log = settings.folder("logs") / f"{name}.log"
-    async with running_server([*settings.engine_flags(), *flags], log) as addresses:
-        yield Server(addresses.grpc)
+    async with running_server([*settings.engine_flags(), *flags], log, variables) as addresses:
+        yield Server(addresses.grpc, addresses.process)
 
 
 def _parents() -> dict[int, int]:
@@ -52,14 +56,14 @@ def _parents() -> dict[int, int]:
     return parents
 
 
-def service_processes() -> dict[str, int]:
-    """The process ids of the services that descend from this process, by service. One server may run at a time."""
+def service_processes(server: Server) -> dict[str, int]:
+    """The process ids of a server's services, by service."""
     parents = _parents()
 
     def descends(process: int) -> bool:
         while process in parents:
             process = parents[process]
-            if process == os.getpid():
+            if process == server.process:
                 return True
         return False
 
@@ -71,6 +75,12 @@ def service_processes() -> dict[str, int]:
             if module.startswith("services.") and module != "services.cli":
                 found[module.removeprefix("services.")] = process
     return found
+
+
+def cpu_s(process: int) -> float:
+    """CPU time of a process's threads so far, exact to the scheduler's nanoseconds; threads that ended are left out."""
+    tasks = (PROCESSES / str(process) / "task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def resident_bytes(process: int) -> tuple[int, int]:

@@ -32,7 +32,7 @@ async def _measure(settings: BenchSettings) -> dict[str, Any]:
     out = settings.folder("raw", "streams")
     async with server(settings, "streams", []) as ready:
         result = await bench(ready, trace, out, "--time-scale", "0")
-        gateway_peak = resident_bytes(service_processes()["gateway"])[1]
+        gateway_peak = resident_bytes(service_processes(ready)["gateway"])[1]
     errors = sorted({record["error"] for record in records(out) if record["error"] is not None})
     return {
         "streams": streams,

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -14,15 +14,19 @@ STOP_LIMIT_S = 60.0
 
 
 class ServerAddresses(NamedTuple):
-    """HOST:PORT of a server's gRPC and REST; `http` is None without a REST front."""
+    """HOST:PORT of a server's gRPC and REST; `http` is None without a REST front. `process`: that of `fastserve up`."""
 
     grpc: str
     http: str | None
+    process: int
 
 
 @asynccontextmanager
-async def running_server(flags: Sequence[str], log: Path) -> AsyncIterator[ServerAddresses]:
-    """Starts every service on free ports and yields where it serves; drains and stops them at the end.
+async def running_server(
+    flags: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
+) -> AsyncIterator[ServerAddresses]:
+    """Starts every service on free ports and yields where it serves; drains and stops them at the end. `variables` are
+    added to its environment.
 
     Raises CommandError with the last line of the log if it can't come up.
     """
@@ -30,7 +34,12 @@ async def running_server(flags: Sequence[str], log: Path) -> AsyncIterator[Serve
     argv += ["--metrics-port", "0", *flags]
     with log.open("wb") as lines:
         process = await asyncio.create_subprocess_exec(
-            *argv, "--die-with-parent", str(os.getpid()), stdout=asyncio.subprocess.PIPE, stderr=lines
+            *argv,
+            "--die-with-parent",
+            str(os.getpid()),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=lines,
+            env={**os.environ, **(variables or {})},
         )
     try:
         assert process.stdout is not None, "stdout is a pipe"
@@ -39,7 +48,7 @@ async def running_server(flags: Sequence[str], log: Path) -> AsyncIterator[Serve
             await process.wait()
             raise CommandError(last_line(log))
         told = dict(word.split("=", 1) for word in ready.split()[1:])
-        yield ServerAddresses(told["grpc"], told.get("http"))
+        yield ServerAddresses(told["grpc"], told.get("http"), process.pid)
     finally:
         await _stop(process)
 

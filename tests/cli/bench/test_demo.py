@@ -43,7 +43,7 @@ class Servers:
         async with serving(FakeGatewayForClient()) as gateway:
             self.gateways.append(gateway)
             self.up += 1
-            yield ServerAddresses(gateway.address, None)
+            yield ServerAddresses(gateway.address, None, 0)
         self.up -= 1
 
 
