@@ -16,7 +16,8 @@ export function showQueues(status, groups, leftOut, table) {
     byRow.get(row).push(job);
   }
   status.groups.forEach((group, number) => showGroup(groups.children[number], group, byRow));
-  const all = status.groups.reduce((total, group) => total + group.running + group.waiting + group.swapped_out, 0);
+  const ofGroup = (group) => group.running + group.waiting + group.swapped_out;
+  const all = status.groups.reduce((total, group) => total + ofGroup(group), status.unplaced_jobs);
   leftOut.hidden = all <= status.jobs.length;
   leftOut.textContent = `The first ${whole.format(status.jobs.length)} jobs have a mark, ${whole.format(all - status.jobs.length)} more have none.`;
   if (table.open) showTable(table.querySelector("tbody"), status.jobs.slice(0, TABLE_ROWS));

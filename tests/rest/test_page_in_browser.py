@@ -123,7 +123,9 @@ async def test_where_keys_are_asked_for_it_asks_for_one_and_keeps_it_to_itself(
 
 async def test_ten_thousand_jobs_leave_it_usable(page: Browser, scripted: Served) -> None:
     listed = [job(number, 2, WAITING, NONE if number % 2 else DEVICE) for number in range(1000)]
-    scripted.scheduler.status = status(listed, waiting_more=9000)
+    full = status(listed, waiting_more=8900)
+    full.unplaced_jobs = 100
+    scripted.scheduler.status = full
     await page.until(f"{marks(2)}.length === 1000")
     assert await page.text_of("#waiting") == "10,000"
     assert await page.text_of("#left-out") == "The first 1,000 jobs have a mark, 9,000 more have none."
