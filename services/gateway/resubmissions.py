@@ -9,6 +9,7 @@ open, and each is one message.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from services.domain.ids import JobId
 from services.gateway.open_request import Choice
@@ -60,6 +61,9 @@ class Resubmissions:
         for choice in choices:
             if choice.job_id not in self._waiting:
                 choice.losses += 1
+                if choice.is_resumed:
+                    # Its trace has the spans of two schedulers, and room for no more.
+                    choice.submission = replace(choice.submission, traceparent="")
                 self._wait(choice, now_s)
         for choice in choices:
             if choice.job_id in self._waiting and choice.losses > MOST_LOSSES:

@@ -1,16 +1,16 @@
 """What the traces of sampled jobs tell of the KV manager: each offload and each upload. It sees the turns of the
-groups' machines and changes nothing in them.
+groups' machines and changes nothing in them. The scheduler says which jobs are traced, and when one is over: a job that
+is released here may only have moved to another group.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.domain.ids import CommandNumber, JobId
-from services.domain.protocol import Done, Offload, Release, Upload
+from services.domain.protocol import Done, Offload, Upload
 from services.kvmanager.machine.kv_manager_events import (
     Command,
     Event,
-    FromScheduler,
     FromWorker,
     KvWorkerLost,
     SchedulerLost,
@@ -21,25 +21,27 @@ from services.tracing.tracer import Tracer
 
 MOST_TRACED_JOBS = 10_000
 OFFLOAD, UPLOAD = "fastserve.offload", "fastserve.upload"
-MOST_SPANS = {OFFLOAD: 8, UPLOAD: 8}
+MOST_SPANS = {OFFLOAD: 7, UPLOAD: 7}
 BLOCKS = "fastserve.blocks"
 
 
 @dataclass(slots=True)
-class _TracedStay:
-    """A job's stay in a group. `is_over`: it was released; its last copies may still be under way."""
+class _TracedJob:
+    """`is_over`: the job has ended; its last copies may still be under way."""
 
     traceparent: str
     spans: JobSpans = field(default_factory=lambda: JobSpans(MOST_SPANS))
     copies: int = 0
     is_over: bool = False
+    goes_on: bool = False
+    """Whether it is over here alone."""
 
 
 @dataclass(slots=True)
 class _Copy:
     """A copy under way."""
 
-    stay: _TracedStay
+    job: _TracedJob
     name: str
     start_s: float
     blocks: int
@@ -50,18 +52,22 @@ class CopyTraces:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._stays: dict[JobId, _TracedStay] = {}
+        self._jobs: dict[JobId, _TracedJob] = {}
         self._copies: dict[tuple[int, CommandNumber], _Copy] = {}
 
     def learn(self, contexts: Iterable[tuple[JobId, str]]) -> None:
-        """The scheduler says that jobs are traced. It says so again in a new epoch."""
+        """The scheduler says that jobs are traced, and without a context that they are over. It says the former again
+        in a new epoch, and in another group.
+        """
         for job_id, traceparent in contexts:
-            if job_id not in self._stays and len(self._stays) < MOST_TRACED_JOBS:
-                self._stays[job_id] = _TracedStay(traceparent)
+            if not traceparent:
+                self._ended(job_id)
+            elif job_id not in self._jobs and len(self._jobs) < MOST_TRACED_JOBS:
+                self._jobs[job_id] = _TracedJob(traceparent)
 
     def heard(self, group: int, events: Sequence[Event], commands: Sequence[Command], now_s: float) -> None:
         """A turn of a group's machine."""
-        if not self._stays and not self._copies:
+        if not self._jobs and not self._copies:
             return
         for event in events:
             match event:
@@ -77,43 +83,40 @@ class CopyTraces:
                     self._begin(group, command_number, job_id, OFFLOAD, len(moves), now_s)
                 case ToWorker(_, Upload(command_number, job_id, _, moves)):
                     self._begin(group, command_number, job_id, UPLOAD, len(moves), now_s)
-        for event in events:
-            match event:
-                case FromScheduler(_, Release(job_id)):
-                    self._released(job_id)
 
     def close(self, now_s: float) -> None:
-        """Nothing more is heard of the jobs."""
+        """Nothing more is heard of the jobs: they go on without this KV manager, or with another scheduler."""
         for group in {key[0] for key in self._copies}:
             self._lose_copies(group, now_s)
-        for job_id in list(self._stays):
-            self._released(job_id)
+        for job_id, job in list(self._jobs.items()):
+            job.goes_on = True
+            self._ended(job_id)
 
     def _begin(
         self, group: int, command_number: CommandNumber, job_id: JobId, name: str, blocks: int, now_s: float
     ) -> None:
-        stay = self._stays.get(job_id)
-        if stay is not None and blocks:
-            stay.copies += 1
-            self._copies[group, command_number] = _Copy(stay, name, now_s, blocks)
+        job = self._jobs.get(job_id)
+        if job is not None and blocks:
+            job.copies += 1
+            self._copies[group, command_number] = _Copy(job, name, now_s, blocks)
 
     def _done(self, group: int, command_number: CommandNumber, now_s: float) -> None:
         copy = self._copies.pop((group, command_number), None)
         if copy is not None:
-            copy.stay.spans.add(copy.name, copy.start_s, now_s, {BLOCKS: copy.blocks})
-            copy.stay.copies -= 1
-            self._record_if_over(copy.stay)
+            copy.job.spans.add(copy.name, copy.start_s, now_s, {BLOCKS: copy.blocks})
+            copy.job.copies -= 1
+            self._record_if_over(copy.job)
 
     def _lose_copies(self, group: int, now_s: float) -> None:
         for key in [key for key in self._copies if key[0] == group]:
             self._done(*key, now_s)
 
-    def _released(self, job_id: JobId) -> None:
-        stay = self._stays.pop(job_id, None)
-        if stay is not None:
-            stay.is_over = True
-            self._record_if_over(stay)
+    def _ended(self, job_id: JobId) -> None:
+        job = self._jobs.pop(job_id, None)
+        if job is not None:
+            job.is_over = True
+            self._record_if_over(job)
 
-    def _record_if_over(self, stay: _TracedStay) -> None:
-        if stay.is_over and not stay.copies:
-            self._tracer.record(stay.traceparent, stay.spans.intervals)
+    def _record_if_over(self, job: _TracedJob) -> None:
+        if job.is_over and not job.copies:
+            self._tracer.record(job.traceparent, job.spans.merged() if job.goes_on else job.spans.intervals)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.domain.ids import JobId, PlanNumber
-from services.domain.protocol import Arrive, IterationResult, Jobs, Order, PlanEntry, SchedulerToKv
+from services.domain.protocol import Arrive, IterationResult, Jobs, Order, PlanEntry, Release, SchedulerToKv
 from services.domain.submission import Submission
 from services.scheduler.machine.scheduler_events import (
     Command,
@@ -30,8 +30,12 @@ from services.tracing.tracer import OpenSpan, Tracer
 MOST_TRACED_JOBS = 10_000
 JOB, QUEUE, LEVEL = "fastserve.job", "fastserve.queue", "fastserve.level"
 PREFILL, RECOMPUTE, DECODE = "fastserve.prefill", "fastserve.recompute", "fastserve.decode"
-MOST_SPANS = {QUEUE: 1, LEVEL: 12, PREFILL: 4, RECOMPUTE: 8, DECODE: 16}
-"""With the job's own span, the gateway's two and the KV manager's 16 that is 60: a trace has at most 64 a job."""
+MOST_SPANS = {QUEUE: 1, LEVEL: 10, PREFILL: 4, RECOMPUTE: 6, DECODE: 10}
+"""With the job's own span, the gateway's two and the KV manager's 14 that is 48. A trace has at most 64 a job: what is
+left is for a scheduler that ends and hands the job over, and for KV managers that end; both leave one of each name.
+"""
+MOST_KV_LIVES = 3
+"""KV managers, one after the other, that hear from one scheduler that a job is traced."""
 TOKENS = "fastserve.tokens"
 _GAP_S = 1e-6
 
@@ -61,6 +65,7 @@ class _TracedJob:
     level: int | None = None
     level_since_s: float = 0.0
     stretch: _Stretch | None = None
+    kv_lives: int = 0
 
 
 @dataclass(slots=True)
@@ -80,6 +85,8 @@ class JobTraces:
         self._tracer = tracer
         self._jobs: dict[JobId, _TracedJob] = {}
         self._plans: dict[tuple[int, PlanNumber], list[_Part]] = {}
+        self._told: set[JobId] = set()
+        """The jobs of which the present KV manager knows that they are traced, and not yet that they are over."""
 
     def submitted(self, submission: Submission, now_s: float) -> None:
         """A gateway submitted a job; one that is alive already is joined, and goes on in its own trace."""
@@ -91,27 +98,53 @@ class JobTraces:
         self._jobs[submission.job_id] = _TracedJob(span, now_s, known_tokens)
 
     def contexts(self, messages: Iterable[SchedulerToKv]) -> list[tuple[JobId, str]]:
-        """For the KV manager: the traced jobs that these messages announce."""
-        if not self._jobs:
+        """For the KV manager: the traced jobs that these messages announce, and with an empty context those that are
+        over. A job that only leaves its group is not.
+        """
+        if not self._jobs and not self._told:
             return []
         announced: list[JobId] = []
+        over: list[JobId] = []
         for message in messages:
-            if isinstance(message, Arrive):
-                announced.append(message.job.job_id)
-            elif isinstance(message, Jobs):
-                announced.extend(job.job_id for job in message.jobs)
-        return [(job_id, self._jobs[job_id].span.traceparent) for job_id in announced if job_id in self._jobs]
+            match message:
+                case Arrive(arrived):
+                    announced.append(arrived.job_id)
+                case Jobs():
+                    announced.extend(job.job_id for job in message.jobs)
+                    over.extend(sorted(self._told - self._jobs.keys()))
+                case Release(job_id) if job_id in self._told and job_id not in self._jobs:
+                    over.append(job_id)
+        self._told.difference_update(over)
+        told = [(job_id, "") for job_id in over]
+        for job_id in announced:
+            if (traced := self._announced(job_id)) is not None:
+                told.append((job_id, traced.span.traceparent))
+        return told
+
+    def _announced(self, job_id: JobId) -> _TracedJob | None:
+        """The job, if it is traced and the KV manager is to know."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            return None
+        if job_id not in self._told:
+            job.kv_lives += 1
+            if job.kv_lives <= MOST_KV_LIVES:
+                self._told.add(job_id)
+        return job if job_id in self._told else None
 
     def heard(self, group: int, events: Sequence[Event], commands: Sequence[Command], now_s: float) -> None:
         """A turn of a group's machine."""
-        if not self._jobs:
+        if not self._jobs and not self._told:
             self._plans.clear()
             return
         for event in events:
             match event:
                 case IterationResult():
                     self._finished(group, event, now_s)
-                case WorkerJoined() | WorkerLost() | KvLost():
+                case KvLost():
+                    self._told.clear()
+                    self._epoch_ended(group, now_s)
+                case WorkerJoined() | WorkerLost():
                     self._epoch_ended(group, now_s)
         for command in commands:
             match command:
@@ -127,6 +160,9 @@ class JobTraces:
 
     def ended(self, job_id: JobId, now_s: float, how: str) -> None:
         """The job is over: its spans are made."""
+        self._end(job_id, now_s, how, goes_on=False)
+
+    def _end(self, job_id: JobId, now_s: float, how: str, *, goes_on: bool) -> None:
         job = self._jobs.pop(job_id, None)
         if job is None:
             return
@@ -135,14 +171,14 @@ class JobTraces:
             self._close_level(job, now_s)
         if not job.is_planned:
             job.spans.add(QUEUE, job.arrived_s, now_s)
-        self._tracer.record(job.span.traceparent, job.spans.intervals)
+        self._tracer.record(job.span.traceparent, job.spans.merged() if goes_on else job.spans.intervals)
         job.span.set({"fastserve.end": how})
         job.span.end(now_s)
 
     def close(self, now_s: float) -> None:
         """The service ends: so do the traced jobs, here."""
         for job_id in list(self._jobs):
-            self.ended(job_id, now_s, "handed over")
+            self._end(job_id, now_s, "handed over", goes_on=True)
 
     def _sent(self, group: int, plan: SendPlan, now_s: float) -> None:
         parts: list[_Part] = []

@@ -15,6 +15,7 @@ from fastserve.v1 import inference_pb2 as api
 from services.domain.errors import AdmissionFullError, NotReadyError, StreamLostError
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.submission import ServingLimits, Submission
+from services.gateway import __main__ as gateway_process
 from services.gateway import resubmissions
 from services.runtime.error_statuses import from_grpc
 from tests.builders.generate_requests import dog_request
@@ -22,6 +23,7 @@ from tests.builders.waits import until
 from tests.gateway.fake_scheduler_for_gateway import READY, SOON_S, FakeJob, FakeSchedulerForGateway
 from tests.gateway.running_gateway import RunningGateway, running_gateway
 from tests.gateway.test_metrics import value
+from tests.tracing.memory_tracer import MemoryTracer
 
 NOT_READY = ServingLimits(ready=False, max_model_len=0, device_pool_tokens=0)
 
@@ -319,3 +321,24 @@ async def test_a_choice_that_only_waits_for_its_last_word_ends_when_the_schedule
         await schedulers.now.stop()
         messages = await stream.ended()
         assert messages[-1].finish_reason == api.FINISH_REASON_STOP
+
+
+async def test_a_trace_follows_a_job_into_its_second_scheduler_and_no_further(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_process, "open_tracer", lambda *_: MemoryTracer())
+    async with gateway_and_schedulers(model) as (gateway, schedulers):
+        stream = ReadStream(gateway, dog_request(max_tokens=4))
+        contexts = []
+        for _ in range(3):
+            job = await schedulers.now.next_job()
+            contexts.append(job.submission.traceparent)
+            if len(contexts) < 3:
+                await schedulers.now.stop()
+                await gateway.until_health("readiness", "NOT_SERVING")
+                await schedulers.follow()
+        job.send(1, finish=EndReason.LENGTH)
+        await stream.ended()
+    first, second, third = contexts
+    assert first == second != ""
+    assert third == ""

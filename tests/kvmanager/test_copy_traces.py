@@ -30,9 +30,10 @@ def done(number: int) -> FromWorker:
 
 
 RELEASE = FromScheduler(EPOCH, Release(A))
+OVER = ((A, ""),)
 
 
-def test_copies_are_spans_from_their_command_to_their_end_made_when_the_job_is_released() -> None:
+def test_copies_are_spans_from_their_command_to_their_end_made_when_the_job_is_over() -> None:
     tracer = MemoryTracer()
     traces = CopyTraces(tracer)
     traces.learn([(A, PARENT)])
@@ -41,7 +42,7 @@ def test_copies_are_spans_from_their_command_to_their_end_made_when_the_job_is_r
     traces.heard(0, [], [upload(3)], 5.0)
     traces.heard(0, [done(3), done(2)], [], 6.0)
     assert not tracer.spans
-    traces.heard(0, [RELEASE], [], 7.0)
+    traces.learn(OVER)
     assert tracer.story() == [(OFFLOAD, 1.0, 2.0), (UPLOAD, 5.0, 6.0)]
     offload_span, upload_span = tracer.spans
     assert offload_span.attributes == upload_span.attributes == {"fastserve.blocks": 2}
@@ -52,10 +53,40 @@ def test_a_copy_that_outlasts_its_job_is_waited_for() -> None:
     traces = CopyTraces(tracer)
     traces.learn([(A, PARENT)])
     traces.heard(0, [], [offload(1)], 1.0)
+    traces.learn(OVER)
     traces.heard(0, [RELEASE], [], 2.0)
     assert not tracer.spans
     traces.heard(0, [done(1)], [], 3.0)
     assert tracer.story() == [(OFFLOAD, 1.0, 3.0)]
+
+
+def test_a_job_that_moves_from_group_to_group_is_one_job_whose_spans_are_bounded() -> None:
+    tracer = MemoryTracer()
+    traces = CopyTraces(tracer)
+    for number in range(1, 60, 2):
+        group, now_s = number % 3, 10.0 * number
+        traces.learn([(A, PARENT)])
+        traces.heard(group, [], [offload(number)], now_s)
+        traces.heard(group, [done(number)], [upload(number + 1)], now_s + 1)
+        traces.heard(group, [done(number + 1)], [], now_s + 2)
+        traces.heard(group, [RELEASE], [], now_s + 3)
+    assert not tracer.spans
+    traces.learn(OVER)
+    assert len(tracer.spans) == sum(MOST_SPANS.values())
+
+
+def test_of_a_job_that_goes_on_elsewhere_one_span_of_each_name_is_left() -> None:
+    tracer = MemoryTracer()
+    traces = CopyTraces(tracer)
+    traces.learn([(A, PARENT)])
+    for number in (1, 3):
+        traces.heard(0, [], [offload(number)], float(number))
+        traces.heard(0, [done(number)], [upload(number + 1)], number + 0.5)
+        traces.heard(0, [done(number + 1)], [], number + 1.0)
+    traces.close(9.0)
+    assert tracer.story() == [(OFFLOAD, 1.0, 3.5), (UPLOAD, 1.5, 4.0)]
+    first, _ = tracer.spans
+    assert first.attributes == {"fastserve.blocks": 4, "fastserve.merged_spans": 2, "fastserve.active_s": 1.0}
 
 
 def test_a_lost_worker_ends_the_copies_of_its_group_alone() -> None:
@@ -79,6 +110,7 @@ def test_however_often_a_job_is_swapped_its_spans_are_bounded() -> None:
         traces.heard(0, [done(number - 1)], [offload(number)], float(number))
         traces.heard(0, [done(number)], [upload(number + 1)], number + 1.0)
     traces.heard(0, [done(200), RELEASE], [], 500.0)
+    traces.learn(OVER)
     assert len(tracer.spans) == sum(MOST_SPANS.values())
     blocks = [span.attributes["fastserve.blocks"] for span in tracer.spans if span.attributes is not None]
     assert sum(int(str(count)) for count in blocks) == 400

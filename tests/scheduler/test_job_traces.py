@@ -10,14 +10,27 @@ from services.domain.protocol import (
     Arrive,
     ArrivedJob,
     IterationResult,
+    Jobs,
     Order,
     OrderChange,
     PlanEntry,
     Rank,
+    Release,
 )
 from services.domain.submission import Submission
-from services.scheduler.job_traces import DECODE, JOB, LEVEL, MOST_SPANS, PREFILL, QUEUE, RECOMPUTE, JobTraces
-from services.scheduler.machine.scheduler_events import Command, End, Event, SendPlan, ToKv, WorkerLost
+from services.kvmanager import copy_traces
+from services.scheduler.job_traces import (
+    DECODE,
+    JOB,
+    LEVEL,
+    MOST_KV_LIVES,
+    MOST_SPANS,
+    PREFILL,
+    QUEUE,
+    RECOMPUTE,
+    JobTraces,
+)
+from services.scheduler.machine.scheduler_events import Command, End, Event, KvLost, SendPlan, ToKv, WorkerLost
 from tests.tracing.memory_tracer import PARENT, MemoryTracer
 
 EPOCH = Epoch(1)
@@ -145,3 +158,54 @@ def test_the_kv_manager_hears_the_context_with_the_message_that_announces_the_jo
     ((job_id, context),) = told.traces.contexts([*arrivals, Order(())])
     assert (job_id, context.split("-")[1]) == (A, PARENT.split("-")[1])
     assert context != PARENT
+
+
+def test_the_kv_manager_hears_that_a_job_is_over_when_it_has_ended_and_not_when_it_moves() -> None:
+    told = Told()
+    arrival, release = Arrive(ArrivedJob(A, 10, 73, 1)), Release(A)
+    told.traces.submitted(submission(), 0.0)
+    (announced,) = told.traces.contexts([arrival])
+    assert told.traces.contexts([release]) == []  # it moves to another group
+    assert told.traces.contexts([arrival]) == [announced]
+    told.turn(1.0, commands=[end()])
+    assert told.traces.contexts([Order(())]) == []
+    assert told.traces.contexts([release]) == [(A, "")]
+    assert told.traces.contexts([release]) == []
+
+
+def test_a_job_whose_release_nobody_waits_for_is_over_with_the_next_epoch() -> None:
+    told = Told()
+    told.traces.submitted(submission(), 0.0)
+    told.traces.contexts([Arrive(ArrivedJob(A, 10, 73, 1))])
+    told.turn(1.0, [WorkerLost(EPOCH)], [end()])
+    assert told.traces.contexts([Jobs(EPOCH, (), (), 8, (), None)]) == [(A, "")]
+
+
+def test_of_a_job_that_is_handed_over_one_span_of_each_name_is_left() -> None:
+    told = Told()
+    told.traces.submitted(submission(), 0.0)
+    for number in range(1, 5):
+        told.turn(10.0 * number, commands=[plan(number, 9 + number, 10 + number), level(number)])
+        told.turn(10.0 * number + 1, [result(number)])
+    told.traces.close(50.0)
+    assert told.tracer.story() == [
+        (QUEUE, 0.0, 10.0), (JOB, 0.0, 50.0), (DECODE, 10.0, 41.0), (LEVEL, 10.0, 50.0),
+    ]  # fmt: skip
+
+
+def test_only_so_many_kv_managers_hear_of_a_job() -> None:
+    told = Told()
+    told.traces.submitted(submission(), 0.0)
+    heard = []
+    for _ in range(MOST_KV_LIVES + 2):
+        heard.append(len(told.traces.contexts([Arrive(ArrivedJob(A, 10, 73, 1))])))
+        told.turn(1.0, [KvLost()])
+    assert heard == [1] * MOST_KV_LIVES + [0, 0]
+
+
+def test_a_trace_has_at_most_64_spans_a_job_whoever_ends_meanwhile() -> None:
+    of_gateway, of_kv = 2, sum(copy_traces.MOST_SPANS.values())
+    of_kv_that_ended = len(copy_traces.MOST_SPANS)
+    handed_over = 1 + len(MOST_SPANS) + MOST_KV_LIVES * of_kv_that_ended
+    ended_here = 1 + sum(MOST_SPANS.values()) + (MOST_KV_LIVES - 1) * of_kv_that_ended + of_kv
+    assert of_gateway + handed_over + ended_here <= 64

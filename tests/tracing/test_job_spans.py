@@ -33,3 +33,8 @@ def test_there_are_never_more_and_their_sums_are_those_of_all(drawn: list[tuple[
         assert sum(one.parts for one in mine) == len(added)
         assert sum(one.amounts["tokens"] for one in mine) == sum(added)
         assert sum(one.active_s for one in mine) == 0.5 * len(added)
+    merged = {one.name: one for one in spans.merged()}
+    assert len(merged) == len(spans.merged()) == len({name for name, _ in drawn})
+    for name, one in merged.items():
+        assert one.parts == len([drawn_name for drawn_name, _ in drawn if drawn_name == name])
+        assert one.amounts["tokens"] == sum(tokens for drawn_name, tokens in drawn if drawn_name == name)

@@ -63,7 +63,7 @@ class SchedulerLinkRequest(_message.Message):
 
     @_builtins.property
     def traces(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobTrace]:
-        """The traces of jobs that the messages announce and that are sampled."""
+        """The traces of jobs that the messages announce and that are sampled; without a context those that are over."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class JobTrace(_message.Message):
     job_id: _builtins.str
     """The job."""
     traceparent: _builtins.str
-    """As W3C Trace Context's header of this name writes it."""
+    """As W3C Trace Context's header of this name writes it. Empty: the job is over, also if it only left its group before."""
     def __init__(
         self,
         *,
