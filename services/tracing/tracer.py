@@ -12,9 +12,10 @@ have none. OTEL_EXPORTER_OTLP_PROTOCOL is grpc (the default) or http/protobuf. T
 and keeps a bounded number of spans (OTEL_BSP_MAX_QUEUE_SIZE); what a collector does not take is dropped.
 """
 
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from services.domain.errors import InvalidFieldError
@@ -23,6 +24,8 @@ from services.tracing.traceparent import MOST_TRACEPARENT_CHARACTERS, TRACEPAREN
 
 CARRIED = (TRACEPARENT, "tracestate")
 """What a client's metadata may say of the trace that it is part of."""
+CLOSE_LIMIT_S = 3.0
+"""A service that ends waits so long for a collector to take what is left; the SDK would wait for 30 s."""
 
 Attributes = Mapping[str, Any]
 
@@ -93,8 +96,8 @@ def _ns(time_s: float, to_ns: int) -> int:
 class Tracer:
     """Makes spans of one service."""
 
-    def __init__(self, provider: Any, to_ns: int) -> None:
-        """`to_ns` is Unix time at 0 of the service's clock, in nanoseconds."""
+    def __init__(self, provider: Any, to_ns: int, give_up: Callable[[], None] = lambda: None) -> None:
+        """`to_ns` is Unix time at 0 of the service's clock, in nanoseconds. `give_up` ends an export under way."""
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -103,6 +106,7 @@ class Tracer:
         self._provider = provider
         self._tracer = provider.get_tracer("fastserve")
         self._to_ns = to_ns
+        self._give_up = give_up
 
     def serve(self, name: str, metadata: Mapping[str, str], now_s: float, attributes: Attributes) -> OpenSpan:
         """The span of a request, a child of what the client's metadata names."""
@@ -131,8 +135,12 @@ class Tracer:
             span.end(_ns(one.end_s, self._to_ns))
 
     def close(self) -> None:
-        """Sends what is left, within the SDK's own limit of time."""
+        """Sends what is left, or drops what takes longer than CLOSE_LIMIT_S. Waits until then."""
+        timer = threading.Timer(CLOSE_LIMIT_S, self._give_up)
+        timer.daemon = True
+        timer.start()
         self._provider.shutdown()
+        timer.cancel()
 
     def _below(self, traceparent: str) -> Any:
         if len(traceparent) > MOST_TRACEPARENT_CHARACTERS:
@@ -156,8 +164,16 @@ def open_tracer(service: str, environment: Mapping[str, str]) -> Tracer | None:
         raise InvalidFieldError(
             "OTEL_TRACES_EXPORTER", "needs OpenTelemetry's SDK: install fastserve[tracing], or set it to none"
         ) from None
-    name = environment.get("OTEL_SERVICE_NAME") or f"fastserve-{service}"
-    resource = Resource.create({"service.name": name, "service.instance.id": str(uuid.uuid4())})
+    resource = Resource.create(own_attributes(service, environment))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    return Tracer(provider, time.time_ns() - time.monotonic_ns())
+    return Tracer(provider, time.time_ns() - time.monotonic_ns(), exporter.shutdown)
+
+
+def own_attributes(service: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """What all spans of a service say of it, beside what the variables say, which the SDK reads itself."""
+    own = {"service.instance.id": str(uuid.uuid4())}
+    stated = environment.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
+    if not environment.get("OTEL_SERVICE_NAME") and not any(one.strip().startswith("service.name=") for one in stated):
+        own["service.name"] = f"fastserve-{service}"
+    return own

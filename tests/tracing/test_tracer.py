@@ -1,12 +1,18 @@
 """When there are traces, and how spans hang together."""
 
+import threading
+from collections.abc import Sequence
+
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from services.domain.errors import InvalidFieldError
+from services.tracing import tracer as tracing
 from services.tracing.job_spans import Interval
-from services.tracing.tracer import is_wanted, open_tracer
+from services.tracing.tracer import is_wanted, open_tracer, own_attributes
 from tests.tracing.memory_tracer import PARENT, TRACE_ID, MemoryTracer
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}
@@ -88,3 +94,46 @@ def test_what_is_not_sampled_names_no_context() -> None:
     tracer = MemoryTracer()
     unsampled = tracer.serve("chat m", {"traceparent": PARENT[:-2] + "00"}, 1.0, {})
     assert unsampled.traceparent == ""
+
+
+class DeafCollector(SpanExporter):
+    """An exporter whose collector takes nothing, until it is told to give up."""
+
+    def __init__(self) -> None:
+        self._told = threading.Event()
+        self.gave_up = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.gave_up = self._told.wait(20.0)
+        return SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        self._told.set()
+
+
+def test_a_service_that_ends_does_not_wait_for_a_collector_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "CLOSE_LIMIT_S", 0.01)
+    collector = DeafCollector()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(collector))
+    closing = tracing.Tracer(provider, 0, collector.shutdown)
+    closing.begin("fastserve.job", "", 1.0, {}).end(2.0)
+    closing.close()
+    assert collector.gave_up
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({}, "fastserve-gateway"),
+        ({"OTEL_SERVICE_NAME": "mine"}, "mine"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "team=a,service.name=ours"}, "ours"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.namespace=a"}, "fastserve-gateway"),
+    ],
+)
+def test_a_service_is_called_what_the_variables_call_it(
+    environment: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    assert Resource.create(own_attributes("gateway", environment)).attributes["service.name"] == name
