@@ -15,14 +15,19 @@ from deploy.manifests.pods import (
     by_name,
     dials,
     front_flags,
+    fronts,
     listens_on,
     matches,
     of_kind,
+    ports_of,
+    probed_at,
     service_of,
     settings_of,
+    started,
     workloads,
 )
 from deploy.manifests.rendering import Manifest
+from deploy.manifests.tls_assertions import tls_faults
 from services.autoscaler.settings import AutoscaleSettings
 from services.domain.errors import InvalidFieldError
 from services.runtime.server import LINKS, LIVENESS, READINESS
@@ -39,17 +44,6 @@ PROBES = {"startupProbe": {LIVENESS}, "livenessProbe": {LIVENESS}, "readinessPro
 Objects = Sequence[Manifest]
 
 
-def _services(objects: Objects) -> Iterator[tuple[Workload, Mapping[str, Any], Settings]]:
-    """Every container of ours with the settings it would start with; those that are refused are left out."""
-    for workload in workloads(objects):
-        for container in workload.containers:
-            if service_of(container):
-                try:
-                    yield workload, container, settings_of(workload, container, objects)
-                except (InvalidFieldError, KeyError):
-                    continue
-
-
 def settings_faults(objects: Objects) -> Iterator[str]:
     """Flags, variables and TOML keys are those of the code, with values that it accepts."""
     for workload in workloads(objects):
@@ -61,11 +55,6 @@ def settings_faults(objects: Objects) -> Iterator[str]:
                     yield f"{workload.name}: {error}"
                 except KeyError as error:
                     yield f"{workload.name}: it needs what is not there: {error}"
-
-
-def ports_of(container: Mapping[str, Any]) -> dict[str, int]:
-    """By name."""
-    return {one["name"]: one["containerPort"] for one in container.get("ports", [])}
 
 
 def _silent_faults(workload: Workload, container: Mapping[str, Any], settings: Settings) -> Iterator[str]:
@@ -80,7 +69,7 @@ def _silent_faults(workload: Workload, container: Mapping[str, Any], settings: S
 def port_faults(objects: Objects) -> Iterator[str]:
     """Services listen where probes ask and other pods dial; every peer's name is a Service with that port."""
     by_service = by_name(objects, "Service")
-    for workload, container, settings in _services(objects):
+    for workload, container, settings in started(objects):
         ports = ports_of(container)
         if not workload.serves:
             yield from _silent_faults(workload, container, settings)
@@ -92,11 +81,12 @@ def port_faults(objects: Objects) -> Iterator[str]:
             yield f"{workload.name}: listens on port {port}, but its container's port grpc is {ports.get('grpc')}"
         if ports.get("metrics", 0) != settings.metrics_port:
             yield f"{workload.name}: /metrics is on port {settings.metrics_port}, not on {ports.get('metrics')}"
+        probed = probed_at(settings)
         for probe, names in PROBES.items():
             asked = container.get(probe, {}).get("grpc")
             if asked is None:
                 yield f"{workload.name}: has no {probe} by gRPC"
-            elif asked["port"] != port or asked.get("service") not in names:
+            elif asked["port"] != probed or asked.get("service") not in names:
                 yield f"{workload.name}: {probe} asks {asked.get('service')!r} on port {asked['port']}"
         for address in dials(settings):
             name, port = split_address(address)
@@ -157,7 +147,7 @@ def policy_faults(objects: Objects) -> Iterator[str]:
                         return True
         return False
 
-    for workload, _, settings in _services(objects):
+    for workload, _, settings in started(objects):
         for address in dials(settings):
             name, port = split_address(address)
             for target in behind(by_service[name], objects) if name in by_service else []:
@@ -169,7 +159,7 @@ def policy_faults(objects: Objects) -> Iterator[str]:
 
 def ending_faults(objects: Objects) -> Iterator[str]:
     """The grace period covers the wait before SIGTERM and the drain after it."""
-    for workload, container, settings in _services(objects):
+    for workload, container, settings in started(objects):
         grace_s = workload.spec.get("terminationGracePeriodSeconds", 30)
         pre_stop_s = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         # A scheduler with a Lease hands its jobs over instead.
@@ -233,7 +223,7 @@ def group_faults(objects: Objects) -> Iterator[str]:
     maps = by_name(objects, "ConfigMap")
     shape: Mapping[str, str] = next((one["data"] for name, one in maps.items() if name.startswith(GROUP_SHAPE)), {})
     tp, pp = int(shape.get("tp", 0)), int(shape.get("pp", 0))
-    for workload, container, _ in _services(objects):
+    for workload, container, _ in started(objects):
         if service_of(container) != "worker":
             continue
         if min(tp, pp) < 1:
@@ -267,7 +257,7 @@ def scale_faults(objects: Objects) -> Iterator[str]:
             yield f"{one['kind']} {one['metadata']['name']}: {target['name']} is not there"
         elif "replicas" in scaled["spec"]:
             yield f"{target['name']}: has replicas of its own, and {one['kind']} {one['metadata']['name']} sets them"
-    for workload, _, settings in _services(objects):
+    for workload, _, settings in started(objects):
         if isinstance(settings, AutoscaleSettings):
             scaled = by_name(objects, settings.target_kind).get(settings.target_name)
             if scaled is None or "replicas" in scaled["spec"]:
@@ -288,7 +278,7 @@ def scaler_faults(objects: Objects) -> Iterator[str]:
             chosen = behind(by_service[name], objects) if name in by_service else []
             ports = [
                 listens_on(settings)[1]
-                for workload, _, settings in _services(objects)
+                for workload, _, settings in started(objects)
                 if any(workload.manifest is pod.manifest for pod in chosen)
             ]
             if namespace != one["metadata"]["namespace"] or port not in ports:
@@ -298,25 +288,23 @@ def scaler_faults(objects: Objects) -> Iterator[str]:
 def rest_faults(objects: Objects) -> Iterator[str]:
     """The REST front has the flags that it is given, dials its own pod's gateway, and is asked where it listens."""
     known = front_flags()
-    for workload in workloads(objects):
-        for front in (one for one in workload.containers if one.get("command") == [FRONT]):
-            given = dict(word.lstrip("-").split("=", 1) for word in front.get("args", []))
-            yield from (f"{workload.name}: {FRONT} has no flag --{name}" for name in given if name not in known)
-            port = split_address(given.get("listen", "127.0.0.1:0")).port
-            if given.get("listen", "127.").startswith(LOOPBACK) or ports_of(front).get("http") != port:
-                yield f"{workload.name}: {FRONT} listens on {given.get('listen')}, not on its container's port http"
-            for probe in PROBES:
-                if front.get(probe, {}).get("httpGet", {}).get("port") != port:
-                    yield f"{workload.name}: {probe} does not ask {FRONT}"
-            gateways = [settings for pod, _, settings in _services(objects) if pod.manifest is workload.manifest]
-            if [f"127.0.0.1:{listens_on(one)[1]}" for one in gateways] != [given.get("gateway")]:
-                yield f"{workload.name}: {FRONT} dials {given.get('gateway')}, which is no gateway of its pod"
-            grace_s = workload.spec.get("terminationGracePeriodSeconds", 30)
-            pre_stop_s = front.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-            drain_s = float(given.get("drain-limit", "30s").removesuffix("s"))
-            if grace_s <= pre_stop_s + drain_s:
-                takes = f"{pre_stop_s} + {drain_s:g} s"
-                yield f"{workload.name}: {FRONT} is killed after {grace_s} s, but takes {takes} to end"
+    for workload, front, given in fronts(objects):
+        yield from (f"{workload.name}: {FRONT} has no flag --{name}" for name in given if name not in known)
+        port = split_address(given.get("listen", "127.0.0.1:0")).port
+        if given.get("listen", "127.").startswith(LOOPBACK) or ports_of(front).get("http") != port:
+            yield f"{workload.name}: {FRONT} listens on {given.get('listen')}, not on its container's port http"
+        for probe in PROBES:
+            if front.get(probe, {}).get("httpGet", {}).get("port") != port:
+                yield f"{workload.name}: {probe} does not ask {FRONT}"
+        gateways = [settings for pod, _, settings in started(objects) if pod.manifest is workload.manifest]
+        if [f"127.0.0.1:{listens_on(one)[1]}" for one in gateways] != [given.get("gateway")]:
+            yield f"{workload.name}: {FRONT} dials {given.get('gateway')}, which is no gateway of its pod"
+        grace_s = workload.spec.get("terminationGracePeriodSeconds", 30)
+        pre_stop_s = front.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        drain_s = float(given.get("drain-limit", "30s").removesuffix("s"))
+        if grace_s <= pre_stop_s + drain_s:
+            takes = f"{pre_stop_s} + {drain_s:g} s"
+            yield f"{workload.name}: {FRONT} is killed after {grace_s} s, but takes {takes} to end"
 
 
 ASSERTIONS: tuple[Callable[[Objects], Iterator[str]], ...] = (
@@ -330,6 +318,7 @@ ASSERTIONS: tuple[Callable[[Objects], Iterator[str]], ...] = (
     scale_faults,
     scaler_faults,
     rest_faults,
+    tls_faults,
 )
 
 

@@ -146,6 +146,17 @@ def settings_of(workload: Workload, container: Mapping[str, Any], objects: Seque
         return resolve(SERVICES[service], service, flags, values, Path(file.name))
 
 
+def started(objects: Sequence[Manifest]) -> Iterator[tuple[Workload, Mapping[str, Any], Settings]]:
+    """Every container of ours with the settings it would start with; those that are refused are left out."""
+    for workload in workloads(objects):
+        for container in workload.containers:
+            if service_of(container):
+                try:
+                    yield workload, container, settings_of(workload, container, objects)
+                except (InvalidFieldError, KeyError):
+                    continue
+
+
 def _check_variables(service: str, container: Mapping[str, Any], values: Mapping[str, str]) -> None:
     own = {entry["name"] for entry in container.get("env", [])}
     for variable in values:
@@ -167,6 +178,24 @@ def front_flags() -> frozenset[str]:
     """The flags of the REST front, from its source: it is a Go program."""
     source = (ROOT / "rest" / "main.go").read_text(encoding="utf-8")
     return frozenset(re.findall(r'flags\.\w+Var\([^,]+, "([\w-]+)"', source))
+
+
+def fronts(objects: Sequence[Manifest]) -> Iterator[tuple[Workload, Mapping[str, Any], dict[str, str]]]:
+    """Every REST front with the flags that it is given."""
+    for workload in workloads(objects):
+        for front in (one for one in workload.containers if one.get("command") == [FRONT]):
+            yield workload, front, dict(word.lstrip("-").split("=", 1) for word in front.get("args", []))
+
+
+def ports_of(container: Mapping[str, Any]) -> dict[str, int]:
+    """By name."""
+    return {one["name"]: one["containerPort"] for one in container.get("ports", [])}
+
+
+def probed_at(settings: Settings) -> int:
+    """The port where probes are answered, which have no TLS."""
+    listen = getattr(settings, "probe_listen", None)
+    return listens_on(settings)[1] if listen is None else split_address(listen).port
 
 
 def listens_on(settings: Settings) -> tuple[str, int]:

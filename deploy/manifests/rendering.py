@@ -63,15 +63,18 @@ LAST = "lws"
 """Takes over what the others have made of the workers, so it stands behind them."""
 
 
-APART = frozenset({"keys"})
-"""Components that touch nothing that others do: they are judged alone, and with as many others as there may be."""
+APART: Mapping[str, int] = {"keys": 1, "tls": 2}
+"""Components of which not every set is judged: those of at most so many, and those of as many as there may be. The
+first touches nothing that others do, the second a few things of some of them.
+"""
 
 
 def subsets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Every set of components that may be used together, but for most of those with one that stands apart."""
+    most = len(names) - len(EXCLUSIVE)
     for count in range(len(names) + 1):
         for chosen in itertools.combinations(names, count):
-            if APART & set(chosen) and 1 < count < len(names) - len(EXCLUSIVE):
+            if any(APART.get(name, most) < count < most for name in chosen):
                 continue
             if not any(pair <= set(chosen) for pair in EXCLUSIVE):
                 yield chosen
