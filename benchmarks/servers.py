@@ -5,6 +5,7 @@ The client of a measurement is a process of its own, started for each trace run;
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -56,14 +57,15 @@ def _parents() -> dict[int, int]:
     return parents
 
 
-def service_processes(server: Server) -> dict[str, int]:
-    """The process ids of a server's services, by service."""
+def service_processes(of: Server | None = None) -> dict[str, int]:
+    """The process ids of a server's services, by service; without one, of the only server that this process runs."""
+    ancestor = os.getpid() if of is None else of.process
     parents = _parents()
 
     def descends(process: int) -> bool:
         while process in parents:
             process = parents[process]
-            if process == server.process:
+            if process == ancestor:
                 return True
         return False
 
