@@ -1,7 +1,7 @@
 """The scheduler's stream to the KV manager (SchedulerLink), redialled whenever it ends.
 
-The messages of a turn of a group are one batch, written in order. Messages sent while the stream is down are dropped:
-the machines open the next stream with all their jobs.
+The messages of a turn of a group are one batch, written in order; some wait for the next turn's (held_batches.py).
+Messages sent while the stream is down are dropped: the machines open the next stream with all their jobs.
 """
 
 import logging
@@ -17,6 +17,7 @@ from services.domain.protocol import SchedulerToKv
 from services.runtime.dialling import DialledStream, keep_dialling
 from services.runtime.outbox import Outbox
 from services.runtime.terms import NO_TERM, term_metadata
+from services.scheduler.held_batches import HeldBatches
 from services.scheduler.scheduler_inbox import Inbound, KvBroke, KvClosed, KvMet, KvOpened, KvSaid
 from services.wire.scheduler_kvmanager import kv_batch_from_wire, scheduler_batch_to_wire
 
@@ -53,12 +54,12 @@ class SchedulerLink:
         """The trace contexts of the jobs that messages announce."""
         self._stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
         self._peer = f"the KV manager at {address}"
-        self._outbox: Outbox[_Batch] | None = None
+        self._batches: HeldBatches | None = None
 
     def send(self, group: int, epoch: Epoch, messages: Sequence[SchedulerToKv]) -> None:
         """Send the messages of one turn of a group. Does not wait; drops them while the stream is down."""
-        if self._outbox is not None:
-            self._outbox.put((group, epoch, messages, self.traces_of(messages)))
+        if self._batches is not None:
+            self._batches.send(group, epoch, messages)
 
     async def run(self, post: Callable[[Inbound], None]) -> None:
         """Dials forever. Raises SupersededError if another scheduler took over the KV manager."""
@@ -67,12 +68,18 @@ class SchedulerLink:
     async def _attempt(self, post: Callable[[Inbound], None], is_up: Callable[[], None]) -> None:
         async with DialledStream(self._stub.SchedulerLink(metadata=term_metadata(self.term)), self._peer) as stream:
             await stream.connect()
-            outbox = self._outbox = Outbox[_Batch](MOST_BATCHES, self._peer)
+            outbox = Outbox[_Batch](MOST_BATCHES, self._peer)
+
+            def put(group: int, epoch: Epoch, messages: Sequence[SchedulerToKv]) -> None:
+                outbox.put((group, epoch, messages, self.traces_of(messages)))
+
+            batches = self._batches = HeldBatches(put)
             is_up()
             _log.info("linked to %s", self._peer)
             post(KvOpened())
             try:
                 await stream.exchange(outbox, _to_wire, lambda batch: post(_heard(batch)))
             finally:
-                self._outbox = None
+                self._batches = None
+                batches.drop()
                 post(KvClosed())

@@ -45,7 +45,7 @@ Global___KvCommandState: _TypeAlias = KvCommandState  # noqa: Y015
 
 @_typing.final
 class SchedulerLinkRequest(_message.Message):
-    """One turn of the scheduler for one worker group."""
+    """What the scheduler says of one worker group: the messages of a turn, in order, perhaps behind those of the turn before."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
