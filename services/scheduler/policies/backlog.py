@@ -107,8 +107,9 @@ class Backlog:
         self._prefill_s += job.prefill_cost_s
 
     def _count_prefill_as_done(self, job: Job) -> None:
-        self._prefill_s = max(0.0, self._prefill_s - job.prefill_cost_s)
-        job.prefill_cost_s = 0.0
+        if job.prefill_cost_s:
+            self._prefill_s = max(0.0, self._prefill_s - job.prefill_cost_s)
+            job.prefill_cost_s = 0.0
 
     # --- what follows ------------------------------------------------------------------------------------------------
 

@@ -101,7 +101,8 @@ class LengthDistribution:
         self._survival: Sequence[float] = ()
         self._used: Sequence[float] = ()
         """Mean tokens made before each edge, by all jobs."""
-        self._index: Sequence[float] = ()
+        self._index: list[float | None] = []
+        """By bucket, as far as it was asked for since the tables were computed."""
         self._square = 0.0
         """Mean square of the lengths."""
         self._compute()
@@ -127,8 +128,8 @@ class LengthDistribution:
 
     def _count(self) -> None:
         self._weight += 1.0
-        self._fresh += 1.0
-        if self._fresh >= min(max(LEAST_FRESH, self._weight / 16), MOST_FRESH):
+        fresh = self._fresh = self._fresh + 1.0
+        if fresh >= LEAST_FRESH and (fresh >= self._weight / 16 or fresh >= MOST_FRESH):
             self._compute()
 
     # --- answers -----------------------------------------------------------------------------------------------------
@@ -179,7 +180,11 @@ class LengthDistribution:
 
     def index_tokens(self, bucket: int) -> float:
         """The Gittins index of a job that entered the bucket and has nothing left to prefill, in tokens."""
-        return self._index[min(bucket, len(self._index) - 1)]
+        bucket = min(bucket, len(self._index) - 1)
+        known = self._index[bucket]
+        if known is None:
+            known = self._index[bucket] = self._computed_index(bucket)
+        return known
 
     def index_s(self, bucket: int, prefill_s: float, token_s: float) -> float:
         """The Gittins index in seconds of a job that entered the bucket, has to spend `prefill_s` before its next
@@ -187,7 +192,7 @@ class LengthDistribution:
         """
         bucket = min(bucket, len(self._index) - 1)
         if prefill_s <= 0.0:
-            return token_s * self._index[bucket]
+            return token_s * self.index_tokens(bucket)
         survival, used = self._survival[bucket], self._used[bucket]
         prefill_s *= survival
         return min(
@@ -198,12 +203,11 @@ class LengthDistribution:
 
     def state_key(self) -> tuple[object, ...]:
         """All that the answers depend on."""
-        return tuple(self._ended), tuple(self._passed), self._fresh, tuple(self._index)
+        index = tuple(self.index_tokens(bucket) for bucket in range(len(self._index)))
+        return tuple(self._ended), tuple(self._passed), self._fresh, index
 
     def _compute(self) -> None:
-        """Survival, used tokens and index at each edge, from the hazards. O(BUCKETS ** 2), some tenths of a
-        millisecond.
-        """
+        """Survival and used tokens at each edge, from the hazards. O(BUCKETS)."""
         self._fresh = 0.0
         survival, used = [1.0], [0.0]
         square = 0.0
@@ -217,12 +221,15 @@ class LengthDistribution:
             survival.append(survival[-1] * (1.0 - hazard))
             if survival[-1] < LEAST_SURVIVAL:
                 break
-        index: list[float] = []
-        for bucket in range(len(survival) - 1):
-            stops = range(bucket + 1, len(survival))
-            gained = ((used[stop] - used[bucket], survival[bucket] - survival[stop]) for stop in stops)
-            index.append(min((cost / completed for cost, completed in gained if completed > 0.0), default=inf))
-        self._survival, self._used, self._index, self._square = survival, used, index, square
+        self._survival, self._used, self._square = survival, used, square
+        self._index = [None] * (len(survival) - 1)
+
+    def _computed_index(self, bucket: int) -> float:
+        """The index of a bucket in tokens, from the tables. O(BUCKETS)."""
+        survival, used = self._survival, self._used
+        stops = range(bucket + 1, len(survival))
+        gained = ((used[stop] - used[bucket], survival[bucket] - survival[stop]) for stop in stops)
+        return min((cost / completed for cost, completed in gained if completed > 0.0), default=inf)
 
 
 def pass_buckets(bucket: int, output_tokens: int, *learning: LengthDistribution) -> int:
