@@ -1,12 +1,10 @@
 """The compiled decoder against torch's operators, and both against what the machine could do at most.
 
 Two engines without services, one of each kind, take turns in one sitting, because the memory bandwidth of shared
-machines drifts by the minute; medians are compared. The bounds are a roofline: a decode of one stream reads all weights
-but the embedding's once, a prefill multiplies each of its tokens with all weights of the layers.
+machines drifts by the minute; medians are compared. The bounds are those of roofline.py.
 """
 
 import asyncio
-import json
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 from benchmarks.engines import EngineProcess, engine
 from benchmarks.goals_and_tables import Goal, Table, at_least
 from benchmarks.model_folders import random_model
+from benchmarks.roofline import bounds
 from benchmarks.settings import BenchSettings
 from benchmarks.single_stream import DECODE_PROMPT_TOKENS, DECODE_TOKENS, PREFILL_TOKENS, QUICK_DECODE_TOKENS
 from benchmarks.throughput import DEVICE_TOKENS, first_jobs
@@ -22,7 +21,6 @@ KERNELS = ("native", "torch")
 TRACE_JOBS, QUICK_JOBS = 24, 12
 WARM_UP_JOBS = 8
 LEAST_RATIO = 1.0
-NUMBER_BYTES = 2  # bfloat16
 FIGURES = ("decode_tokens_per_s", "prefill_tokens_per_s", "offline_tokens_per_s")
 
 
@@ -34,20 +32,6 @@ async def _figures(one: EngineProcess, trace: Path, decode_tokens: int) -> dict[
         "decode_tokens_per_s": decode_tokens / stream["decode_s"],
         "prefill_tokens_per_s": PREFILL_TOKENS / prefill["prefill_s"],
         "offline_tokens_per_s": offline["output_tokens_per_s"],
-    }
-
-
-def _bounds(folder: Path, rates: dict[str, float]) -> dict[str, float]:
-    """Tokens per second that reading, and multiplying, allow."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    hidden, heads = config["hidden_size"], config["num_attention_heads"] + 2 * config["num_key_value_heads"]
-    attention = hidden * config["head_dim"] * (heads + config["num_attention_heads"])
-    layers = config["num_hidden_layers"] * (attention + 3 * hidden * config["intermediate_size"])
-    read_bytes = NUMBER_BYTES * (layers + hidden * config["vocab_size"])
-    return {
-        "weight_bytes": float(read_bytes),
-        "decode_tokens_per_s": rates["read_bytes_per_s"] / read_bytes,
-        "prefill_tokens_per_s": rates["product_flop_per_s"] / (2 * layers),
     }
 
 
@@ -71,7 +55,7 @@ async def _measure_model(settings: BenchSettings, preset: str) -> dict[str, Any]
         name: {figure: round(median(run[name][figure] for run in runs), 1) for figure in FIGURES} for name in KERNELS
     }
     ratios = {figure: round(medians["native"][figure] / medians["torch"][figure], 3) for figure in FIGURES}
-    return {**medians, "ratios": ratios, "rates": rates, "bounds": _bounds(folder, rates), "runs": runs}
+    return {**medians, "ratios": ratios, "rates": rates, "bounds": bounds(folder, rates), "runs": runs}
 
 
 async def _measure(settings: BenchSettings) -> dict[str, Any]:

@@ -23,7 +23,7 @@ QUICK_DECODE_TOKENS = 32
 STREAM_LIMIT_S = 120.0
 
 
-async def _token_times_s(
+async def token_times_s(
     client: GatewayClient, vocabulary_size: int, prompt_tokens: int, output_tokens: int
 ) -> list[float]:
     """Seconds from the request to each of its output tokens."""
@@ -40,8 +40,8 @@ async def _token_times_s(
 
 
 async def _through_services(client: GatewayClient, vocabulary_size: int, decode_tokens: int) -> dict[str, float]:
-    first = await _token_times_s(client, vocabulary_size, PREFILL_TOKENS, 1)
-    stream = await _token_times_s(client, vocabulary_size, DECODE_PROMPT_TOKENS, decode_tokens + 1)
+    first = await token_times_s(client, vocabulary_size, PREFILL_TOKENS, 1)
+    stream = await token_times_s(client, vocabulary_size, DECODE_PROMPT_TOKENS, decode_tokens + 1)
     return {
         "decode_tokens_per_s": decode_tokens / (stream[-1] - stream[0]),
         "prefill_tokens_per_s": PREFILL_TOKENS / first[0],
