@@ -24,9 +24,15 @@ BEGIN_ID = SPECIAL_TOKENS.index(BEGIN_OF_TEXT)
 END_IDS = (SPECIAL_TOKENS.index(END_OF_TEXT), SPECIAL_TOKENS.index(END_OF_TURN))
 
 CHAT_TEMPLATE = (
-    "{{- bos_token }}{%- for message in messages %}{{- '<|' + message['role'] + '|>\\n' + message['content'] + "
-    "'<|end_of_turn|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}"
+    "{{- bos_token }}{%- if tools %}{{- '<|system|>\\n' }}{%- for tool in tools %}{{- (tool | tojson) + '\\n' }}"
+    "{%- endfor %}{{- '<|end_of_turn|>\\n' }}{%- endif %}{%- for message in messages %}"
+    "{{- '<|' + ('user' if message['role'] == 'tool' else message['role']) + '|>\\n' }}"
+    "{{- message['content'] or '' }}"
+    "{%- for call in message['tool_calls'] or [] %}{{- '<tool_call>\\n' + (call['function'] | tojson) + "
+    "'\\n</tool_call>\\n' }}{%- endfor %}{{- '<|end_of_turn|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}"
 )
+"""Tools and calls have the form of Hermes, which the bundled model has not learned: guides alone have it make calls."""
 TEMPORARY_SUFFIX = ".writing"
 
 

@@ -59,7 +59,8 @@ class SamplingRequest:
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """At most one of `text` and `token_ids` is set. `request_id` None: the server generates one. `client` is empty if
-    the client gives no name.
+    the client gives no name. `shown_tokens`: special tokens whose text is part of the output's text; no client of
+    Generate can ask for that.
     """
 
     model: str = ""
@@ -69,6 +70,7 @@ class GenerateRequest:
     sampling: SamplingRequest = field(default_factory=SamplingRequest)
     resume_from_token: int | None = None
     client: str = ""
+    shown_tokens: frozenset[str] = frozenset()
 
 
 class EndReason(Enum):

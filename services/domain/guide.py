@@ -2,8 +2,20 @@
 each kind means.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+JSON_OPTIONS: Final[Mapping[str, object]] = {
+    "whitespace_flexible": False,
+    "item_separator": r",\x20?",
+    "key_separator": r":\x20?",
+    "lenient": False,
+}
+"""How JSON is written under a guide, in llguidance's words. White space is a space after a comma or a colon: where it
+is free, a model may go on with it for ever.
+"""
 
 
 class GuideKind(Enum):

@@ -20,7 +20,7 @@ from services.gateway.guides.guide_checker import GuideChecker
 from services.gateway.metrics import GatewayMetrics, ServerStatusCollector
 from services.gateway.model_tokenizer import ModelTokenizer
 from services.gateway.openai.calls import OpenAiCalls
-from services.gateway.openai.chat_template import load_template
+from services.gateway.openai.chat_template import load_response_template, load_template
 from services.gateway.openai.quiet_streams import QuietStreams
 from services.gateway.openai.service import OPENAI_SERVICE, register_openai
 from services.gateway.request_traces import RequestTraces
@@ -66,7 +66,8 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
         traces = RequestTraces(tracer, model.name, time.monotonic)
         driver = GatewayDriver(model, link, metrics, bounds, readiness.set)
         guides = GuideChecker(settings.model)
-        calls = OpenAiCalls(driver, load_template(settings.model), QuietStreams(), guides)
+        templates = load_template(settings.model), load_response_template(settings.model)
+        calls = OpenAiCalls(driver, *templates, QuietStreams(), guides)
         front = FrontService(calls, traces, keys)
 
         def register_all(grpc_server: grpc.aio.Server) -> None:

@@ -191,11 +191,11 @@ class GatewayDriver:
         field = "text" if request.text is not None else "token_ids.ids"
         check_prompt(field, len(prompt), request.sampling, self.model.limits, self._last_limits)
         seed = seed_of(opened.request_id, opened.body_digest)
-        context = prompt[-CONTEXT_TOKENS:]
+        context, shown = prompt[-CONTEXT_TOKENS:], request.shown_tokens
         choices: list[Choice] = []
         trace = opened.tokenized(request, len(prompt), self._clock())
         for sampling in resolve(request.sampling, self.model.limits.eos_token_ids, seed):
-            detokenizer, stop = self.model.tokenizer.detokenizer(context), request.sampling.stop
+            detokenizer, stop = self.model.tokenizer.detokenizer(context, shown), request.sampling.stop
             output = ChoiceOutput(sampling, detokenizer, stop, prompt, has_output=request.sampling.has_output)
             job_id, client_number = job_id_of(opened.request_id, sampling.choice), client_number_of(request.client)
             job = Submission(job_id, opened.body_digest, prompt, sampling, 0, None, client_number, trace)

@@ -7,14 +7,19 @@ for a byte that no token covers). Any other decoder is called itself, on a windo
 
 import json
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from services.domain.errors import ModelFolderError
-from services.gateway.generation.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from services.gateway.generation.detokenizer import (
+    BytesDetokenizer,
+    Detokenizer,
+    ShowingDetokenizer,
+    WindowDetokenizer,
+)
 from services.runtime.model_files import tokenizer_file
 
 SLICE_CHARACTERS = 32 * 1024
@@ -124,6 +129,11 @@ class ModelTokenizer:
         ids: list[int] = _called(self._tokenizer.encode, text, add_special_tokens=False).ids
         return ids
 
+    @property
+    def special_token_ids(self) -> dict[str, int]:
+        """The ids of the special tokens."""
+        return {self._added[token_id]: token_id for token_id in self._special}
+
     def added_token_id(self, token: str) -> int | None:
         """The id of an added token."""
         token_id: int | None = self._tokenizer.token_to_id(token)
@@ -177,11 +187,15 @@ class ModelTokenizer:
             return self._added[token_id].encode()
         return self.decode([token_id]).encode() if self._bytes_of is None else self.token_bytes(token_id)
 
-    def detokenizer(self, context: Sequence[int]) -> Detokenizer:
-        """A detokenizer for output that follows these tokens."""
+    def detokenizer(self, context: Sequence[int], shown_tokens: Collection[str] = ()) -> Detokenizer:
+        """A detokenizer for output that follows these tokens. Of special tokens it shows those given."""
         if self._bytes_of is None:
-            return WindowDetokenizer(self.decode, self.is_skipped, context)
-        return BytesDetokenizer(self.token_bytes, context)
+            plain: Detokenizer = WindowDetokenizer(self.decode, self.is_skipped, context)
+        else:
+            plain = BytesDetokenizer(self.token_bytes, context)
+        if not shown_tokens:
+            return plain
+        return ShowingDetokenizer(plain, {self._tokenizer.token_to_id(token): token for token in shown_tokens})
 
     def is_skipped(self, token_id: int) -> bool:
         """Whether `decode` leaves the token out: a special one, or an id that has no token."""

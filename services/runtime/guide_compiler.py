@@ -7,25 +7,18 @@ guide may take: fuel is spent while expressions are built, at first and per mask
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from services.domain.errors import FastServeError, ModelFolderError
-from services.domain.guide import Guide, GuideKind
+from services.domain.guide import JSON_OPTIONS, Guide, GuideKind
 from services.runtime.model_files import read_facts, tokenizer_file
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MOST_REASON_CHARACTERS = 300
-JSON_OPTIONS: "JsonCompileOptions" = {
-    "whitespace_flexible": False,
-    "item_separator": r",\x20?",
-    "key_separator": r":\x20?",
-    "lenient": False,
-}
-"""White space in JSON is a space after a comma or a colon: where it is free, a model may go on with it for ever."""
 
 
 class GuideError(FastServeError):
@@ -70,7 +63,7 @@ def grammar_of(guide: Guide) -> str:
 def schema_grammar(schema: str | dict[str, Any]) -> str:
     """A JSON Schema in llguidance's own format. Raises GuideError if it is no JSON."""
     try:
-        return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(schema, overrides=cast("JsonCompileOptions", dict(JSON_OPTIONS)))
     except ValueError as error:
         raise GuideError(f"is not valid JSON: {one_line(str(error))}") from None
 

@@ -7,9 +7,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import jsonschema
+import openai
 import pytest
 
 from fastserve.v1 import inference_pb2 as api
@@ -21,6 +24,9 @@ from tests.e2e.client import Client, client_of
 from tests.e2e.cluster import Cluster, running_cluster
 from tests.e2e.guided_schemas import complaint, outputs_of
 from tests.e2e.scraping import scrape
+from tests.gateway.openai.tool_templates import CLOCK, WEATHER
+from tests.gateway.running_gateway import running_gateway
+from tests.rest.running_front import running_front
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -187,6 +193,31 @@ async def test_a_guide_that_cannot_be_used_is_refused_before_its_job_is_admitted
     assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "sampling.guide.json_schema.properties.a.not: keyword 'not' is not supported" in (refused.details() or "")
     assert cluster.status().counters.jobs_admitted == admitted
+
+
+async def test_tool_calls_that_are_required_are_valid_streamed_and_whole(cluster: Cluster, tmp_path: Path) -> None:
+    """Through a gateway that has the cluster's model, and the official client."""
+    async with (
+        running_gateway(BUNDLED, cluster.scheduler_address, served_model_name="tiny") as gateway,
+        running_front(gateway.address, tmp_path) as (_, address),
+        openai.AsyncOpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0) as official,
+    ):
+        how: Any = {"messages": [{"role": "user", "content": "windy?"}], "tools": [WEATHER, CLOCK], "max_tokens": 200}
+        choices: list[Any] = ["required", {"type": "function", "function": {"name": "weather"}}]
+        for seed, choice in enumerate(choices):
+            fields = {**how, "model": "tiny", "tool_choice": choice, "seed": seed}
+            (whole,) = (await official.chat.completions.create(**fields)).choices
+            assert whole.finish_reason == "tool_calls"
+            assert whole.message.content is None
+            (call,) = whole.message.tool_calls
+            assert call.function.name == "weather" or choice == "required"
+            if call.function.name == "weather":
+                jsonschema.validate(json.loads(call.function.arguments), WEATHER["function"]["parameters"])
+            stream = await official.chat.completions.create(**fields, stream=True)
+            deltas = [part async for chunk in stream for part in chunk.choices[0].delta.tool_calls or []]
+            assert deltas[0].function.name == call.function.name
+            assert "".join(part.function.arguments for part in deltas) == call.function.arguments
+            assert len(deltas) > 2 or call.function.arguments == "{}"
 
 
 async def test_a_named_request_is_resumed_from_a_token(client: Client) -> None:

@@ -122,6 +122,7 @@ class FakeSchedulerForGateway(scheduler_pb2_grpc.SchedulerServiceServicer, admin
         self.hellos: list[scheduler_pb2.GatewayHello] = []
         self.status = admin_pb2.Status(model="tiny", policy="fcfs")
         self.script: Callable[[Submission], Sequence[int]] | None = None
+        self.script_finish = EndReason.LENGTH
         self.mismatch: str | None = None
         self.keep_jobs = True
         self.answers_cancels = True
@@ -217,7 +218,7 @@ class FakeSchedulerForGateway(scheduler_pb2_grpc.SchedulerServiceServicer, admin
         for number, token_id in enumerate(token_ids, 1):
             top = tuple(((token_id + place) % 400, -1.0 - place) for place in range(wanted or 0))
             logprobs = () if wanted is None else (TokenLogprob(token_id, -1.0, top),)
-            job.send(token_id, finish=EndReason.LENGTH if number == len(token_ids) else None, logprobs=logprobs)
+            job.send(token_id, finish=self.script_finish if number == len(token_ids) else None, logprobs=logprobs)
 
     def _on_cancel(self, name: JobId, reason: EndReason, stream: Stream) -> None:
         """Ignores a gateway that does not follow the job, as the real scheduler does."""

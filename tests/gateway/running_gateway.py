@@ -10,12 +10,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fastserve.v1 import admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from services.domain.submission import ServingLimits
 from services.gateway.__main__ import serve
 from services.gateway.settings import GatewaySettings
 from services.runtime.channel import open_channel
 from services.runtime.process import ServiceProcess
 from services.runtime.tls.tls_files import Certificates, TlsFiles
-from tests.gateway.fake_scheduler_for_gateway import SOON_S, FakeSchedulerForGateway
+from tests.gateway.fake_scheduler_for_gateway import READY, SOON_S, FakeSchedulerForGateway
 
 MODEL_NAME = "tiny"
 
@@ -115,9 +116,9 @@ Pair = tuple[RunningGateway, FakeSchedulerForGateway]
 
 
 @asynccontextmanager
-async def running_pair(model: Path, **settings: Any) -> AsyncIterator[Pair]:
-    """A gateway and its scheduler."""
-    scheduler = FakeSchedulerForGateway()
+async def running_pair(model: Path, limits: ServingLimits = READY, **settings: Any) -> AsyncIterator[Pair]:
+    """A gateway and its scheduler, which has these limits."""
+    scheduler = FakeSchedulerForGateway(limits)
     await scheduler.start()
     try:
         async with running_gateway(model, scheduler.address, **settings) as gateway:

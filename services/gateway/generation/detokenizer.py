@@ -21,7 +21,7 @@ returned text: O(n) per token after n special tokens or stray bytes. And it has 
 """
 
 from codecs import utf_8_decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 CONTEXT_TOKENS = 6
@@ -113,6 +113,23 @@ class WindowDetokenizer:
             if rest_text and len(rest_text) >= unseen and text.endswith(rest_text):
                 self._token_ids, self._shown = rest, len(rest_text) - unseen
                 return
+
+
+class ShowingDetokenizer:
+    """Shows the text of some special tokens, which the detokenizer that it stands on leaves out."""
+
+    __slots__ = ("_plain", "_shown")
+
+    def __init__(self, plain: Detokenizer, shown: Mapping[int, str]) -> None:
+        self._plain = plain
+        self._shown = shown
+
+    def push(self, token_id: int) -> str:
+        shown = self._shown.get(token_id)
+        return self._plain.push(token_id) if shown is None else self._plain.finish() + shown
+
+    def finish(self) -> str:
+        return self._plain.finish()
 
 
 def _held_characters(text: str) -> int:

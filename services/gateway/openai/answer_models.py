@@ -44,6 +44,7 @@ class CompletionLogprobsObject(Document):
 
 
 FinishName = Literal["stop", "length"]
+ChatFinishName = Literal["stop", "length", "tool_calls"]
 
 
 class CompletionChoiceObject(Document):
@@ -87,12 +88,29 @@ class ChatLogprobsObject(Document):
     refusal: None
 
 
+class CalledFunctionObject(Document):
+    """The function of a call."""
+
+    name: str
+    arguments: str = Field(description="JSON; whole if the choice's finish_reason is tool_calls")
+
+
+class ToolCallObject(Document):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunctionObject
+
+
 class ChatMessageObject(Document):
     """The assistant's message."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="null if there are calls and nothing else")
+    reasoning_content: str | None = Field(None, description="what the model's response template calls reasoning")
     refusal: None
+    tool_calls: list[ToolCallObject] | None = None
 
 
 class ChatChoiceObject(Document):
@@ -101,7 +119,7 @@ class ChatChoiceObject(Document):
     index: int
     message: ChatMessageObject
     logprobs: ChatLogprobsObject | None
-    finish_reason: FinishName
+    finish_reason: ChatFinishName
 
 
 class ChatObject(Document):
@@ -115,11 +133,29 @@ class ChatObject(Document):
     usage: AnswerUsage
 
 
+class FunctionDeltaObject(Document):
+    """What a chunk adds to a call's function: first its name, then its arguments piece by piece."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDeltaObject(Document):
+    """What a chunk adds to the call with this index. The first has its id and type."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDeltaObject
+
+
 class DeltaObject(Document):
     """What a chunk adds to the message. The first has the role."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDeltaObject] | None = None
 
 
 class ChatChunkChoiceObject(Document):
@@ -128,7 +164,7 @@ class ChatChunkChoiceObject(Document):
     index: int
     delta: DeltaObject
     logprobs: ChatLogprobsObject | None
-    finish_reason: FinishName | None
+    finish_reason: ChatFinishName | None
 
 
 class ChatChunkObject(Document):

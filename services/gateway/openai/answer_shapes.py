@@ -47,6 +47,9 @@ CHAT = Words(
     b'"delta":{"role":"assistant","content":""}',
 )
 
+CALLS_OPENING = b'"delta":{"role":"assistant","content":null}'
+"""In an answer that may have calls in the place of content."""
+
 
 def document(value: Any) -> bytes:
     """A JSON document."""
@@ -87,6 +90,30 @@ class ChoiceEvents:
             return event
         self._is_open = True
         return self._whole(words.opening, b"null", b"null", usage) + event
+
+    def deltas(
+        self,
+        deltas: Sequence[dict[str, Any]],
+        logprobs: dict[str, Any] | None,
+        finish: str | None,
+        usage: dict[str, int] | None,
+    ) -> bytes:
+        """The events of these deltas, empty if there is nothing to tell. The first has the log probabilities, the last
+        the finish.
+        """
+        if not deltas and logprobs is None and finish is None and usage is None:
+            return b""
+        shown = b"null" if logprobs is None else document(logprobs)
+        told = b""
+        if not self._is_open:
+            self._is_open = True
+            told = self._whole(CALLS_OPENING, b"null", b"null", usage)
+        last = max(0, len(deltas) - 1)
+        for place, delta in enumerate(deltas or ({},)):
+            ends = document(finish) if place == last else b"null"
+            told += self._whole(b'"delta":' + document(delta), shown, ends, usage)
+            shown = b"null"
+        return told
 
     def echo(self, text: str, usage: dict[str, int] | None) -> bytes:
         """An event with a text that is not output."""
@@ -154,14 +181,20 @@ class WholeChoice:
             "finish_reason": finish_name(self.finish),
         }
 
-    def chat(self, index: int, logprobs: ReportedLogprobs | None) -> dict[str, Any]:
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return "".join(self.texts)
+
+    def chat(
+        self, index: int, logprobs: ReportedLogprobs | None, message: dict[str, Any], finish: str
+    ) -> dict[str, Any]:
         """As a choice of a chat answer."""
-        assert self.finish is not None
         return {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(self.texts), "refusal": None},
+            "message": message,
             "logprobs": None if logprobs is None else logprobs.for_chat(self._whole_piece),
-            "finish_reason": finish_name(self.finish),
+            "finish_reason": finish,
         }
 
 

@@ -26,12 +26,15 @@ from services.gateway.openai.answer_shapes import (
     ChoiceEvents,
     WholeChoice,
     Words,
+    finish_name,
     usage_event,
     usage_of,
     whole_answer,
 )
+from services.gateway.openai.call_answers import CallChoiceWriter, call_finish, whole_message
 from services.gateway.openai.logprobs import CompletionLogprobs, EchoedPrompt, ReportedLogprobs
 from services.gateway.openai.quiet_streams import QuietStreams
+from services.gateway.openai.tool_use import ToolUse
 from services.gateway.openai.translation import ClientPaths
 
 
@@ -43,17 +46,20 @@ class Sink(Protocol):
 
 @dataclass(slots=True)
 class Part:
-    """One prompt of an answer: its open request, the client's names of its fields, and the text to echo."""
+    """One prompt of an answer: its open request, the client's names of its fields, the text to echo, and, if there
+    are tools, the prompt's text.
+    """
 
     listener: Listener
     paths: ClientPaths
     echo: str = ""
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """How an answer looks. `kept` of the `made` choices of each prompt are answered; `stop_token_ids` end an output.
-    `echoes`: its text begins with the prompt.
+    `echoes`: its text begins with the prompt. `tools`: those that it may call.
     """
 
     words: Words
@@ -66,6 +72,7 @@ class Shape:
     has_logprobs: bool
     echoes: bool
     stop_token_ids: frozenset[int]
+    tools: ToolUse | None = None
 
 
 class OpenAnswer:
@@ -121,23 +128,33 @@ class OpenAnswer:
         first_index = place * shape.kept
         has_usage = shape.includes_usage or shape.usage_in_every_chunk
         writers = [
-            _ChoiceWriter(
-                ChoiceEvents(shape.words, self._head, first_index + choice, has_usage), self._logprobs(part), part.echo
+            self._writer(
+                part, first_index + choice, ChoiceEvents(shape.words, self._head, first_index + choice, has_usage)
             )
             for choice in range(shape.kept)
         ]
         while not listener.finished:
             piece = self._take(part)
             if piece is not None:
-                self._last_sent_s = time.monotonic()
                 self._sent_tokens += len(piece.token_ids)
                 usage = self._usage_so_far() if shape.usage_in_every_chunk else None
-                await sink.write(writers[piece.choice].event(piece, usage), EVENTS)
+                event = writers[piece.choice].event(piece, usage)
+                if event:
+                    self._last_sent_s = time.monotonic()
+                    await sink.write(event, EVENTS)
             elif self._last_sent_s == 0.0:
                 self._last_sent_s = time.monotonic()
                 await sink.write(COMMENT, EVENTS)
             else:
                 await listener.wait()
+
+    def _writer(self, part: Part, index: int, events: ChoiceEvents) -> "_ChoiceWriter | CallChoiceWriter":
+        """What makes the events of one choice."""
+        logprobs = self._logprobs(part)
+        if self._shape.tools is None:
+            return _ChoiceWriter(events, logprobs, part.echo)
+        assert not isinstance(logprobs, CompletionLogprobs)
+        return CallChoiceWriter(self._shape.tools, part.prompt, self._head.answer_id, index, events, logprobs)
 
     def _take(self, part: Part) -> OutputPiece | None:
         """The next piece of a request. Raises its error with the client's names, NotReadyError if it was aborted or
@@ -178,9 +195,14 @@ class OpenAnswer:
 
     def _choice(self, part: Part, choice: WholeChoice, index: int) -> dict[str, Any]:
         logprobs = self._logprobs(part)
-        if isinstance(logprobs, ReportedLogprobs) or (logprobs is None and self._shape.words is CHAT):
-            return choice.chat(index, logprobs)
-        return choice.completion(index, part.echo, logprobs)
+        if not (isinstance(logprobs, ReportedLogprobs) or (logprobs is None and self._shape.words is CHAT)):
+            return choice.completion(index, part.echo, logprobs)
+        assert choice.finish is not None
+        if self._shape.tools is None:
+            message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+            return choice.chat(index, logprobs, message, finish_name(choice.finish))
+        message = whole_message(self._shape.tools, part.prompt, choice.text, self._head.answer_id, index)
+        return choice.chat(index, logprobs, message, call_finish(choice.finish, "tool_calls" in message))
 
     # --- both --------------------------------------------------------------------------------------------------------
 

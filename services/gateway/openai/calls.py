@@ -4,24 +4,28 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 from services.domain.errors import AdmissionFullError, FastServeError, UnknownModelError
 from services.domain.generation import EndReason, GenerateRequest
+from services.domain.guide import Guide
 from services.gateway.access.metered_call import count_usage, reserve_tokens
 from services.gateway.driver import MOST_LONG_TEXTS, RETRY_S, SHORT_TEXT_CHARACTERS, GatewayDriver
 from services.gateway.guides.guide_checker import GuideChecker
 from services.gateway.openai.answer_shapes import CHAT, COMPLETION, JSON, Words, document
 from services.gateway.openai.answers import OpenAnswer, Part, Shape, Sink
-from services.gateway.openai.chat_prompt import ChatPrompts
+from services.gateway.openai.chat_prompt import ChatPrompts, Prompt
 from services.gateway.openai.chat_template import ChatTemplate
 from services.gateway.openai.error_kinds import RefusedBodyError
 from services.gateway.openai.openapi import openapi_document
 from services.gateway.openai.quiet_streams import QuietStreams
 from services.gateway.openai.reading import read_chat, read_completion
 from services.gateway.openai.requests import ChatBody, CompletionBody
+from services.gateway.openai.tool_use import ToolUse, tool_use
 from services.gateway.openai.translation import ClientPaths, chat_paths, chat_request, completion_requests, guide_of
 from services.gateway.request_log import log_opened
+from services.gateway.tools.response_template import ResponseTemplate
 
 
 class FixedAnswer:
@@ -41,17 +45,30 @@ Answer = OpenAnswer | FixedAnswer
 class OpenAiCalls:
     """The calls. Each checks its request, opens what it needs and returns the answer, which then must be sent.
 
-    `template` is the model's chat template, or the sentence that says why there is none. `run` must be running.
+    `template` is the model's chat template, or the sentence that says why there is none; `response_template` says how
+    the model's answers are read, if its folder does, or is the sentence about what is wrong there. `run` must be
+    running.
     """
 
     def __init__(
-        self, driver: GatewayDriver, template: ChatTemplate | str, quiet: QuietStreams, guides: GuideChecker
+        self,
+        driver: GatewayDriver,
+        template: ChatTemplate | str,
+        response_template: ResponseTemplate | str | None,
+        quiet: QuietStreams,
+        guides: GuideChecker,
     ) -> None:
         self._driver = driver
         self._guides = guides
         self._quiet = quiet
         tokenizer = driver.model.tokenizer
-        self._prompts = template if isinstance(template, str) else ChatPrompts(template, tokenizer)
+        self._prompts: ChatPrompts | str = template if isinstance(template, str) else ChatPrompts(template, tokenizer)
+        if isinstance(template, str):
+            self._tool_prompts: ChatPrompts | str = template
+        elif isinstance(response_template, str):
+            self._tool_prompts = response_template
+        else:
+            self._tool_prompts = ChatPrompts(template.for_tools, tokenizer, response_template)
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chat-template")
         self._long_conversations = 0
 
@@ -96,7 +113,7 @@ class OpenAiCalls:
         requests = completion_requests(body)
         for request, paths in requests:
             _told(paths, partial(self._driver.check, request))
-        await self._check_guide(*requests[0])
+        await self._check_guide(requests[0][0].sampling.guide, requests[0][1])
         shape = self._shape(COMPLETION, body, body.best_of or body.choice_count, body.logprobs is not None)
         echoes = [self._text_of(prompt) if body.echo else "" for prompt in body.prompts]
         return await self._open(requests, echoes, hashlib.sha256(data).digest(), deadline_in_s, shape)
@@ -110,46 +127,55 @@ class OpenAiCalls:
         """Raises as create_completion does; also RefusedBodyError if the model has no chat template."""
         body = read_chat(data)
         paths = chat_paths(body)
+        tools = tool_use(body, self._tool_prompts, self._driver.model.tokenizer)
         # All but the prompt, before the work of rendering it.
-        unrendered = chat_request(body, (0,), self._driver.model.limits.max_model_len)
+        unrendered = chat_request(body, (0,), self._driver.model.limits.max_model_len, tools)
         _told(paths, lambda: self._driver.check(unrendered))
-        await self._check_guide(unrendered, paths)
-        prompt = await self._rendered(body, len(data))
+        for path, schema in () if tools is None else tools.schemas:
+            await self._check_guide(schema, replace(paths, guide=path))
+        await self._check_guide(unrendered.sampling.guide, paths)
+        prompt, text = await self._rendered(body, tools, len(data))
         limits = self._driver.usable_limits()
         context = min(self._driver.model.limits.max_model_len, limits.max_model_len, limits.device_pool_tokens)
-        request = chat_request(body, prompt, context - len(prompt))
+        request = chat_request(body, prompt, context - len(prompt), tools)
         _told(paths, lambda: self._driver.check(request))
-        shape = self._shape(CHAT, body, body.choice_count, bool(body.logprobs))
-        return await self._open([(request, paths)], [""], hashlib.sha256(data).digest(), deadline_in_s, shape)
+        shape = self._shape(CHAT, body, body.choice_count, bool(body.logprobs), tools)
+        digest = hashlib.sha256(data).digest()
+        kept = "" if tools is None else text
+        return await self._open([(request, paths)], [""], digest, deadline_in_s, shape, kept)
 
-    async def _rendered(self, body: ChatBody, size_bytes: int) -> list[int]:
-        """The tokens of the conversation; a long one is rendered in a thread."""
-        prompts = self._prompts
+    async def _rendered(self, body: ChatBody, tools: ToolUse | None, size_bytes: int) -> Prompt:
+        """The conversation; a long one is rendered in a thread."""
+        prompts = self._prompts if tools is None else self._tool_prompts
+        given = None if tools is None else tools.tools
         if isinstance(prompts, str):
             raise RefusedBodyError("messages", prompts, "chat_template_missing")
         context = self._driver.model.limits.max_model_len
         if size_bytes <= SHORT_TEXT_CHARACTERS:
-            return prompts.encode(body.messages, context)
+            return prompts.prepared(body.messages, context, given)
         if self._long_conversations >= MOST_LONG_TEXTS:
             raise AdmissionFullError(f"at most {MOST_LONG_TEXTS} conversations can wait to be rendered", RETRY_S)
         self._long_conversations += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, prompts.encode, body.messages, context)
+            return await loop.run_in_executor(self._threads, prompts.prepared, body.messages, context, given)
         finally:
             self._long_conversations -= 1
 
     # --- both --------------------------------------------------------------------------------------------------------
 
-    async def _check_guide(self, request: GenerateRequest, paths: ClientPaths) -> None:
+    async def _check_guide(self, guide: Guide | None, paths: ClientPaths) -> None:
         try:
-            await self._guides.check(request.sampling.guide)
+            await self._guides.check(guide)
         except FastServeError as error:
             raise paths.refusal(error) from None
 
-    def _shape(self, words: Words, body: CompletionBody | ChatBody, made: int, has_logprobs: bool) -> Shape:
+    def _shape(
+        self, words: Words, body: CompletionBody | ChatBody, made: int, has_logprobs: bool, tools: ToolUse | None = None
+    ) -> Shape:
         model = self._driver.model
-        own_stops = () if body.ignore_eos and guide_of(body) is None else model.limits.eos_token_ids
+        is_guided = guide_of(body) is not None or (tools is not None and tools.guide is not None)
+        own_stops = () if body.ignore_eos and not is_guided else model.limits.eos_token_ids
         return Shape(
             words=words,
             model=model.name,
@@ -161,6 +187,7 @@ class OpenAiCalls:
             has_logprobs=has_logprobs,
             echoes=isinstance(body, CompletionBody) and bool(body.echo),
             stop_token_ids=frozenset((*(body.stop_token_ids or ()), *own_stops)),
+            tools=tools,
         )
 
     async def _open(
@@ -170,8 +197,9 @@ class OpenAiCalls:
         digest: bytes,
         deadline_in_s: float | None,
         shape: Shape,
+        prompt: str = "",
     ) -> OpenAnswer:
-        """Opens all requests or none."""
+        """Opens all requests or none. `prompt`: the text of the only one, if there are tools."""
         reserve_tokens(request for request, _ in requests)
         parts: list[Part] = []
         try:
@@ -180,7 +208,7 @@ class OpenAiCalls:
                     listener = self._driver.open(request, digest, deadline_in_s)
                 except FastServeError as error:
                     raise paths.refusal(error) from None
-                parts.append(Part(listener, paths, echo))
+                parts.append(Part(listener, paths, echo, prompt))
                 count_usage(listener.request)
                 if len(requests) > 1:
                     # Short prompts are tokenized here and now; other calls may have their turn in between.

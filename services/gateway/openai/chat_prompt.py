@@ -9,25 +9,39 @@ Control tokens are the special tokens and those added tokens that the template i
 same if it is called with `sanitize_control_tokens=True`, which the tests compare with.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from services.domain.errors import ContextLengthError
 from services.gateway.model_tokenizer import ModelTokenizer
 from services.gateway.openai.chat_template import ChatTemplate
 from services.gateway.openai.requests import Message, TextPart
+from services.gateway.tools.folder_form import FolderForm, form_of_folder
+from services.gateway.tools.response_template import ResponseTemplate
 
 # Noncharacters: Unicode reserves them for use inside a program.
 _START, _END = "\ufdd0", "\ufdd1"
 _LINE_BREAK = "\n"
 
 
+class Prompt(NamedTuple):
+    """A prompt, and its text with the template's control tokens in it."""
+
+    token_ids: list[int]
+    text: str
+
+
 class ChatPrompts:
     """Renders and tokenizes conversations for one model."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: ModelTokenizer) -> None:
+    def __init__(
+        self, template: ChatTemplate, tokenizer: ModelTokenizer, response_template: ResponseTemplate | None = None
+    ) -> None:
         self._template = template
+        self._response_template = response_template
         self._tokenizer = tokenizer
         longest_first = sorted(_control_tokens(template, tokenizer), key=lambda token: (-len(token), token))
         either = "|".join(map(re.escape, longest_first)) or "(?!)"
@@ -35,10 +49,16 @@ class ChatPrompts:
         self._marks = re.compile(f"{_START}({either}){_END}|[{_START}{_END}]")
 
     def encode(self, messages: Sequence[Message], most_tokens: int) -> list[int]:
-        """The tokens of the prompt. Raises RefusedBodyError, and ContextLengthError for one that has far more than
-        `most_tokens`, without tokenizing all of it.
+        """The tokens of the prompt. Raises as `prepared` does."""
+        return self.prepared(messages, most_tokens).token_ids
+
+    def prepared(self, messages: Sequence[Message], most_tokens: int, tools: Sequence[Any] | None = None) -> Prompt:
+        """The prompt. `tools`: as the client gave them. Raises RefusedBodyError, and ContextLengthError for one that
+        has far more than `most_tokens`, without tokenizing all of it.
         """
-        text = self._template.render([self._marked(self.plain(message)) for message in messages])
+        text = self._template.render(
+            [self._marked(self.plain(message)) for message in messages], None if tools is None else self._marked(tools)
+        )
         if self._tokenizer.far_exceeds(text, most_tokens):
             raise ContextLengthError("messages", f"must leave room for output in the context of {most_tokens} tokens")
         # The pieces at odd places stood between marks; None was a lone mark.
@@ -47,13 +67,21 @@ class ChatPrompts:
         for place, piece in enumerate(pieces[1:], start=1):
             if piece:
                 token_ids += self._piece(piece, as_text=place % 2 == 1)
-        return token_ids
+        return Prompt(token_ids, text.replace(_START, "").replace(_END, ""))
+
+    @cached_property
+    def tool_form(self) -> FolderForm:
+        """What the template knows of tools, and how the model writes calls."""
+        return form_of_folder(self._template.render, self._template.source, self._response_template)
 
     def plain(self, message: Message) -> dict[str, Any]:
         """A message as the template sees it: only what was given, and parts as one string if it expects a string."""
-        shown: dict[str, Any] = message.model_dump(exclude_none=True)
+        shown: dict[str, Any] = message.model_dump(exclude_none=True, exclude={"annotations"})
         if isinstance(message.content, list) and not self._template.takes_parts:
             shown["content"] = _joined(message.content)
+        if message.tool_calls and not self.tool_form.takes_text:
+            for call in shown["tool_calls"]:
+                call["function"]["arguments"] = _arguments(call["function"]["arguments"])
         return shown
 
     def _marked(self, value: Any) -> Any:
@@ -61,8 +89,8 @@ class ChatPrompts:
             bare = value.replace(_START, "").replace(_END, "")
             return self._control.sub(f"{_START}\\g<0>{_END}", bare)
         if isinstance(value, Mapping):
-            return {key: self._marked(one) for key, one in value.items()}
-        if isinstance(value, list):
+            return {self._marked(key): self._marked(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
             return [self._marked(one) for one in value]
         return value
 
@@ -91,3 +119,12 @@ def _control_tokens(template: ChatTemplate, tokenizer: ModelTokenizer) -> set[st
 
 def _joined(parts: Sequence[TextPart]) -> str:
     return "".join(part.text for part in parts)
+
+
+def _arguments(text: str) -> Any:
+    """The arguments of an earlier call as templates expect them: an object. Other text stays as it is."""
+    try:
+        given = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        return text
+    return given if isinstance(given, dict) else text

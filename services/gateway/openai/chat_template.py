@@ -22,8 +22,10 @@ from jinja2.utils import Namespace
 
 from services.domain.errors import ModelFolderError
 from services.gateway.openai.error_kinds import RefusedBodyError
+from services.gateway.tools.response_template import ResponseTemplate, read_response_template
 
 TEMPLATE_FILE = "chat_template.jinja"
+TOOLS_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 CONFIG_FILE = "tokenizer_config.json"
 _SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -101,19 +103,22 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = _environment()
+        self.source = source
+        self.for_tools: ChatTemplate = self
+        """The template of conversations with tools; few models have one of its own for them."""
         self._template = environment.from_string(source)
         self._tree = environment.parse(source)
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text of a conversation up to where the assistant's answer begins.
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> str:
+        """The text of a conversation up to where the assistant's answer begins. `tools`: as the client gave them.
 
         Raises RefusedBodyError if the template refuses the conversation, or can't cope with it.
         """
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
-                tools=None,
+                tools=None if tools is None else list(tools),
                 documents=None,
                 add_generation_prompt=True,
                 **self._special_tokens,
@@ -156,31 +161,52 @@ def _refused(error: Exception) -> RefusedBodyError:
 def load_template(folder: Path) -> ChatTemplate | str:
     """The model's template, or the sentence that says why there is none. Raises ModelFolderError for a damaged file."""
     config = _read_object(folder / CONFIG_FILE)
-    source = _source(folder / TEMPLATE_FILE, config)
-    if source is None:
+    sources = _sources(folder, config)
+    if "default" not in sources:
         return (
             f"the model has no chat template: its folder has no {TEMPLATE_FILE}, "
             f"and no chat_template in {CONFIG_FILE}; use /v1/completions"
         )
     special_tokens = {**_special_tokens(_read_object(folder / _SPECIAL_TOKENS_FILE)), **_special_tokens(config)}
     try:
-        return ChatTemplate(source, special_tokens)
+        template = ChatTemplate(sources["default"], special_tokens)
+        if "tool_use" in sources:
+            template.for_tools = ChatTemplate(sources["tool_use"], special_tokens)
+        return template
     except jinja2.TemplateError as error:
         return f"the model's chat template is invalid: {error}"
 
 
-def _source(file: Path, config: Mapping[str, Any]) -> str | None:
-    """A file of its own goes before the entry in the tokenizer's config, which may be a list of named templates."""
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelFolderError(f"can't read {file}: {error}") from None
+def load_response_template(folder: Path) -> ResponseTemplate | str | None:
+    """How the model's answers are read: None if its folder does not say, else a sentence about what is wrong there."""
+    entry = _read_object(folder / CONFIG_FILE).get("response_template")
+    if entry is None:
+        return None
+    try:
+        return read_response_template(entry)
+    except ModelFolderError as error:
+        return f"the model's response template in {CONFIG_FILE} is invalid: {error}"
+
+
+def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The templates by name. Files go before the entry in the tokenizer's config, which may be a list of them."""
+    if (folder / TEMPLATE_FILE).is_file():
+        sources = {"default": _read_text(folder / TEMPLATE_FILE)}
+        if (folder / TOOLS_TEMPLATE_FILE).is_file():
+            sources["tool_use"] = _read_text(folder / TOOLS_TEMPLATE_FILE)
+        return sources
     entry = config.get("chat_template")
+    named = {"default": entry}
     if isinstance(entry, list):
-        named = {one.get("name"): one.get("template") for one in entry if isinstance(one, dict)}
-        entry = named.get("default")
-    return entry if isinstance(entry, str) else None
+        named = {str(one.get("name")): one.get("template") for one in entry if isinstance(one, dict)}
+    return {name: source for name, source in named.items() if isinstance(source, str)}
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFolderError(f"can't read {file}: {error}") from None
 
 
 def _read_object(path: Path) -> dict[str, Any]:

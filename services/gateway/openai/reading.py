@@ -14,6 +14,7 @@ from services.gateway.openai.body_fields import Body
 from services.gateway.openai.error_kinds import RefusedBodyError
 from services.gateway.openai.given_guides import guides_in
 from services.gateway.openai.requests import ChatBody, CompletionBody, Message, ResponseFormat
+from services.gateway.openai.tool_reading import check_tools
 
 BodyT = TypeVar("BodyT", bound=Body)
 
@@ -47,6 +48,7 @@ def read_chat(data: bytes) -> ChatBody:
     if body.response_format is not None:
         _check_format(body.response_format)
     _check_one_guide(body)
+    check_tools(body)
     for place, message in enumerate(body.messages):
         _check_message(f"messages[{place}]", message)
     return body
@@ -70,6 +72,10 @@ def _check_message(path: str, message: Message) -> None:
         raise RefusedBodyError(f"{path}.content", "is required", "missing_required_parameter")
     if message.tool_calls and message.role != "assistant":
         raise _invalid(f"{path}.tool_calls", "is only for the role assistant")
+    if message.reasoning_content is not None and message.role != "assistant":
+        raise _invalid(f"{path}.reasoning_content", "is only for the role assistant")
+    if message.role == "tool" and message.tool_call_id is None:
+        raise RefusedBodyError(f"{path}.tool_call_id", "is required", "missing_required_parameter")
     if message.tool_call_id is not None and message.role != "tool":
         raise _invalid(f"{path}.tool_call_id", "is only for the role tool")
 

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, ModelWrapValidatorHandler, PrivateAttr, Tag, model_validator
 
 from services.gateway.openai.body_fields import INT32_MAX, MOST_CHOICES, MOST_LOGPROBS, Body, SamplingFields, TokenIds
 
 MOST_PROMPTS = 128
 MOST_MESSAGES = 4096
+MOST_TOOLS = 128
 
 
 def _kind_of_prompt(value: Any) -> str:
@@ -99,6 +100,12 @@ class Message(Body):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    # Clients send the messages of earlier answers as they got them.
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
 class SchemaFormat(Body):
@@ -119,6 +126,66 @@ class ResponseFormat(Body):
     json_schema: SchemaFormat | None = Field(None, description="required with the type json_schema, and only there")
 
 
+FunctionName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
+
+
+class FunctionTool(Body):
+    """A function that the model may call."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(
+        None, description="a JSON Schema of an object, the arguments; without it there are none"
+    )
+    strict: bool | None = Field(
+        None, description="changes nothing: where calls are constrained, arguments keep to the schema"
+    )
+
+
+class Tool(Body):
+    """What the model may use: a function. The chat template gets it with its keys in the order of the request."""
+
+    type: Literal["function"]
+    function: FunctionTool
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _kept(cls, value: Any, handler: "ModelWrapValidatorHandler[Tool]") -> "Tool":
+        tool = handler(value)
+        if isinstance(value, dict):
+            tool._given = value
+        return tool
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The tool as it stands in the request."""
+        return self._given
+
+
+class NamedFunction(Body):
+    """A function of the request's tools."""
+
+    name: FunctionName
+
+
+class NamedToolChoice(Body):
+    """The function that is to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+def _kind_of_choice(value: Any) -> str:
+    return "#named" if isinstance(value, dict) else "#mode"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("#mode")] | Annotated[NamedToolChoice, Tag("#named")],
+    Discriminator(_kind_of_choice),
+]
+
+
 class ChatBody(SamplingFields):
     """The body of POST /v1/chat/completions."""
 
@@ -133,9 +200,17 @@ class ChatBody(SamplingFields):
     response_format: ResponseFormat | None = Field(
         None, description="text, a JSON object, or JSON that a schema allows"
     )
-    tools: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="changes nothing: must be empty")
-    tool_choice: Literal["none", "auto"] | None = Field(None, description="changes nothing: there are no tools")
-    parallel_tool_calls: bool | None = Field(None, description="changes nothing: there are no tools")
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = Field(
+        None, description="functions that the model may call"
+    )
+    tool_choice: ToolChoice | None = Field(
+        None,
+        description="none: no call; auto, also if absent: what the model makes; required: at least one call; or the "
+        "function to call. The last two are constrained: arguments keep to the schema",
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="false: at most one call; true: several, which constrained outputs have only then"
+    )
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = Field(
         None, description="changes nothing"
     )

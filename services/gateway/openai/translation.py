@@ -16,6 +16,7 @@ from services.domain.guide import Guide
 from services.gateway.openai.error_kinds import RefusedBodyError
 from services.gateway.openai.given_guides import guides_in
 from services.gateway.openai.requests import ChatBody, CompletionBody
+from services.gateway.openai.tool_use import ToolUse
 
 _SINGLE_PRECISION = (
     "temperature",
@@ -91,23 +92,29 @@ def chat_paths(body: ChatBody) -> ClientPaths:
     return ClientPaths("messages", name, "top_logprobs", isinstance(body.stop, str), _guide_path(body))
 
 
-def chat_request(body: ChatBody, prompt: Sequence[int], most_tokens: int) -> GenerateRequest:
+def chat_request(
+    body: ChatBody, prompt: Sequence[int], most_tokens: int, tools: ToolUse | None = None
+) -> GenerateRequest:
     """The request for a rendered conversation. `most_tokens`: what there is room for, if the client sets no limit."""
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     given = body.max_completion_tokens or body.max_tokens
     most = max(1, most_tokens) if given is None else given
-    return GenerateRequest(
-        model=body.model, token_ids=prompt, sampling=_sampling(body, most, logprobs, body.choice_count)
-    )
+    sampling = _sampling(body, most, logprobs, body.choice_count)
+    if tools is None:
+        return GenerateRequest(model=body.model, token_ids=prompt, sampling=sampling)
+    sampling = replace(sampling, guide=sampling.guide or tools.guide)
+    return GenerateRequest(model=body.model, token_ids=prompt, sampling=sampling, shown_tokens=tools.shown_tokens)
 
 
 def guide_of(body: CompletionBody | ChatBody) -> Guide | None:
-    """What the output must look like; None: anything."""
+    """What the body itself says that the output must look like; None: nothing."""
     return next((guide for guide, _ in guides_in(body)), None)
 
 
 def _guide_path(body: CompletionBody | ChatBody) -> str:
-    return next((path for _, path in guides_in(body)), "guide")
+    return next(
+        (path for _, path in guides_in(body)), "tools" if isinstance(body, ChatBody) and body.tools else "guide"
+    )
 
 
 def _sampling(

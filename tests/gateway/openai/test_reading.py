@@ -104,7 +104,7 @@ def test_a_completion_is_refused_by_the_path_of_the_field(fields: dict[str, Any]
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
         ({"logprobs": 1}, "logprobs"),
         ({"top_logprobs": 1}, "top_logprobs"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "text", "json_schema": SCHEMA}}, "response_format.json_schema"),
