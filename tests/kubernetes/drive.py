@@ -9,11 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-from tests.kubernetes.live import KubectlError, LiveCluster
-from tests.kubernetes.machine import Machine
+from tests.kubernetes.live import OVERLAY, KubectlError, LiveCluster
+from tests.kubernetes.machine import RUN, Machine
 from tests.kubernetes.programs import KUBERNETES, WORK
 from tests.kubernetes.rows import Row, Scenario
-from tests.kubernetes.scenarios import faults, install, leader, policies
+from tests.kubernetes.scenarios import disruptions, faults, install, leader, policies, scaling
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 SCENARIOS: dict[str, Scenario] = {
@@ -29,7 +29,17 @@ SCENARIOS: dict[str, Scenario] = {
     "models": faults.wrong_models,
     "workers": faults.wrong_workers,
     "API server": leader.without_api_server,
+    "autoscaler": scaling.autoscaler,
+    "kill": disruptions.killed,
+    "rollouts": disruptions.rollouts,
+    "lost leader": disruptions.lost_leader,
+    "drain": disruptions.drained_node,
+    "scale": disruptions.scaled,
+    "lost worker": disruptions.lost_worker,
+    "zero": scaling.from_zero,
 }
+STOPS = (KubectlError, LookupError, OSError, RuntimeError, StopIteration, subprocess.SubprocessError)
+"""What stops a scenario. A TimeoutError is an OSError."""
 STAND_INS = f"""Real: an API server of Kubernetes' own libraries ({KUBERNETES}, with etcd in it), kubectl, RBAC, Pod
 Security, containerd with runc, client-go's election. Stand-ins, one Python process: kubelet, the controllers of
 Deployments, StatefulSets, EndpointSlices and budgets, the scheduler of pods, kube-proxy and NetworkPolicies (iptables),
@@ -44,14 +54,25 @@ def run(cluster: LiveCluster, name: str, scenario: Scenario) -> list[Row]:
         for row in scenario(cluster):
             rows.append(row)
             print(f"{'holds' if row.holds else 'FAILS'}  {row.what}: {row.told}", flush=True)
-    except (TimeoutError, KubectlError, LookupError, OSError, StopIteration, subprocess.CalledProcessError) as error:
+    except STOPS as error:
         rows.append(Row(f"scenario {name!r} ends", False, f"{type(error).__name__}: {error}"))
+        note_state(cluster, name)
         print(f"FAILS  {name}: {type(error).__name__}: {error}", flush=True)
     print(f"       ({name}: {time.monotonic() - began_s:.0f} s)", flush=True)
     return rows
 
 
-def page(rows: dict[str, list[Row]], took_s: float) -> str:
+def note_state(cluster: LiveCluster, name: str) -> None:
+    """What there was when a scenario was stopped, beside the logs."""
+    pods = "\n".join(str(pod) for pod in cluster.pods())
+    try:
+        jobs = cluster.fastserve("top", "--once", "--jobs", "100", "--server", cluster.address())
+    except (KubectlError, subprocess.SubprocessError) as error:
+        jobs = str(error)
+    (RUN / f"stopped-{name.replace(' ', '-')}.txt").write_text(f"{pods}\n{jobs}")
+
+
+def page(rows: dict[str, list[Row]], took_s: float, load: float) -> str:
     """The results file."""
     table = "\n".join(
         f"| {row.what} | {'yes' if row.holds else 'NO'} | {row.told.replace('|', '/')} |"
@@ -61,7 +82,8 @@ def page(rows: dict[str, list[Row]], took_s: float) -> str:
     images = (WORK / "images.txt").read_text().strip()
     machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
     head = (
-        f"# FastServe on a cluster of its own\n\nWritten by `make test-kubernetes WRITE=1`: {machine}; {took_s:.0f} s."
+        f"# FastServe on a cluster of its own\n\nWritten by `make test-kubernetes WRITE=1`: {machine}; {took_s:.0f} s. "
+        + (f"It ran beside other programs: the machine's load was {load:.1f} before it began." if load > 0.5 else "")
     )
     parts = (head, STAND_INS, f"```\n{images}\n```", f"| what must be true | holds | seen |\n|---|---|---|\n{table}")
     return "\n\n".join(parts) + "\n"
@@ -80,7 +102,7 @@ def main() -> int:
         return 1
     print(STAND_INS, flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    began_s = time.monotonic()
+    began_s, load = time.monotonic(), os.getloadavg()[0]
     machine = Machine(args.network)
     rows: dict[str, list[Row]] = {}
     try:
@@ -88,10 +110,13 @@ def main() -> int:
         (machine.claims / "torch").symlink_to(Path(sys.prefix) / "lib" / "python3.11" / "site-packages")
         print(f"the cluster is up after {time.monotonic() - began_s:.0f} s", flush=True)
         cluster = LiveCluster(machine)
+        if "install" not in names:
+            cluster.kubectl("apply", "-k", str(OVERLAY))
+            cluster.wait_settled(install.PODS)
         for name in names:
             rows[name] = run(cluster, name, SCENARIOS[name])
             if args.write:
-                RESULTS.write_text(page(rows, time.monotonic() - began_s))
+                RESULTS.write_text(page(rows, time.monotonic() - began_s, load))
     finally:
         machine.close()
     failed = [row.what for rows_of in rows.values() for row in rows_of if not row.holds]

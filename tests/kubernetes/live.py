@@ -52,6 +52,9 @@ class LiveCluster:
         """kubectl in our namespace; its output. Raises KubectlError."""
         command = ["kubectl", f"--kubeconfig={self.kubeconfig}", f"--namespace={NAMESPACE}", *argv]
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=COMMAND_LIMIT_S)
+        if argv[0] not in ("get", "logs"):
+            with (RUN / "kubectl.log").open("a") as typed:
+                typed.write(f"$ kubectl {' '.join(argv)}\n{done.stdout}{done.stderr}")
         if done.returncode:
             raise KubectlError(done.stderr.strip() or done.stdout.strip())
         return done.stdout
@@ -118,16 +121,24 @@ class LiveCluster:
         lines = self.log(pod, "--previous") or self.log(pod)
         return lines[-1] if lines else ""
 
-    def ended_with(self, component: str, words: str, limit_s: float = READY_LIMIT_S) -> str:
-        """Waits until a pod of the component has ended with these words, in its log and as its termination message;
-        the line. Raises TimeoutError.
+    def ended_with(
+        self, component: str, words: str, limit_s: float = READY_LIMIT_S, after: PodNow | None = None
+    ) -> str:
+        """Waits until a pod of the component, or this one `after` it was seen so, has ended with one of these words
+        (with | between them), in its log and as its termination message; the line. Raises TimeoutError.
         """
         found: list[str] = []
 
         def look() -> bool:
             for pod in self.pods(component):
+                if after is not None and (pod.name != after.name or pod.restarts <= after.restarts):
+                    continue
                 lines = pod.last_message.strip().splitlines()
-                if lines and words in lines[-1] and self.last_line(pod.name) == lines[-1]:
+                if (
+                    lines
+                    and any(word in lines[-1] for word in words.split("|"))
+                    and self.last_line(pod.name) == lines[-1]
+                ):
                     found.append(lines[-1])
             return bool(found)
 

@@ -54,13 +54,13 @@ def _ip(*argv: str) -> None:
     subprocess.run(["ip", *argv], check=True, capture_output=True)
 
 
-def wait_for(condition: Callable[[], object], what: str, limit_s: float) -> float:
-    """Seconds until it held. Raises TimeoutError, naming `what`."""
+def wait_for(condition: Callable[[], object], what: str, limit_s: float, every_s: float = 0.02) -> float:
+    """Seconds until it held, asked `every_s` seconds. Raises TimeoutError, naming `what`."""
     began_s = time.monotonic()
     while not condition():
         if time.monotonic() - began_s > limit_s:
             raise TimeoutError(f"{what}: not within {limit_s:g} s")
-        time.sleep(0.02)
+        time.sleep(every_s)
     return time.monotonic() - began_s
 
 

@@ -5,6 +5,7 @@ import threading
 import time
 import uuid
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
@@ -15,20 +16,27 @@ from fastserve.v1 import inference_pb2_grpc as rpc
 from tests.kubernetes.machine import wait_for
 
 PROMPTS = ("def main", "class Server:", "import os\n", "for name in names:", "while True:\n    ")
+STREAMS, TOKENS = 60, 300
 STREAM_LIMIT_S = 240.0
+CONNECTIONS = 4
+OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+"""Behind one address there are several gateways."""
 FLOW_LIMIT_S = 60.0
+AGAIN_S = 0.2
 
 
 @dataclass
 class OpenStream:
     """One greedy stream. `failure` is empty when it came to its end; `resumed` counts how often it was taken up again
-    with its id and the number of its next token, as a client does whose gateway has gone.
+    with its id and the number of its next token, as a client does whose gateway has gone; `refused`, how often it was
+    refused before its first token with UNAVAILABLE, which means that it may be tried again.
     """
 
     number: int
     tokens: list[int] = field(default_factory=list)
     longest_pause_s: float = 0.0
     resumed: int = 0
+    refused: int = 0
     failure: str = "has not ended"
 
 
@@ -36,26 +44,45 @@ class OpenStreams:
     """As many streams as asked for, of so many tokens each, over the gateways in turn. A context: all end in it."""
 
     def __init__(
-        self, addresses: list[str], count: int, token_count: int, resumes: bool = False, waits: bool = False
+        self,
+        addresses: list[str],
+        count: int,
+        token_count: int,
+        *,
+        resumes: bool = False,
+        waits: bool = False,
+        renews: bool = False,
     ) -> None:
         """`resumes`: streams that end with UNAVAILABLE are taken up again. `waits`: no tokens come before what is done
-        in the context.
+        in the context. `renews`: as long as the context lasts, the same stream begins anew when it has ended.
         """
         self._addresses, self._token_count, self._resumes, self._waits = addresses, token_count, resumes, waits
-        # No other streams may have these ids: they would be given what was made before.
-        self._name = uuid.uuid4().hex
+        self._renews = renews
+        self._arrivals_s: list[float] = []
         self.streams = [OpenStream(number) for number in range(count)]
         self._thread = threading.Thread(target=lambda: asyncio.run(self._all()), daemon=True)
 
     def __enter__(self) -> "OpenStreams":
         self._thread.start()
         if not self._waits:
-            wait_for(
-                lambda: all(stream.tokens or self._over(stream) for stream in self.streams), "tokens", FLOW_LIMIT_S
-            )
+            try:
+                # Of streams that begin anew all the time, some wait long for their first token.
+                flows = self._flows if self._renews else lambda: not self._silent()
+                wait_for(flows, "tokens of the streams", FLOW_LIMIT_S)
+            except TimeoutError as error:
+                self._renews = False
+                silent = ", ".join(str(stream.number) for stream in self._silent())
+                raise TimeoutError(f"{error}; without any: {silent}; others got {len(self._arrivals_s)}") from None
         return self
 
+    def _flows(self) -> bool:
+        return len(self._silent()) * 2 < len(self.streams)
+
+    def _silent(self) -> list[OpenStream]:
+        return [stream for stream in self.streams if not stream.tokens and not self._over(stream)]
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._renews = False
         self._thread.join(STREAM_LIMIT_S)
 
     @staticmethod
@@ -66,17 +93,35 @@ class OpenStreams:
     def open_count(self) -> int:
         return sum(not self._over(stream) for stream in self.streams)
 
+    def silence_s(self, since_s: float = 0.0) -> float:
+        """The longest time in which no stream got a token, from a moment on."""
+        arrivals_s = [since_s, *(at_s for at_s in self._arrivals_s if at_s > since_s)] if since_s else self._arrivals_s
+        return max((later_s - at_s for at_s, later_s in pairwise(arrivals_s)), default=0.0)
+
+    def flows_since(self, since_s: float) -> bool:
+        """Whether a token has come since then."""
+        return bool(self._arrivals_s) and self._arrivals_s[-1] > since_s
+
     async def _all(self) -> None:
-        channels = [grpc.aio.insecure_channel(address) for address in self._addresses]
+        addresses = [address for address in self._addresses for _ in range(CONNECTIONS)]
+        channels = [grpc.aio.insecure_channel(address, OWN_CONNECTION) for address in addresses]
         stubs: list[Any] = [rpc.InferenceServiceStub(channel) for channel in channels]
-        await asyncio.gather(*(self._one(stubs, stream) for stream in self.streams))
+        await asyncio.gather(*(self._in_turn(stubs, stream) for stream in list(self.streams)))
         for channel in channels:
             await channel.close()
+
+    async def _in_turn(self, stubs: list[Any], stream: OpenStream) -> None:
+        await self._one(stubs, stream)
+        while self._renews and not stream.failure:
+            stream = OpenStream(stream.number)
+            self.streams.append(stream)
+            await self._one(stubs, stream)
 
     async def _one(self, stubs: list[Any], stream: OpenStream) -> None:
         prompt = f"# {stream.number}\n{PROMPTS[stream.number % len(PROMPTS)]}"
         how = api.SamplingParams(max_tokens=self._token_count, ignore_eos=True, temperature=0.0)
-        name = f"{self._name}-{stream.number}"
+        # No other stream may have this id: it would be given what was made before.
+        name = uuid.uuid4().hex
         end_s = time.monotonic() + STREAM_LIMIT_S
         last_s = time.monotonic()
         for attempt in range(1000):
@@ -90,15 +135,18 @@ class OpenStreams:
                     if stream.tokens:
                         stream.longest_pause_s = max(stream.longest_pause_s, now_s - last_s)
                     last_s = now_s
+                    self._arrivals_s.append(now_s)
                     stream.tokens += message.token_ids
                 stream.failure = ""
                 return
             except grpc.aio.AioRpcError as error:
-                if not self._resumes or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                may_resume = self._resumes or not stream.tokens
+                if not may_resume or error.code() is not grpc.StatusCode.UNAVAILABLE:
                     stream.failure = f"{error.code().name}: {error.details()}"
                     return
-                stream.resumed += 1
-                await asyncio.sleep(0.2)
+                stream.resumed += bool(stream.tokens)
+                stream.refused += not stream.tokens
+                await asyncio.sleep(AGAIN_S)
         stream.failure = "was taken up again too often"
 
 
@@ -110,6 +158,7 @@ class StreamsOutcome:
     failed: int
     wrong: int
     resumed: int
+    refused: int
     longest_pause_s: float
     example: str
 
@@ -120,6 +169,7 @@ class StreamsOutcome:
     def __str__(self) -> str:
         text = f"{self.count} streams, {self.failed} failed, {self.wrong} with other tokens"
         text += f", {self.resumed} taken up again by the client" if self.resumed else ""
+        text += f", {self.refused} first refused with UNAVAILABLE" if self.refused else ""
         return f"{text}, longest pause {self.longest_pause_s:.1f} s" + (f" ({self.example})" if self.example else "")
 
 
@@ -128,14 +178,30 @@ def outcome_of(streams: list[OpenStream], undisturbed: list[OpenStream], token_c
     failures = [stream.failure for stream in streams if stream.failure]
     wrong = [
         stream.number
-        for stream, before in zip(streams, undisturbed, strict=False)
-        if not stream.failure and stream.tokens != before.tokens[:token_count]
+        for stream in streams
+        if not stream.failure and stream.tokens != undisturbed[stream.number].tokens[:token_count]
     ]
     return StreamsOutcome(
         count=len(streams),
         failed=len(failures),
         wrong=len(wrong),
         resumed=sum(bool(stream.resumed) for stream in streams),
+        refused=sum(bool(stream.refused) for stream in streams),
         longest_pause_s=max(stream.longest_pause_s for stream in streams),
         example=failures[0] if failures else "",
     )
+
+
+_UNDISTURBED: list[OpenStream] = []
+
+
+def undisturbed(address: str) -> list[OpenStream]:
+    """The stream of every prompt while nothing happens; made once. Raises RuntimeError if one fails."""
+    if not _UNDISTURBED:
+        with OpenStreams([address], STREAMS, TOKENS) as before:
+            pass
+        failures = [stream.failure for stream in before.streams if stream.failure]
+        if failures:
+            raise RuntimeError(f"{len(failures)} undisturbed streams failed: {failures[0]}")
+        _UNDISTURBED.extend(before.streams)
+    return _UNDISTURBED

@@ -170,7 +170,9 @@ class Controllers:
         ready, current = sum(map(is_ready, live.values())), len(live) - len(stale)
         counts = {"replicas": len(by_number), "readyReplicas": ready, "availableReplicas": ready}
         counts |= {"currentReplicas": current, "updatedReplicas": current}
-        revisions = {"currentRevision": revision, "updateRevision": revision}
+        # The old one until no pod has it, by which `kubectl rollout status` sees that it is not over.
+        present = labels_of(live[max(stale)])["controller-revision-hash"] if stale else revision
+        revisions = {"currentRevision": present, "updateRevision": revision}
         self._status("statefulsets", one, {"observedGeneration": one["metadata"]["generation"], **counts, **revisions})
 
     def _slice(self, service: Manifest, pods: list[Manifest]) -> None:
