@@ -22,6 +22,7 @@ from benchmarks import (
     policies,
     ranks,
     rest,
+    scaling,
     side_by_side,
     simulator_speed,
     single_stream,
@@ -84,6 +85,7 @@ SEPARATE = (
     Part("tracing", tracing.measure, tracing.tables, tracing.goals),
     Part("peers", side_by_side.measure, peer_figures.tables, peer_figures.goals),
     Part("guides", guides.measure, guides.tables, guides.goals),
+    Part("scaling", scaling.measure, scaling.tables, scaling.goals, scaling.draw),
     Part("foreknowledge", foreknowledge.measure, foreknowledge.tables, foreknowledge.goals),
 )
 ALL_PARTS = (*PARTS, *SEPARATE)

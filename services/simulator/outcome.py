@@ -31,6 +31,15 @@ class JobOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupSpan:
+    """A group's pod: from when it was asked for until it was gone, in seconds."""
+
+    group: int
+    from_s: float
+    to_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Simulation:
     """The result of a simulation; `outcomes` are in the order of the given jobs.
 
@@ -38,7 +47,8 @@ class Simulation:
     status, except that tokens and jobs are not counted. `swap_s`: time in which a copy ran between the pools;
     `swap_exposed_s`: the part of it in which nothing was computed. `peak_kv_tokens`: the most KV in use at any time, in
     both pools and all groups, in tokens of whole blocks. `duration_s`: from the start of the clock to the last token.
-    `foreseen`: what each group's scheduler expected when it was asked.
+    `foreseen`: what each group's scheduler expected when it was asked. `spans`: the pods of groups that came and went,
+    up to `duration_s`; empty where all were there all the time.
     """
 
     outcomes: tuple[JobOutcome, ...]
@@ -49,3 +59,4 @@ class Simulation:
     peak_device_kv_tokens: int
     duration_s: float
     foreseen: tuple[GroupBacklog, ...] = ()
+    spans: tuple[GroupSpan, ...] = ()

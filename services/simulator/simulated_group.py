@@ -75,6 +75,10 @@ class SimulatedGroup:
         """The scheduler hears this in its next turn."""
         self._scheduler_inbox.put((event,))
 
+    def leave(self) -> None:
+        """Its worker has drained: from now on nobody hears of its turns."""
+        self._hear = None
+
     def foreseen(self) -> GroupBacklog:
         """What the scheduler expects of its jobs now."""
         predicted = self.scheduler.iterations.backlog.predicted()

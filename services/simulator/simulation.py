@@ -3,8 +3,8 @@
 The machines of the scheduler and the KV manager are the real ones, and they make all decisions; this package makes
 none. It models how long things take (iterations and copies of the worker, the delay of messages) and delivers messages.
 virtual_clock.py orders events in time, simulated_group.py connects the machines as the services' drivers do,
-simulated_router.py puts the real router before several groups, simulated_worker.py and host_link.py compute how long a
-plan and a copy take.
+simulated_router.py puts the real router before several groups, simulated_scaling.py lets groups come and go,
+simulated_worker.py and host_link.py compute how long a plan and a copy take.
 
 There is no randomness and no real time: the same jobs and setup give the same figures, bit for bit.
 """
@@ -22,6 +22,7 @@ from services.simulator.server_setup import ServerSetup, SimulatedJob
 from services.simulator.simulated_clients import KvGauge, SimulatedClients
 from services.simulator.simulated_group import SimulatedGroup
 from services.simulator.simulated_router import SimulatedRouter
+from services.simulator.simulated_scaling import ScalingSetup, SimulatedScaling
 from services.simulator.time_spans import overlap_s, total_s, union
 from services.simulator.virtual_clock import StuckError, VirtualClock
 
@@ -40,9 +41,11 @@ def simulate(
     jobs: Sequence[SimulatedJob],
     on_progress: Callable[[int], None] | None = None,
     foresee_s: float | None = None,
+    scaling: ScalingSetup | None = None,
 ) -> Simulation:
     """Serve the jobs. `on_progress` is called with the number of ended jobs each time one ends. At `foresee_s` the
-    schedulers are asked what they expect of their jobs.
+    schedulers are asked what they expect of their jobs. With `scaling`, groups come and go, and those of `setup` are
+    there at the start.
 
     Raises InvalidFieldError if two jobs have the same id, StuckError if jobs are left and nothing happens any more, and
     ProtocolError if one of the parts broke PROTOCOL; the last two are bugs.
@@ -52,8 +55,18 @@ def simulate(
     chunks = -(-setup.max_model_len // (setup.scheduler.prefill_chunk_tokens or setup.max_model_len))
     clock = VirtualClock(IDLE_TURNS + IDLE_TURNS_OF_A_JOB * len(jobs) + IDLE_TURNS_OF_A_CHUNK * chunks)
     clients = SimulatedClients(jobs, setup.hop_s, on_progress)
-    gauge = KvGauge(setup.groups)
-    groups = _opened(setup, jobs, clock, clients, gauge)
+    gauge = KvGauge(max(setup.groups, scaling.limits.most if scaling else 0))
+    autoscaler: SimulatedScaling | None = None
+    if setup.groups == 1 and scaling is None:
+        # One group needs no router.
+        alone = SimulatedGroup(setup, 0, clock, clients, gauge)
+        submit, groups = alone.submit, [alone]
+    else:
+        router = SimulatedRouter(setup, clock, clients, gauge)
+        submit, groups = router.submit, router.groups
+        autoscaler = None if scaling is None else SimulatedScaling(scaling, router, clock, clients)
+    for job in sorted(jobs, key=lambda job: job.arrival_s):
+        submit(job)
     foreseen: list[GroupBacklog] = []
     if foresee_s is not None:
         clock.post(foresee_s, lambda _: foreseen.extend(group.foreseen() for group in groups), None)
@@ -67,22 +80,9 @@ def simulate(
     for group in groups:
         group.check_end()
     outcomes = tuple(_outcome(clients, groups, JobId(job.job_id)) for job in jobs)
-    return replace(_summed(setup, groups, outcomes, gauge), foreseen=tuple(foreseen))
-
-
-def _opened(
-    setup: ServerSetup, jobs: Sequence[SimulatedJob], clock: VirtualClock, clients: SimulatedClients, gauge: KvGauge
-) -> list[SimulatedGroup]:
-    """The groups, and all arrivals. One group needs no router."""
-    if setup.groups == 1:
-        alone = SimulatedGroup(setup, 0, clock, clients, gauge)
-        submit, groups = alone.submit, [alone]
-    else:
-        router = SimulatedRouter(setup, clock, clients, gauge)
-        submit, groups = router.submit, router.groups
-    for job in sorted(jobs, key=lambda job: job.arrival_s):
-        submit(job)
-    return groups
+    summed = _summed(setup, groups, outcomes, gauge)
+    spans = autoscaler.spans(summed.duration_s) if autoscaler else ()
+    return replace(summed, foreseen=tuple(foreseen), spans=spans)
 
 
 def _outcome(clients: SimulatedClients, groups: Sequence[SimulatedGroup], job_id: JobId) -> JobOutcome:

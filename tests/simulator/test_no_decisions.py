@@ -12,6 +12,7 @@ import services.simulator
 FOLDER = Path(services.simulator.__path__[0])
 SOURCES = sorted(FOLDER.glob("*.py"))
 MAY_IMPORT = (
+    "services.autoscaler.scaling.",
     "services.domain.",
     "services.scheduler.machine.",
     "services.scheduler.routing.",
