@@ -88,7 +88,7 @@ class SchedulerDriver:
         self._clock = self._loop.time
         self._served = served
         self._on_ready = on_ready
-        self._gateways = Gateways(served.vocabulary_size)
+        self._gateways = Gateways(served.vocabulary_size, traces)
         self._router = Router(served.config, {}, served.max_model_len)
         self._groups = WorkerGroups(served.config, self._router, kv, self._gateways.jobs.work, recorder_of, traces)
         self._claims = WorkerClaims()
@@ -269,7 +269,7 @@ class SchedulerDriver:
         events = Events(list)
         for one in placed:
             if isinstance(one, Reject):
-                self._gateways.reject(one)
+                self._gateways.reject(one, now_s)
             else:
                 events[one.group].append(one.submit)
         for number, submits in events.items():
@@ -318,7 +318,6 @@ class SchedulerDriver:
             case Submitted():
                 new = self._gateways.submit(item, self._knows(item.submission.job_id), now_s)
                 if new is not None:
-                    self._groups.note_submitted(item.submission, now_s)
                     self._route(new, events, now_s)
             case Cancelled():
                 self._cancel(self._gateways.cancel(item), events, now_s)
@@ -375,8 +374,7 @@ class SchedulerDriver:
         """Pass a new job on to its group, unless it is refused or has none so far."""
         routed = self._router.submit(new.submit, now_s, new.resumed)
         if isinstance(routed, Reject):
-            self._groups.note_refused(routed, now_s)
-            self._gateways.reject(routed)
+            self._gateways.reject(routed, now_s)
         elif routed is not None:
             events[routed.group].append(routed.submit)
 
@@ -392,7 +390,7 @@ class SchedulerDriver:
                 case End():
                     self._gateways.end(command, now_s, group.failure(command.job_id))
                 case Reject():
-                    self._gateways.reject(command)
+                    self._gateways.reject(command, now_s)
                 case Withdrawn(job):
                     withdrawn.append(job)
         return withdrawn

@@ -23,6 +23,7 @@ from services.domain.ids import JobId, request_id_of
 from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Submission
 from services.scheduler.job_store import READ_LIMIT_S, JobStore, StoredJob
+from services.scheduler.job_traces import JobTraces
 from services.scheduler.machine.scheduler_events import Cancel, Emit, End, Reject, RejectKind, Submit
 from services.scheduler.outgoing_streams import GatewayStream
 from services.scheduler.routing.router import Resumed
@@ -86,12 +87,13 @@ def _about(entry: StoredJob) -> dict[str, str | None]:
 
 
 class Gateways:
-    """Streams by gateway id, and the job book."""
+    """Streams by gateway id, and the job book. `traces` hear of each job that begins or ends; None: there are none."""
 
-    def __init__(self, vocabulary_size: int) -> None:
+    def __init__(self, vocabulary_size: int, traces: JobTraces | None = None) -> None:
         self.jobs = JobStore()
         self.draining = False
         self._vocabulary_size = vocabulary_size
+        self._traces = traces
         self._peers: dict[str, GatewayStream] = {}
         self._deferred: list[Submitted] = []
 
@@ -169,6 +171,8 @@ class Gateways:
             is_guided=submission.sampling.guide is not None,
         )
         is_resumed = len(submission.output) > 0 or submission.age_s > 0.0
+        if self._traces is not None:
+            self._traces.submitted(submission, now_s)
         return NewJob(submit, Resumed(len(submission.output), now_s - submission.age_s) if is_resumed else None)
 
     def cancel(self, item: Cancelled) -> Cancel | None:
@@ -207,6 +211,7 @@ class Gateways:
         """A job ended. `failure`: its guide could not be followed any further, and why."""
         entry = self.jobs.get(end.job_id)
         assert entry is not None, f"job {end.job_id} is alive but not in the book"
+        self._end_trace(end.job_id, end.reason.value, now_s)
         timings = JobTimings(end.queue_s, end.prefill_s, end.decode_s, end.preemptions)
         _log.debug("ended (%s) after %d preemptions", end.reason.value, end.preemptions, extra=_about(entry))
         if failure is not None:
@@ -220,10 +225,17 @@ class Gateways:
         else:
             self._last_words(entry, finish=EndReason.ABORT, timings=timings)
 
-    def reject(self, reject: Reject) -> None:
+    def reject(self, reject: Reject, now_s: float) -> None:
+        """A job was refused."""
+        self._end_trace(reject.job_id, f"rejected: {reject.kind.value}", now_s)
         entry = self.jobs.get(reject.job_id)
         assert entry is not None, f"job {reject.job_id} was submitted but is not in the book"
         self._last_words(entry, error=error_of_rejection(reject))
+
+    def _end_trace(self, job_id: JobId, how: str, now_s: float) -> None:
+        """Of a job that had a group, the group's turn has ended it already."""
+        if self._traces is not None:
+            self._traces.ended(job_id, now_s, how)
 
     def expire(self, now_s: float) -> list[Cancel]:
         """Cancel jobs that have been without followers for too long, and drop gateways that do not read ended jobs."""

@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from services.domain.iteration import PlanWork
 from services.domain.protocol import PlanEntry
 from services.domain.server_status import JobStatus
-from services.domain.submission import Submission
 from services.runtime.recording.recorder import Recorder
 from services.scheduler.job_traces import JobTraces
 from services.scheduler.machine.scheduler import Scheduler
-from services.scheduler.machine.scheduler_events import Command, Event, KvConnected, Reject
+from services.scheduler.machine.scheduler_events import Command, Event, KvConnected
 from services.scheduler.routing.router import Router
 from services.scheduler.scheduler_config import SchedulerConfig
 from services.scheduler.server_totals import ServerTotals
@@ -70,16 +69,6 @@ class WorkerGroups(dict[int, WorkerGroup]):
             if self.kv_is_open:
                 events.append(KvConnected())
         return group
-
-    def note_submitted(self, submission: Submission, now_s: float) -> None:
-        """A job came, for its trace if it has one."""
-        if self._traces is not None:
-            self._traces.submitted(submission, now_s)
-
-    def note_refused(self, reject: Reject, now_s: float) -> None:
-        """It was refused before it had a group."""
-        if self._traces is not None:
-            self._traces.ended(reject.job_id, now_s, f"rejected: {reject.kind.value}")
 
     def _heard(self, group: int, events: Sequence[Event], commands: Sequence[Command], now_s: float) -> None:
         """A turn of a group's machine, for those who only listen."""

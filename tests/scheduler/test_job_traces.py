@@ -19,6 +19,7 @@ from services.domain.protocol import (
 )
 from services.domain.submission import Submission
 from services.kvmanager import copy_traces
+from services.scheduler.gateways import Gateways
 from services.scheduler.job_traces import (
     DECODE,
     JOB,
@@ -30,7 +31,19 @@ from services.scheduler.job_traces import (
     RECOMPUTE,
     JobTraces,
 )
-from services.scheduler.machine.scheduler_events import Command, End, Event, KvLost, SendPlan, ToKv, WorkerLost
+from services.scheduler.machine.scheduler_events import (
+    Command,
+    End,
+    Event,
+    KvLost,
+    Reject,
+    RejectKind,
+    SendPlan,
+    ToKv,
+    WorkerLost,
+)
+from services.scheduler.outgoing_streams import GatewayStream
+from services.scheduler.scheduler_inbox import Submitted
 from tests.tracing.memory_tracer import PARENT, MemoryTracer
 
 EPOCH = Epoch(1)
@@ -147,6 +160,19 @@ def test_a_job_without_a_context_leaves_no_span_and_one_that_is_refused_leaves_o
     told.traces.submitted(submission(), 2.0)
     told.traces.ended(A, 3.0, "rejected: full")
     assert told.tracer.story() == [(JOB, 2.0, 3.0), (QUEUE, 2.0, 3.0)]
+
+
+def test_a_job_that_ends_before_it_had_a_group_ends_its_trace() -> None:
+    tracer = MemoryTracer()
+    gateways, peer = Gateways(1000, JobTraces(tracer)), GatewayStream("g")
+    gateways.join(peer, 0.0)
+    gateways.submit(Submitted(peer, submission()), False, 1.0)
+    gateways.end(End(A, EndReason.CANCELLED, 0, 0.5, 0.0, 0.0), 2.0)
+    gateways.submit(Submitted(peer, submission()), False, 3.0)
+    gateways.reject(Reject(A, RejectKind.FULL, "", "full", 1.0), 4.0)
+    assert tracer.story() == [(JOB, 1.0, 2.0), (QUEUE, 1.0, 2.0), (JOB, 3.0, 4.0), (QUEUE, 3.0, 4.0)]
+    ends = [span.attributes["fastserve.end"] for span in tracer.spans if span.name == JOB and span.attributes]
+    assert ends == ["cancelled", "rejected: full"]
 
 
 def test_the_kv_manager_hears_the_context_with_the_message_that_announces_the_job() -> None:
