@@ -26,8 +26,8 @@ BLOCKS = "fastserve.blocks"
 
 
 @dataclass(slots=True)
-class _TracedJob:
-    """`is_over`: the job has ended; its last copies may still be under way."""
+class _CopiedJob:
+    """A traced job. `is_over`: it has ended; its last copies may still be under way."""
 
     traceparent: str
     spans: JobSpans = field(default_factory=lambda: JobSpans(MOST_SPANS))
@@ -41,7 +41,7 @@ class _TracedJob:
 class _Copy:
     """A copy under way."""
 
-    job: _TracedJob
+    job: _CopiedJob
     name: str
     start_s: float
     blocks: int
@@ -52,7 +52,7 @@ class CopyTraces:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._jobs: dict[JobId, _TracedJob] = {}
+        self._jobs: dict[JobId, _CopiedJob] = {}
         self._copies: dict[tuple[int, CommandNumber], _Copy] = {}
 
     def learn(self, contexts: Iterable[tuple[JobId, str]]) -> None:
@@ -63,7 +63,7 @@ class CopyTraces:
             if not traceparent:
                 self._ended(job_id)
             elif job_id not in self._jobs and len(self._jobs) < MOST_TRACED_JOBS:
-                self._jobs[job_id] = _TracedJob(traceparent)
+                self._jobs[job_id] = _CopiedJob(traceparent)
 
     def heard(self, group: int, events: Sequence[Event], commands: Sequence[Command], now_s: float) -> None:
         """A turn of a group's machine."""
@@ -117,6 +117,6 @@ class CopyTraces:
             job.is_over = True
             self._record_if_over(job)
 
-    def _record_if_over(self, job: _TracedJob) -> None:
+    def _record_if_over(self, job: _CopiedJob) -> None:
         if job.is_over and not job.copies:
             self._tracer.record(job.traceparent, job.spans.merged() if job.goes_on else job.spans.intervals)
