@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.scaling import BURST_LOAD, BURST_S, MAX_BATCH, PERIOD_S, QUIET_LOAD, QUIET_S, arrivals_s, by_queue
+from benchmarks.foreknowledge import MAX_BATCH
+from benchmarks.scaling import BURST_LOAD, BURST_S, PERIOD_S, QUIET_LOAD, QUIET_S, arrivals_s, by_queue
 from benchmarks.scaling_picture import groups_over_time
 
 
