@@ -1,5 +1,5 @@
-"""What all tests share: one thread of torch a worker, gRPC as commands have it, and hypothesis without a clock, so that
-a busy machine fails nothing.
+"""What all tests share: one thread of torch a worker, and hypothesis without a clock, so that a busy machine fails
+nothing.
 
 The examples are the same in every run: a failure seen once is seen again. `HYPOTHESIS_PROFILE=search` draws new and
 more ones.
@@ -11,12 +11,9 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, settings
 
-from services.runtime.grpc_environment import set_grpc_environment
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-set_grpc_environment()
 
 settings.register_profile(
     "same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], max_examples=60

@@ -7,7 +7,6 @@ import sys
 
 from services.runtime.command_line import CommandError, ExitCode, tell
 from services.runtime.early_end import accept_stop_signals, end_on_stop_signals
-from services.runtime.grpc_environment import set_grpc_environment
 
 # command -> (module with main(argv), one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -74,7 +73,6 @@ def run(command: str, argv: list[str]) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Entry point of `fastserve`; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
-    set_grpc_environment()
     if argv is None:
         # Before a command's module is imported, which may take a second.
         (end_on_stop_signals if SERVICES.intersection(arguments[:1]) else accept_stop_signals)()
