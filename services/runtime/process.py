@@ -18,7 +18,6 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -118,20 +117,6 @@ def die_with_parent(parent_id: int) -> None:
         os._exit(1)
 
 
-def yield_to_compute() -> None:
-    """Has the threads of this process wait for their turn on a core rather than interrupt whoever computes there. They
-    get their share of it all the same, and by then do at once all that has come. Where cores are free nothing changes.
-
-    A service wakes ten times an iteration for some tens of microseconds. Each time it would stop one of the threads of
-    a model on the same machine, while the others wait for that one. A policy that somebody else chose is kept.
-    """
-    if sys.platform == "linux":
-        # A sandbox may forbid it.
-        with suppress(OSError):
-            if os.sched_getscheduler(0) == os.SCHED_OTHER:
-                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
 def _on_signal(process: ServiceProcess[SettingsT], number: int) -> None:
     if process.stopping.is_set():
         os._exit(128 + number)
@@ -152,18 +137,12 @@ def service_main(
     argv: Sequence[str] | None,
     serve: Callable[[ServiceProcess[SettingsT]], Awaitable[None]],
 ) -> int:
-    """Runs a service that does not compute until a signal ends it. Returns the exit status. `name` is also its table in
-    the TOML file.
+    """Runs a service until a signal ends it. Returns the exit status. `name` is also its table in the TOML file.
 
     `serve` sets everything up, calls `announce_ready`, waits `until_stopped`, drains and returns. It starts only after
     the settings have been read, so that a bad flag is reported without loading a model.
     """
-
-    def run(settings: SettingsT) -> None:
-        yield_to_compute()
-        asyncio.run(run_service(name, settings, serve))
-
-    return process_main(name, settings_class, argv, run)
+    return process_main(name, settings_class, argv, lambda settings: asyncio.run(run_service(name, settings, serve)))
 
 
 def process_main(

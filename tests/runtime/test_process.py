@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
 from contextlib import AbstractAsyncContextManager
@@ -53,24 +51,6 @@ async def test_a_service_says_when_it_is_ready_and_drains_on_sigterm(tmp_path: P
         process.send_signal(signal.SIGTERM)
         status, err = await end_of(process)
         assert (status, "stopping on SIGTERM" in err) == (0, True)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="policies of other systems differ")
-async def test_a_service_waits_for_cores_that_compute() -> None:
-    async with started() as process:
-        await read_until(process, "ready example")
-        threads = [int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir()]
-        assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="policies of other systems differ")
-def test_a_scheduling_policy_that_somebody_chose_is_kept() -> None:
-    program = (
-        "import os; from services.runtime.process import yield_to_compute; "
-        "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); yield_to_compute(); "
-        "raise SystemExit(os.sched_getscheduler(0) != os.SCHED_IDLE)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 async def test_a_second_signal_ends_a_service_at_once() -> None:
