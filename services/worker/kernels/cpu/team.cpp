@@ -3,16 +3,10 @@
 // A phase of a small model takes microseconds, so waking a sleeping thread for each would cost more than the phase.
 // But the machine's cores are shared with the services: a thread that looks on for long would take a core from the
 // one it waits for. So a wait looks SPINS times, some tens of microseconds, and then sleeps on a futex.
-//
-// Where there are as many threads as cores, each keeps to its own while they run a program. Woken where it pleases the
-// system, a thread often lands behind another of the team on one core, for half a millisecond, while the other core
-// serves a message and then idles. The caller's thread is let go after the program: threads that it begins later may
-// run everywhere.
 #include "team.h"
 
 #include <immintrin.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -55,36 +49,10 @@ struct alignas(64) Signal {
   }
 };
 
-// The cores that a thread may run on; none if they can't be told.
-struct Cores {
-  cpu_set_t all;
-  std::vector<int> numbers;
-
-  Cores() {
-    CPU_ZERO(&all);
-    if (sched_getaffinity(0, sizeof(all), &all) != 0) return;
-    for (int core = 0; core < CPU_SETSIZE; ++core) {
-      if (CPU_ISSET(core, &all)) numbers.push_back(core);
-    }
-  }
-
-  // What can't be had is done without: the system may have taken the core away meanwhile.
-  void keep_to(int thread) const {
-    cpu_set_t own;
-    CPU_ZERO(&own);
-    CPU_SET(numbers[thread], &own);
-    sched_setaffinity(0, sizeof(own), &own);
-  }
-
-  void let_go() const { sched_setaffinity(0, sizeof(all), &all); }
-};
-
 }  // namespace
 
 struct Team {
   int threads;
-  Cores cores;
-  bool keeps_to_cores = false;
   Signal begun;
   Signal met;
   alignas(64) std::atomic<int> arrived{0};
@@ -101,7 +69,6 @@ void ignore_denormals() { _mm_setcsr(_mm_getcsr() | 0x8040); }
 
 void serve(Team* team, int thread) {
   ignore_denormals();
-  if (team->keeps_to_cores) team->cores.keep_to(thread);
   for (uint32_t seen = 0;; ++seen) {
     team->begun.wait_beyond(seen);
     if (team->run == nullptr) return;
@@ -116,7 +83,6 @@ Team* team_make(int threads) {
   Team* team = new (std::nothrow) Team;
   if (team == nullptr) return nullptr;
   team->threads = threads;
-  team->keeps_to_cores = threads > 1 && team->cores.numbers.size() == static_cast<size_t>(threads);
   try {
     for (int thread = 1; thread < threads; ++thread) team->others.emplace_back(serve, team, thread);
   } catch (...) {  // the system has no more threads
@@ -138,11 +104,9 @@ void team_run(Team* team, Program run, void* context) {
   team->run = run;
   team->context = context;
   team->taken.store(0);
-  if (team->keeps_to_cores) team->cores.keep_to(0);
   team->begun.raise();
   run(context, 0);
   team_barrier(team);
-  if (team->keeps_to_cores) team->cores.let_go();
   _mm_setcsr(kept);
 }
 
