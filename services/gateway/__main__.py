@@ -37,8 +37,6 @@ from services.runtime.tls.tls_files import Certificates
 from services.tracing.tracer import open_tracer
 
 CLOSE_LIMIT_S = 0.5
-DRAIN_SLACK_S = 10.0
-"""The drain ends before the server ends calls by itself."""
 """For the last bytes; what is still open then are streams without an end, such as WatchStatus."""
 
 
@@ -105,8 +103,6 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
         link_task = asyncio.create_task(link.run(driver.on_limits, driver.on_updates, driver.on_lost))
         try:
             await process.until_stopped(link_task)
-            # Its clients are told at once, so that their next calls go to another gateway, by another connection.
-            followers.append(asyncio.create_task(server.stop(settings.drain_limit + DRAIN_SLACK_S)))
             await driver.drain(settings.drain_limit)
             front.close()
             await link.flush()

@@ -18,7 +18,6 @@ from services.domain.errors import StreamLostError
 from services.domain.generation import EndReason
 from services.runtime.channel import open_channel
 from services.runtime.error_statuses import from_grpc
-from services.runtime.server import READINESS
 from tests.builders.module_processes import start_module
 from tests.gateway.fake_scheduler_for_gateway import SOON_S, FakeSchedulerForGateway
 from tests.gateway.running_gateway import running_gateway
@@ -112,47 +111,17 @@ async def test_sigterm_lets_open_streams_end_refuses_new_ones_and_exits_0(
 
 async def until_refused(stub: Any, scheduler: FakeSchedulerForGateway) -> None:
     """Sends requests until one is refused, which shows that the signal has arrived."""
-    while await is_served(stub, scheduler):
-        pass
-
-
-async def is_served(stub: Any, scheduler: FakeSchedulerForGateway) -> bool:
-    """Sends a request; False: it was refused."""
-    stream = stub.Generate(api.GenerateRequest(text="another"), timeout=SOON_S)
-    arrival = asyncio.create_task(scheduler.next_job())
-    code = asyncio.create_task(stream.code())
-    await asyncio.wait((arrival, code), return_when=asyncio.FIRST_COMPLETED)
-    if code.done():
-        arrival.cancel()
-        assert code.result() is grpc.StatusCode.UNAVAILABLE
-        return False
-    arrival.result().send(7, finish=EndReason.LENGTH)
-    assert [list(message.token_ids) async for message in stream] == [[7]]
-    return True
-
-
-async def test_the_next_call_of_a_client_whose_gateway_was_told_to_end_is_served_by_another(
-    model: Path, scheduler: FakeSchedulerForGateway
-) -> None:
-    """Its connection stays as long as a stream is open on it, but takes no further call."""
-    async with (
-        running_gateway(model, scheduler.address, drain_limit=SOON_S) as one,
-        running_gateway(model, scheduler.address) as other,
-        grpc.aio.insecure_channel(f"ipv4:{one.address},{other.address}") as channel,
-    ):
-        stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
-        stream = stub.Generate(api.GenerateRequest(text="the dog"), timeout=SOON_S)
-        job = await scheduler.next_job()
-        job.send(5)
-        await stream.read()
-        one.process.stopping.set()
-        async with asyncio.timeout(SOON_S):
-            await one.until_health(READINESS, "NOT_SERVING")
-            while not await is_served(stub, scheduler):
-                pass
-        job.send(6, finish=EndReason.LENGTH)
-        last = await stream.read()
-        assert list(last.token_ids) == [6]
+    while True:
+        stream = stub.Generate(api.GenerateRequest(text="another"), timeout=SOON_S)
+        arrival = asyncio.create_task(scheduler.next_job())
+        code = asyncio.create_task(stream.code())
+        await asyncio.wait((arrival, code), return_when=asyncio.FIRST_COMPLETED)
+        if code.done():
+            arrival.cancel()
+            assert code.result() is grpc.StatusCode.UNAVAILABLE
+            return
+        arrival.result().send(finish=EndReason.LENGTH)
+        await code
 
 
 async def test_a_stream_that_outlasts_the_drain_is_resumed_at_another_gateway_where_it_was(
