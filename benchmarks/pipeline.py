@@ -11,9 +11,14 @@ states between the two. Utilisation is the compute of a stage in the time from t
 mean of both stages; waits for hidden states, copies and plans are none of it.
 
 Services and load generator run on the same two cores, and both are computing: iterations take longer than when they
-were measured, and messages longer than on an idle machine. By how much, the `slowdown` and the `hop`, is found on a
-trace of its own, an overload: the ones at which the simulated stages are busy as long as the live ones were, and for as
-large a share of the time.
+were measured, and messages longer than on an idle machine. One part is in proportion to what is computed (the
+`slowdown`: caches and memory are shared), another is the same for every iteration (the `overhead`: the services handle
+as many messages for a small batch as for a large one). Both are found on two traces of their own, an overload and a
+light load, whose iterations are long and short: the ones at which the simulated stages are busy as long as the live
+ones were. So is the `hop`, by the share of the time for which they were.
+
+With several plans under way it is a matter of microseconds which plan a job gets into, and all that follows depends on
+it. A simulated figure is the mean of a few runs with slightly different hops.
 """
 
 import argparse
@@ -23,7 +28,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
+
+import numpy as np
 
 from benchmarks import policies
 from benchmarks.goals_and_tables import Goal, Table, at_most, goals_table, section, tell
@@ -51,7 +59,11 @@ PAIR = ("gittins", "proactive")
 DEVICE_TOKENS = 16_384
 HOST_TOKENS = 16_384
 SHAPE = replace(policies.SHAPE, max_prompt_tokens=256, max_output_tokens=256)
-CALIBRATION = ("calibration", 3.0, replace(SHAPE, cv=2.0, theta=1.2, seed=1_001))
+CALIBRATIONS = (
+    ("calibration, load 3", 3.0, replace(SHAPE, cv=2.0, theta=1.2, seed=1_001)),
+    ("calibration, load 0.4", 0.4, replace(SHAPE, cv=2.0, theta=1.2, seed=1_002)),
+)
+HOP_FACTORS = (0.9, 0.95, 1.0, 1.05, 1.1)
 HOPS_S = (0.0003, 0.001, 0.002, 0.004, 0.008, 0.016)
 """Where the simulator is asked."""
 ASKED = (
@@ -59,6 +71,9 @@ ASKED = (
     ("bursty, load 0.9", 0.9, SHAPE),
     ("overload, load 3", 3.0, replace(SHAPE, cv=1.0, theta=0.9)),
 )
+FIT_ROUNDS = 3
+"""Slower iterations have fuller batches, so there are fewer of them."""
+LEAST_SLOWDOWN = 0.5
 LEAST_S = 20.0
 LEAST_JOBS = 50
 OVERLOAD_LEAST_S = 8.0
@@ -66,6 +81,8 @@ WARM_UP_JOBS = 8
 MOST_POINTS_OFF = 5.0
 
 Measured = dict[str, Any]
+LiveRun = tuple[Sequence[TraceJob], Figures]
+"""A trace and the figures of its live run."""
 
 
 def utilisation(figures: Figures) -> float:
@@ -82,11 +99,48 @@ def kept_profile(settings: BenchSettings) -> Profile:
     raise BenchError("the group kept no profile of its stages")
 
 
-def fitted(by: ServedBy, profile: Profile, trace: Sequence[TraceJob], live: Figures) -> ServedBy:
-    """The server with the slowdown and the hop at which its simulated run of the trace is like the live one."""
-    served = replace(by, slowdown=fitted_slowdown([busy_by_slowdown(by, profile, PAIR, trace)], [live["busy_s"]]))
-    shares = [utilisation(simulated_figures(replace(served, hop_s=hop_s), profile, PAIR, trace)) for hop_s in HOPS_S]
-    wanted = utilisation(live)
+def simulated(by: ServedBy, profile: Profile, trace: Sequence[TraceJob]) -> Figures:
+    """Mean figures of simulated runs of the trace with hops about that of `by`."""
+    runs = [simulated_figures(replace(by, hop_s=by.hop_s * factor), profile, PAIR, trace) for factor in HOP_FACTORS]
+    return {name: mean(run[name] for run in runs) for name in runs[0]}
+
+
+def fitted(by: ServedBy, profile: Profile, seen: Sequence[LiveRun]) -> ServedBy:
+    """The server with the slowdown, the overhead and the hop at which simulated runs are like the live ones that were
+    seen. By a single run slowdown and overhead can't be told apart: all is slowdown.
+    """
+    served = _fitted_slowdown(by, profile, seen)
+    for _ in range(FIT_ROUNDS if len(seen) > 1 else 0):
+        served = _with_overhead(served, profile, seen)
+    return _fitted_hop(served, profile, seen)
+
+
+def _fitted_slowdown(by: ServedBy, profile: Profile, seen: Sequence[LiveRun]) -> ServedBy:
+    simulated_s = [busy_by_slowdown(by, profile, PAIR, trace) for trace, _ in seen]
+    return replace(by, slowdown=fitted_slowdown(simulated_s, [live["busy_s"] for _, live in seen]))
+
+
+def _with_overhead(by: ServedBy, profile: Profile, seen: Sequence[LiveRun]) -> ServedBy:
+    """Slowdown and overhead by least squares, at the iterations that are simulated with those of `by`."""
+    rows, wanted_s = [], []
+    for trace, live in seen:
+        figures = simulated(by, profile, trace)
+        measured_s = (figures["busy_s"] - by.overhead_s * figures["iterations"]) / by.slowdown
+        rows.append((measured_s, figures["iterations"]))
+        wanted_s.append(live["busy_s"])
+    (slowdown, overhead_s), *_ = np.linalg.lstsq(np.array(rows), np.array(wanted_s), rcond=None)
+    if overhead_s < 0.0:
+        return _fitted_slowdown(replace(by, overhead_s=0.0), profile, seen)
+    return replace(by, slowdown=round(max(float(slowdown), LEAST_SLOWDOWN), 4), overhead_s=round(float(overhead_s), 6))
+
+
+def _fitted_hop(served: ServedBy, profile: Profile, seen: Sequence[LiveRun]) -> ServedBy:
+    def share(hop_s: float) -> float:
+        by = replace(served, hop_s=hop_s)
+        return mean(utilisation(simulated(by, profile, trace)) for trace, _ in seen)
+
+    shares = [share(hop_s) for hop_s in HOPS_S]
+    wanted = mean(utilisation(live) for _, live in seen)
     for (low_s, low), (high_s, high) in pairwise(zip(HOPS_S, shares, strict=True)):
         if high <= wanted < low:
             return replace(served, hop_s=round(low_s + (high_s - low_s) * (low - wanted) / (low - high), 6))
@@ -132,36 +186,40 @@ async def _measure(settings: BenchSettings) -> Measured:
         profile = kept_profile(settings)
     except InvalidFieldError as error:
         raise BenchError(str(error)) from None
-    name, load, shape = CALIBRATION
-    calibration = _workload(settings, by, profile, load, shape)
-    seen = await live.run(name, trace_of(calibration))
-    served = fitted(by, profile, trace_of(calibration), seen)
-    runs = []
-    for name, load, shape in settings.pick(ASKED, ASKED[:1]):
+    served, calibrations, runs = by, list[Measured](), list[Measured]()
+
+    async def run(name: str, load: float, shape: Workload) -> Measured:
         workload = _workload(settings, served, profile, load, shape)
         figures = await live.run(name, trace_of(workload))
-        runs.append({"trace": name, "load": load, "workload": asdict(workload), "live": figures})
+        return {"trace": name, "load": load, "workload": asdict(workload), "live": figures}
+
+    for each in settings.pick(CALIBRATIONS, CALIBRATIONS[:1]):
+        calibrations.append(await run(*each))
+        served = fitted(by, profile, [_seen(calibration) for calibration in calibrations])
+    for each in settings.pick(ASKED, ASKED[:1]):
+        runs.append(await run(*each))
     return simulated_anew(
         {
             "model": settings.pick(PRESET, "S"),
             "pair": list(PAIR),
             "server": asdict(by),
             "profile": json.loads(profile_text(profile)),
-            "calibration": {"workload": asdict(calibration), "live": seen},
+            "calibrations": calibrations,
             "runs": runs,
         }
     )
 
 
+def _seen(run: Measured) -> LiveRun:
+    return trace_of(Workload(**run["workload"])), run["live"]
+
+
 def simulated_anew(measured: Measured) -> Measured:
     """A result with its live runs unchanged and its simulations made by the present simulator."""
-    profile, calibration = profile_of(measured["profile"]), measured["calibration"]
-    by = replace(ServedBy(**measured["server"]), slowdown=1.0, hop_s=HOPS_S[0])
-    served = fitted(by, profile, trace_of(Workload(**calibration["workload"])), calibration["live"])
-    runs = [
-        {**run, "simulated": simulated_figures(served, profile, PAIR, trace_of(Workload(**run["workload"])))}
-        for run in measured["runs"]
-    ]
+    profile = profile_of(measured["profile"])
+    by = replace(ServedBy(**measured["server"]), slowdown=1.0, overhead_s=0.0, hop_s=HOPS_S[0])
+    served = fitted(by, profile, [_seen(calibration) for calibration in measured["calibrations"]])
+    runs = [{**run, "simulated": simulated(served, profile, _seen(run)[0])} for run in measured["runs"]]
     return {**measured, "server": asdict(served), "runs": runs}
 
 
@@ -208,9 +266,9 @@ def tables(measured: Measured) -> list[Table]:
     }
     note = (
         f"Shares of the stages as measured: prefill {shares['prefill']}, decode {shares['decode']}; hidden states need "
-        f"{1e3 * pipeline['hand_over_s']:.2f} ms, and {1e6 * pipeline['row_s']:.2f} us a further row. By another trace "
-        f"than these, iterations take {server['slowdown']:.2f} times as long as measured without services, messages "
-        f"{1e3 * server['hop_s']:.1f} ms."
+        f"{1e3 * pipeline['hand_over_s']:.2f} ms, and {1e6 * pipeline['row_s']:.2f} us a further row. By two "
+        f"other traces, iterations take {server['slowdown']:.2f} times as long as measured without services and "
+        f"{1e3 * server['overhead_s']:.1f} ms more in each stage, messages {1e3 * server['hop_s']:.1f} ms."
     )
     title = f"Two stages live and simulated, model {measured['model']}, {' + '.join(measured['pair'])}"
     return [Table(title, heading, rows, note)]

@@ -42,13 +42,14 @@ _KV = ("stall_s", "recomputed_tokens")
 @dataclass(frozen=True, slots=True)
 class ServedBy:
     """The settings given both to `fastserve up` and to the simulator; all others are the services' defaults.
-    `slowdown` and `hop_s` are for the simulator alone.
+    `slowdown`, `overhead_s` and `hop_s` are for the simulator alone.
     """
 
     max_batch: int
     device_tokens: int
     host_tokens: int
     slowdown: float = 1.0
+    overhead_s: float = 0.0
     hop_s: float = SimulateSettings.model_fields["hop"].default
 
     def flags(self, policy: str, kv_policy: str) -> list[str]:
@@ -70,7 +71,9 @@ class ServedBy:
             "slowdown": self.slowdown,
             "hop": self.hop_s,
         }
-        return server_setup(resolve(SimulateSettings, "simulate", values, {}), profile)
+        return replace(
+            server_setup(resolve(SimulateSettings, "simulate", values, {}), profile), overhead_s=self.overhead_s
+        )
 
 
 def figures_of(content: Result) -> Figures:

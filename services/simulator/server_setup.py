@@ -62,7 +62,8 @@ class ServerSetup:
     stages. The pools are those of one group: `device_tokens` and `host_tokens` of KV. `hop_s` is the delay of
     every message between two services, and between a gateway and the scheduler. On the worker an iteration takes
     `slowdown` times as long as `cost` says: the scheduler uses a profile that was measured on an idle machine, while in
-    service other threads and processes compete for cores, caches and memory.
+    service other threads and processes compete for cores, caches and memory. `overhead_s` is what an iteration costs
+    every stage besides, however much it computes: the processor time of services that share the stages' cores.
 
     Several groups share the workload: there are as many schedulers, KV managers and workers, and before them the
     router that serves.
@@ -81,6 +82,7 @@ class ServerSetup:
     groups: int = 1
     hop_s: float = 0.0003
     slowdown: float = 1.0
+    overhead_s: float = 0.0
     pipeline: Pipeline | None = None
 
     def __post_init__(self) -> None:
@@ -99,6 +101,8 @@ class ServerSetup:
                 raise InvalidFieldError(field, f"must be at least {least}, but is {value}")
         if not 0.0 <= self.hop_s < inf:
             raise InvalidFieldError("hop_s", f"must be at least 0, but is {self.hop_s}")
+        if not 0.0 <= self.overhead_s < inf:
+            raise InvalidFieldError("overhead_s", f"must be at least 0, but is {self.overhead_s}")
         if not 0.0 < self.slowdown < inf:
             raise InvalidFieldError("slowdown", f"must be greater than 0, but is {self.slowdown}")
 

@@ -109,6 +109,7 @@ class SimulatedWorker:
     ) -> None:
         self._cost: CostProfile = setup.cost
         self._slowdown = setup.slowdown
+        self._overhead_s = setup.overhead_s
         self._block_size = setup.block_size
         self._stages = range(setup.stages)
         self._pipeline = setup.pipeline
@@ -157,11 +158,20 @@ class SimulatedWorker:
         self._post_result(end_s + self._token_way_s, result)
 
     def _stage_s(self, work: SimulatedIteration) -> tuple[Sequence[float], float]:
-        """Seconds of the iteration in each stage, and on the way between two of them."""
-        pipeline = self._pipeline
+        """Seconds of the iteration in each stage, and on the way between two of them. The overhead is added to them
+        and to the iteration's duration.
+        """
+        pipeline, stage_count = self._pipeline, len(self._stages)
+        overhead_s = self._overhead_s if work.jobs else 0.0
         if pipeline is None:
-            return (work.duration_s / len(self._stages),) * len(self._stages), 0.0
-        return pipeline.stage_s(work.prefill_s, work.duration_s - work.prefill_s), pipeline.way_s(work.rows)
+            shares_s, way_s = (work.duration_s / stage_count,) * stage_count, 0.0
+        else:
+            shares_s = pipeline.stage_s(work.prefill_s, work.duration_s - work.prefill_s)
+            way_s = pipeline.way_s(work.rows)
+        if overhead_s:
+            shares_s = tuple(share_s + overhead_s for share_s in shares_s)
+            work.duration_s += overhead_s * stage_count
+        return shares_s, way_s
 
     def _ran(self, work: SimulatedIteration, begin_s: float, first_stage_end_s: float, end_s: float) -> None:
         self.busy_s += work.duration_s / len(self._stages)

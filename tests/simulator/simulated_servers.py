@@ -44,6 +44,7 @@ def server(
     groups: int = 1,
     hop_s: float = 0.0,
     slowdown: float = 1.0,
+    overhead_s: float = 0.0,
     kv_bytes_per_token: int = 1000,
     pipeline: Pipeline | None = None,
     **knobs: object,
@@ -62,6 +63,7 @@ def server(
         groups=groups,
         hop_s=hop_s,
         slowdown=slowdown,
+        overhead_s=overhead_s,
         pipeline=pipeline,
     )
 

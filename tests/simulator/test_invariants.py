@@ -165,6 +165,18 @@ def test_a_worker_slower_than_its_profile_takes_longer_and_the_scheduler_does_no
     assert simulate(setup, jobs).counters.busy_s == pytest.approx(0.3)
 
 
+def test_the_overhead_of_an_iteration_is_paid_by_every_stage_whatever_is_computed() -> None:
+    """A prefill of 0.1 s and 4 decodes of 0.01 s, each iteration on two stages."""
+    jobs = [SimulatedJob("a", 0.0, 100, 5)]
+    plain, slow = (
+        simulate(server(PolicyName.SKIP_JOIN_MLFQ, stages=2, overhead_s=overhead_s), jobs) for overhead_s in (0.0, 0.5)
+    )
+    iterations = plain.counters.iterations
+    assert slow.counters.iterations == iterations == 5
+    assert ended_s(slow.outcomes[0]) == pytest.approx(ended_s(plain.outcomes[0]) + 2 * 0.5 * iterations)
+    assert slow.counters.busy_s == pytest.approx(plain.counters.busy_s + 0.5 * iterations)  # the mean of both stages
+
+
 def test_groups_share_the_jobs_out() -> None:
     """Two jobs at a time on two groups of batch 1 do not meet; the third has to wait for the first."""
     jobs = [SimulatedJob(name, 0.0, 100, 1) for name in "abc"]
