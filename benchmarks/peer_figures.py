@@ -149,6 +149,7 @@ def _roofline_table(measured: Mapping[str, Any]) -> Table:
         comparison = compared(measure, values)
         bound = measured["models"][preset].get("bounds", {}).get(f"{measure.name}_tokens_per_s")
         asked = measure.asked.get(preset)
+        busy = measured["models"][preset].get("worker_busy_shares")
         if comparison is None or bound is None or asked is None or comparison.advantage.median >= asked:
             continue
         rows.append(
@@ -158,6 +159,7 @@ def _roofline_table(measured: Mapping[str, Any]) -> Table:
                 f"{comparison.ours.median / bound:.0%}",
                 f"{comparison.peer.median / bound:.0%}",
                 f"{asked * comparison.peer.median / bound:.0%}",
+                f"{spread(busy).median:.0%}" if measure.name == "offline" and busy else "-",
             )
         )
     rates = [model["rates"] for model in measured["models"].values() if model.get("rates")]
@@ -167,9 +169,11 @@ def _roofline_table(measured: Mapping[str, Any]) -> Table:
             f"Bounds from {max(rate['read_bytes_per_s'] for rate in rates) / 1e9:.0f} GB/s read and "
             f"{max(rate['product_flop_per_s'] for rate in rates) / 1e9:.0f} GFLOP/s of products, the most that torch "
             "reached in any round: a decode reads all weights once, a prefill and jobs all at once do their products. "
-            "Weights that fit into the caches are read faster than that."
+            "Weights that fit into the caches are read faster than that. The last column is the share of the time "
+            "in which FastServe's worker was in an iteration; the rest of it goes to the services, the rest of the "
+            "bound to the iteration itself: attention, norms, sampling, and weights read for few jobs."
         )
-    heading = ("missed", "bound, tokens/s", "FastServe", "best peer", "asked")
+    heading = ("missed", "bound, tokens/s", "FastServe", "best peer", "asked", "FastServe's worker computes")
     return Table("Misses, as shares of what the machine allows", heading, rows, note)
 
 
@@ -187,7 +191,8 @@ def tables(measured: Mapping[str, Any]) -> list[Table]:
 
 def merged(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
     """What was measured now, and of what was measured before the measures that are not in it. A measure of a model is
-    kept or replaced whole: figures of two sittings are not compared.
+    kept or replaced whole: figures of two sittings are not compared. A peer that was missing is so no longer once it
+    was measured.
     """
     if before is None:
         return dict(now)
@@ -195,4 +200,7 @@ def merged(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str
     for preset in sorted({*before["models"], *now["models"]}, reverse=True):
         old, new = before["models"].get(preset, {"measures": {}}), now["models"].get(preset, {"measures": {}})
         models[preset] = {**old, **new, "measures": {**old["measures"], **new["measures"]}}
-    return {**before, **now, "systems": {**before["systems"], **now["systems"]}, "models": models}
+    seen = {name for model in now["models"].values() for cell in model["measures"].values() for name in cell["values"]}
+    missing = {name: why for name, why in before["missing"].items() if name not in seen} | now["missing"]
+    systems = {**before["systems"], **now["systems"]}
+    return {**before, **now, "systems": systems, "missing": missing, "models": models}

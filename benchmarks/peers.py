@@ -34,6 +34,7 @@ from services.runtime.command_line import CommandError
 from services.workloads.job_records import write_lines
 
 PART = "peers"
+BUSY_LOAD = 0.5
 
 
 def _names(given: str, known: tuple[str, ...], flag: str) -> tuple[str, ...]:
@@ -47,15 +48,16 @@ def _names(given: str, known: tuple[str, ...], flag: str) -> tuple[str, ...]:
 
 def choice_of(given: argparse.Namespace) -> Choice:
     """What the flags choose. Raises BenchError."""
-    if given.rounds < 1:
-        raise BenchError(f"--rounds is {given.rounds}; it must be at least 1")
+    rounds = (1 if given.quick else ROUNDS) if given.rounds is None else given.rounds
+    if rounds < 1:
+        raise BenchError(f"--rounds is {rounds}; it must be at least 1")
     if not given.minutes > 0:
         raise BenchError(f"--minutes is {given.minutes:g}; it must be more than 0")
     return Choice(
         _names(given.peers, tuple(one.name for one in PEERS), "--peers"),
-        _names(given.models, ("S", "M"), "--models"),
+        _names(given.models or ("S" if given.quick else "S,M"), ("S", "M"), "--models"),
         _names(given.measures, tuple(one.name for one in MEASURES), "--measures"),
-        given.rounds,
+        rounds,
         given.minutes,
     )
 
@@ -64,9 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="FastServe beside other engines.")
     made.add_argument("--install", action="store_true", help="only make the environments, and say what can't be made")
     made.add_argument("--peers", default=",".join(one.name for one in PEERS), metavar="NAME,NAME", help="[%(default)s]")
-    made.add_argument("--models", default="S,M", metavar="NAME,NAME", help="[%(default)s]")
+    made.add_argument("--models", metavar="NAME,NAME", help="[S,M; S in a quick run]")
     made.add_argument("--measures", default=",".join(one.name for one in MEASURES), metavar="NAME,NAME", help="[all]")
-    made.add_argument("--rounds", type=int, default=ROUNDS, help="times that each system has its turn [%(default)s]")
+    made.add_argument("--rounds", type=int, help=f"turns of each system [{ROUNDS}; 1 in a quick run]")
     made.add_argument(
         "--minutes", type=float, default=60.0, help="no further round of a measure begins that would end later [60]"
     )
@@ -136,6 +138,9 @@ def main(argv: list[str] | None = None) -> int:
     shutil.rmtree(settings.scratch, ignore_errors=True)
     default = ROOT / "out" / "bench-quick" if given.quick else ROOT / "benchmarks" / "results"
     out = (given.out or default) / machine.hardware()
+    load = os.getloadavg()[0]
+    if load > BUSY_LOAD:
+        tell(f"warning: this machine is busy (load {load:.1f}); figures will be too low, and ratios wrong")
     try:
         measured = _measure(settings, choice, out)
     except (BenchError, CommandError) as error:

@@ -108,20 +108,21 @@ class Sitting:
     async def round(self, number: int) -> None:
         """A turn of every system in every measure. Begins with another system each time."""
         for measure in self.measures():
-            cell = self.measured["measures"].setdefault(measure.name, {"took_s": 0.0, "values": {}})
-            if number and time.monotonic() + cell["took_s"] > self.ends_s:
+            cell = self.measured["measures"].setdefault(measure.name, {"took_s": {}, "values": {}, "behind": []})
+            # For good, so that figures of one place in the lists are of one round.
+            cell["behind"] = sorted({*cell["behind"], *far_behind(measure, cell["values"])})
+            names = [name for name in self.systems if name not in cell["behind"]]
+            if number and time.monotonic() + sum(cell["took_s"].get(name, 0.0) for name in names) > self.ends_s:
                 continue
-            began_s = time.monotonic()
-            names = list(self.systems)
             start = number % len(names)
-            behind = far_behind(measure, cell["values"]) if number else set()
             for name in [*names[start:], *names[:start]]:
-                if name in self.systems and name not in behind:
+                if name in self.systems:
+                    began_s = time.monotonic()
                     figure = await self.attempt(name, self.figure(measure, self.systems[name]))
+                    cell["took_s"][name] = round(time.monotonic() - began_s, 1)
                     if figure is not None:
                         cell["values"].setdefault(name, []).append(round(figure, 4))
                         tell(f"peers: {self.preset} round {number + 1} {measure.name}: {name} {figure:.4g}")
-            cell["took_s"] = round(time.monotonic() - began_s, 1)
             cell["on"] = datetime.now(UTC).date().isoformat()
             cell["load_before_round"] = [*cell.get("load_before_round", []), round(os.getloadavg()[0], 2)]
             self.keep()

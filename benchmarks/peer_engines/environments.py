@@ -22,6 +22,7 @@ FOLDER = ROOT / "build" / "peers"
 COMMAND_LIMIT_S = 1800.0
 THREADS = 2
 _TORCH = "torch==2.13.0"
+_FOLDERS = re.compile(r"/(?:[\w.+-]+/)+(?=[\w.+-])")
 _SAYS_WHY = re.compile(r"\berror\b|×|\bfailed\b|no solution|not found", re.IGNORECASE)
 LLAMA_SOURCES = "llama-cpp-python==0.3.36"
 
@@ -65,11 +66,13 @@ class Environment:
 
 
 def reason(log: str) -> str:
-    """The line of a failed command's log that says why it failed: the first that tells of an error, else the last."""
+    """The line of a failed command's log that says why it failed: the first that tells of an error, else the last.
+    Files are told without their folders, since results are published.
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     told = [line for line in lines if _SAYS_WHY.search(line)]
     chosen = told[0] if told else lines[-1] if lines else "it said nothing"
-    return chosen.removeprefix("error:").removeprefix("ERROR:").strip()
+    return _FOLDERS.sub("", chosen).removeprefix("error:").removeprefix("ERROR:").strip()
 
 
 def _run(environment: Environment, argv: Sequence[str], folder: Path) -> None:

@@ -76,6 +76,7 @@ def test_a_reason_is_the_line_that_tells_of_the_error() -> None:
     assert reason(log) == "× No solution found when resolving dependencies:"
     assert reason("a\nerror: no space left\nb\n") == "no space left"
     assert reason("first\nlast\n\n") == "last"
+    assert reason('CMake Error: "/home/a/b-1.2/CMakeLists.txt" is old') == 'CMake Error: "CMakeLists.txt" is old'
     assert reason("") == "it said nothing"
 
 

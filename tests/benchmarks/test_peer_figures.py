@@ -15,7 +15,7 @@ RATES = {"read_bytes_per_s": 40e9, "product_flop_per_s": 800e9}
 
 
 def cell(**values: list[float]) -> dict[str, Any]:
-    return {"took_s": 1.0, "on": "2026-11-22", "values": values}
+    return {"took_s": {}, "on": "2026-11-22", "values": values}
 
 
 def measured(measures: dict[str, Any], model: str = "M", **more: Any) -> dict[str, Any]:
@@ -75,7 +75,17 @@ def test_only_misses_are_told_as_shares_of_what_the_machine_allows() -> None:
     figures, ratios, misses = tables(told)
     assert figures.rows == [("FastServe", "300", "45"), ("OpenVINO", "200", "60")]
     assert ratios.rows[1] == ("M: decode of one stream", "OpenVINO", "0.75", "1.05", "1")
-    assert misses.rows == [("M: decode of one stream", "75", "60%", "80%", "84%")]
+    assert misses.rows == [("M: decode of one stream", "75", "60%", "80%", "84%", "-")]
+
+
+def test_a_miss_offline_tells_how_much_of_the_time_the_worker_computed() -> None:
+    told = measured(
+        {"offline": cell(fastserve=[200.0], openvino=[200.0])},
+        rates=RATES,
+        bounds={"offline_tokens_per_s": 400.0},
+        worker_busy_shares=[0.8, 0.95, 0.9],
+    )
+    assert tables(told)[-1].rows == [("M: all jobs at once", "400", "50%", "50%", "52%", "90%")]
 
 
 def test_what_could_not_be_installed_is_told_with_the_reason() -> None:
@@ -95,6 +105,13 @@ def test_a_measure_is_kept_or_replaced_whole() -> None:
     assert whole["models"]["M"]["measures"]["jct"]["values"] == {"fastserve": [3.0]}
     assert whole["models"]["M"]["rates"] == RATES
     assert merged(None, now) == now
+
+
+def test_a_peer_that_was_missing_is_told_until_it_is_measured() -> None:
+    before = measured({"offline": cell(fastserve=[1.0])})
+    before["missing"] = {"openvino": "no network", "vllm": "no network"}
+    whole = merged(before, measured({"decode": cell(fastserve=[5.0], vllm=[4.0])}))
+    assert whole["missing"] == {"openvino": "no network"}
 
 
 def test_bounds_are_those_of_reading_all_weights_and_of_multiplying_with_them(tmp_path: Path) -> None:
