@@ -30,15 +30,6 @@ class Step:
     passed_over_job_ids: frozenset[JobId]
     input_token_ids: Mapping[JobId, int]
 
-    @property
-    def row_count(self) -> int:
-        """Rows that every rank computes, if the plan is right."""
-        return sum(
-            entry.to_token - entry.from_token
-            for entry in self.plan.entries
-            if entry.job_id not in self.passed_over_job_ids
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:

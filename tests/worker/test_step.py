@@ -65,13 +65,6 @@ def test_an_entry_behind_a_stop_token_or_behind_the_last_token_is_passed_over() 
     assert step.passed_over_job_ids == {A, B}
 
 
-def test_a_step_has_the_rows_of_the_entries_that_are_not_passed_over() -> None:
-    ledger = OutputLedger()
-    ledger.step_of(plan(1, prefill(A, 4), prefill(B, 4, most=1)))
-    ledger.take(PlanNumber(1), [sampled(A, 2), sampled(B, 7)])
-    assert ledger.step_of(plan(2, decode(A, 4), decode(B, 4), prefill(JobId("c/0"), 5))).row_count == 1 + 5
-
-
 def test_a_prefill_that_was_given_up_comes_again_without_waiting_for_a_token() -> None:
     ledger = OutputLedger()
     ledger.step_of(plan(1, prefill(A, 4, known=8)))

@@ -50,7 +50,7 @@ from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, ReleaseBlocks, SampledToken
 from services.worker.engine.batch_parts import BatchPart, checked_parts, computed_together
 from services.worker.engine.prefill_clock import Mark, PrefillClock
-from services.worker.engine.prompt_scoring import passes_of, scored_prompt
+from services.worker.engine.prompt_scoring import ComingPasses, passes_of, scored_prompt
 from services.worker.kv.copier import Copier
 from services.worker.kv.copier_choice import make_copier
 from services.worker.kv.pools import KvPools
@@ -107,6 +107,7 @@ class Engine:
         self._offloaded_blocks = self._uploaded_blocks = 0
         self._tables = self._new_tables(_ignore)
         self._ledger = OutputLedger()
+        self._coming_passes = self._new_passes()
         self._released: deque[JobId] = deque()  # as many as commands between two plans
         self._before_this_epoch = WorkerCounters()
 
@@ -131,6 +132,7 @@ class Engine:
         self._tables = self._new_tables(on_done)
         self.guides.clear()
         self._ledger = OutputLedger()
+        self._coming_passes = self._new_passes()
         self._released = deque()
         self._before_this_epoch = self.counters()
 
@@ -147,6 +149,9 @@ class Engine:
         pools = self.pools
         return KvTables(self._copier, self.block_size, pools.device_block_count, pools.host_block_count, on_done)
 
+    def _new_passes(self) -> ComingPasses:
+        return ComingPasses(self.model.config.vocabulary_size)
+
     # --- for the thread that talks to the KV manager -----------------------------------------------------------------
 
     def apply(self, command: KvToWorker) -> Applied:
@@ -155,6 +160,7 @@ class Engine:
         if isinstance(command, ReleaseBlocks):
             self._released.append(command.job_id)
             self.guides.forget(command.job_id)
+            self._coming_passes.forget(command.job_id)
         return applied
 
     def prepare_guides(self, plan: Plan) -> None:
@@ -166,7 +172,8 @@ class Engine:
         """Asks for what the step will need of other ranks, while earlier ones run. In the order of the steps, before
         each is begun.
         """
-        self.stage_pass.expect(step.row_count)
+        for row_count in self._coming_passes.rows_of(step):
+            self.stage_pass.expect(row_count)
 
     # --- for the stepping thread -------------------------------------------------------------------------------------
 

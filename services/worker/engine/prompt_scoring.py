@@ -14,9 +14,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from services.domain.ids import JobId
 from services.domain.prompt_logprobs import PromptLogprobs, ScoredPrompt
 from services.worker.engine.batch_parts import BatchPart
 from services.worker.sampling.sampler import most_probable
+from services.worker.step import Step
 
 MOST_LOGIT_BYTES = 64 * 1024 * 1024
 MOST_ROWS = 2048
@@ -25,13 +27,52 @@ MOST_ROWS = 2048
 
 def passes_of(part: BatchPart, vocabulary_size: int) -> Iterator[BatchPart]:
     """The part, cut where its logits would take too much room. The rows without logits are in its last piece."""
-    entry = part.entry
-    rows = max(1, min(MOST_ROWS, MOST_LOGIT_BYTES // (4 * vocabulary_size)))
-    first, scored_end = entry.from_token, entry.from_token + part.scored_rows
-    while scored_end - first > rows:
+    first = part.entry.from_token
+    for rows in _rows_of_passes(part.row_count, part.scored_rows, vocabulary_size):
         yield _piece(part, first, first + rows)
         first += rows
-    yield _piece(part, first, entry.to_token)
+
+
+def _rows_of_passes(rows: int, scored_rows: int, vocabulary_size: int) -> Iterator[int]:
+    most = max(1, min(MOST_ROWS, MOST_LOGIT_BYTES // (4 * vocabulary_size)))
+    while scored_rows > most:
+        yield most
+        rows, scored_rows = rows - most, scored_rows - most
+    yield rows
+
+
+class ComingPasses:
+    """Rows of the passes of steps that a rank hears of before it runs those ahead of them, when its jobs' progress does
+    not tell yet. Asked in the order of the steps.
+    """
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self._vocabulary_size = vocabulary_size
+        self._scored_tokens: dict[JobId, int] = {}
+        """Rows before this position are scored, of jobs in whose prompt some are to come."""
+
+    def rows_of(self, step: Step) -> list[int]:
+        """As Engine.step will run them, if the plan is right."""
+        together, alone = 0, []
+        for entry in step.plan.entries:
+            job_id, rows = entry.job_id, entry.to_token - entry.from_token
+            if job_id in step.passed_over_job_ids:
+                continue
+            if entry.spec is not None:
+                is_scored = entry.spec.sampling.prompt_logprobs is not None
+                self._scored_tokens[job_id] = entry.spec.prompt_tokens - 1 if is_scored else 0
+            last = self._scored_tokens.get(job_id, 0)
+            if last <= entry.to_token:
+                self._scored_tokens.pop(job_id, None)
+            if scored_rows := max(0, min(entry.to_token, last) - entry.from_token):
+                alone += _rows_of_passes(rows, scored_rows, self._vocabulary_size)
+            else:
+                together += rows
+        return [together, *alone] if together else alone
+
+    def forget(self, job_id: JobId) -> None:
+        """The job's blocks are released."""
+        self._scored_tokens.pop(job_id, None)
 
 
 def _piece(part: BatchPart, first: int, stop: int) -> BatchPart:

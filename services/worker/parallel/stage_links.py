@@ -131,7 +131,7 @@ class StageLinks:
         self._expected: deque[tuple[dist.Work, Tensor]] = deque()
 
     def expect(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
-        """Asks for hidden states that a later `receive` will return. Called in the order of the steps, before each is
+        """Asks for hidden states that a later `receive` will return. Called in the order of the passes, before each is
         begun, from any thread.
         """
         if device.type == "cpu":
@@ -142,7 +142,7 @@ class StageLinks:
         """The hidden states of the stage before, [T, D]. Raises RuntimeError if they do not come in time."""
         started_s = time.perf_counter()
         work, x_TD = self._expected.popleft() if self._expected else self._asked(shape, dtype, device)
-        assert x_TD.shape == shape, "a step's rows are those that were expected"
+        assert x_TD.shape == shape, "a pass's rows are those that were expected"
         _awaited(work, timedelta(seconds=self._limit_s + self.patience.seconds(shape[0])))
         self.waited_s += time.perf_counter() - started_s
         return x_TD

@@ -45,11 +45,11 @@ class StagePass:
         self._patience.took(row_count, seconds)
 
     def expect(self, row_count: int) -> None:
-        """Asks the stage before for the hidden states of a step of so many rows, which will be run after those expected
+        """Asks the stage before for the hidden states of a pass of so many rows, which will be run after those expected
         before it. From any thread.
         """
         links = self._links
-        if links is not None and row_count and not self.rank.in_first_stage:
+        if links is not None and not self.rank.in_first_stage:
             links.expect((row_count, self.model.config.hidden_size), self.model.hidden_dtype, self.model.device)
 
     def run(
