@@ -53,7 +53,8 @@ class ComingPasses:
 
     def rows_of(self, step: Step) -> list[int]:
         """As Engine.step will run them, if the plan is right."""
-        together, alone = 0, []
+        together = 0
+        alone: list[int] = []
         for entry in step.plan.entries:
             job_id, rows = entry.job_id, entry.to_token - entry.from_token
             if job_id in step.passed_over_job_ids:
