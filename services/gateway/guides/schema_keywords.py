@@ -4,7 +4,7 @@ llguidance follows those of draft 2020-12 that are listed here. Others are refus
 one that any validator of the schema accepts, and a misspelt keyword should be noticed. Pure.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 MOST_LEVELS = 64
@@ -49,6 +49,13 @@ def parts_of(schema: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
 
 def first_fault(schema: Any) -> GuideFault | None:
     """The first keyword or place that can't be used; None if there is none."""
+    return first_fault_of(schema, _own_fault)
+
+
+def first_fault_of(schema: Any, own_fault: Callable[[Path, dict[str, Any]], GuideFault | None]) -> GuideFault | None:
+    """The first place that is no schema, lies too deep, or of which `own_fault` says what is wrong with it, apart from
+    the schemas within; None if there is none.
+    """
     left: list[tuple[Path, Any, int]] = [((), schema, 1)]
     while left:
         path, present, level = left.pop()
@@ -58,7 +65,7 @@ def first_fault(schema: Any) -> GuideFault | None:
             return GuideFault(path, "must be a schema: an object, true or false")
         if level > MOST_LEVELS:
             return GuideFault(path, f"lies more than {MOST_LEVELS} levels deep")
-        fault = _own_fault(path, present)
+        fault = own_fault(path, present)
         if fault is not None:
             return fault
         parts = [((*path, *steps), part, level + 1) for steps, part in parts_of(present)]

@@ -4,7 +4,7 @@ no guide could follow do no harm.
 
 from typing import Any
 
-from services.gateway.guides.schema_keywords import MOST_LEVELS, GuideFault, Path, parts_of
+from services.gateway.guides.schema_keywords import GuideFault, Path, first_fault_of
 
 TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 _MAPS = ("$defs", "definitions", "properties", "patternProperties")
@@ -13,20 +13,7 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 
 def shape_fault(schema: dict[str, Any]) -> GuideFault | None:
     """The first place that makes it no schema; None if there is none."""
-    left: list[tuple[Path, Any, int]] = [((), schema, 1)]
-    while left:
-        path, present, level = left.pop()
-        if isinstance(present, bool):
-            continue
-        if not isinstance(present, dict):
-            return GuideFault(path, "must be a schema: an object, true or false")
-        if level > MOST_LEVELS:
-            return GuideFault(path, f"lies more than {MOST_LEVELS} levels deep")
-        fault = _own_fault(path, present)
-        if fault is not None:
-            return fault
-        left.extend(reversed([((*path, *steps), part, level + 1) for steps, part in parts_of(present)]))
-    return None
+    return first_fault_of(schema, _own_fault)
 
 
 def _own_fault(path: Path, schema: dict[str, Any]) -> GuideFault | None:
