@@ -20,6 +20,11 @@ from services.worker.sampling.guide_states import GuideStates
 from services.worker.step import Step
 
 
+def scored_rows(entry: PlanWork, prompt_tokens: int) -> int:
+    """How many of an entry's first rows tell the log probability of the prompt's token after them."""
+    return max(0, min(entry.to_token, prompt_tokens - 1) - entry.from_token)
+
+
 class BatchPart(NamedTuple):
     """An entry of a plan that is to be computed: the tokens of its rows, the job's progress and the place of its KV."""
 
@@ -41,7 +46,7 @@ class BatchPart(NamedTuple):
         """How many of its first rows tell the log probability of a prompt's token that is wanted."""
         if self.progress.sampler.sampling.prompt_logprobs is None:
             return 0
-        return max(0, min(self.entry.to_token, self.progress.prompt_tokens - 1) - self.entry.from_token)
+        return scored_rows(self.entry, self.progress.prompt_tokens)
 
     @property
     def runs_alone(self) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from services.domain.ids import JobId
 from services.domain.prompt_logprobs import PromptLogprobs, ScoredPrompt
-from services.worker.engine.batch_parts import BatchPart
+from services.worker.engine.batch_parts import BatchPart, scored_rows
 from services.worker.sampling.sampler import most_probable
 from services.worker.step import Step
 
@@ -33,11 +33,11 @@ def passes_of(part: BatchPart, vocabulary_size: int) -> Iterator[BatchPart]:
         first += rows
 
 
-def _rows_of_passes(rows: int, scored_rows: int, vocabulary_size: int) -> Iterator[int]:
+def _rows_of_passes(rows: int, scored: int, vocabulary_size: int) -> Iterator[int]:
     most = max(1, min(MOST_ROWS, MOST_LOGIT_BYTES // (4 * vocabulary_size)))
-    while scored_rows > most:
+    while scored > most:
         yield most
-        rows, scored_rows = rows - most, scored_rows - most
+        rows, scored = rows - most, scored - most
     yield rows
 
 
@@ -48,8 +48,8 @@ class ComingPasses:
 
     def __init__(self, vocabulary_size: int) -> None:
         self._vocabulary_size = vocabulary_size
-        self._scored_tokens: dict[JobId, int] = {}
-        """Rows before this position are scored, of jobs in whose prompt some are to come."""
+        self._prompts: dict[JobId, int] = {}
+        """Tokens of the prompts of which some are still to be scored."""
 
     def rows_of(self, step: Step) -> list[int]:
         """As Engine.step will run them, if the plan is right."""
@@ -59,21 +59,20 @@ class ComingPasses:
             job_id, rows = entry.job_id, entry.to_token - entry.from_token
             if job_id in step.passed_over_job_ids:
                 continue
-            if entry.spec is not None:
-                is_scored = entry.spec.sampling.prompt_logprobs is not None
-                self._scored_tokens[job_id] = entry.spec.prompt_tokens - 1 if is_scored else 0
-            last = self._scored_tokens.get(job_id, 0)
-            if last <= entry.to_token:
-                self._scored_tokens.pop(job_id, None)
-            if scored_rows := max(0, min(entry.to_token, last) - entry.from_token):
-                alone += _rows_of_passes(rows, scored_rows, self._vocabulary_size)
+            if (spec := entry.spec) is not None:
+                self._prompts[job_id] = 0 if spec.sampling.prompt_logprobs is None else spec.prompt_tokens
+            prompt_tokens = self._prompts.get(job_id, 0)
+            if entry.to_token >= prompt_tokens:
+                self.forget(job_id)
+            if scored := scored_rows(entry, prompt_tokens):
+                alone += _rows_of_passes(rows, scored, self._vocabulary_size)
             else:
                 together += rows
         return [together, *alone] if together else alone
 
     def forget(self, job_id: JobId) -> None:
-        """The job's blocks are released."""
-        self._scored_tokens.pop(job_id, None)
+        """The job's blocks are released, or nothing of its prompt is left."""
+        self._prompts.pop(job_id, None)
 
 
 def _piece(part: BatchPart, first: int, stop: int) -> BatchPart:
