@@ -35,18 +35,24 @@ class Contender(Protocol):
     async def trace(self, trace: Sequence[TraceJob], time_scale: float) -> dict[str, float]:
         """Output tokens per second and mean job completion time of a trace, in seconds."""
 
+    async def stream(self, prompt_tokens: int, output_tokens: int) -> list[float]:
+        """When each token of a request came, in seconds since it was sent."""
+
     async def decode(self, repeats: int) -> float:
         """Tokens per second of one stream, after its first token: the median of a few streams."""
+        streams = [await self.stream(DECODE_PROMPT_TOKENS, DECODE_TOKENS + 1) for _ in range(repeats)]
+        return median(DECODE_TOKENS / (times_s[-1] - times_s[0]) for times_s in streams)
 
     async def prefill(self, repeats: int) -> float:
         """Prompt tokens per second, from the request to the first token: the median of a few prompts."""
+        return median([PREFILL_TOKENS / (await self.stream(PREFILL_TOKENS, 1))[0] for _ in range(repeats)])
 
     async def first_tokens(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """The first token of each prompt."""
 
 
 @dataclass(slots=True)
-class Services:
+class Services(Contender):
     """FastServe, through the gateway."""
 
     settings: BenchSettings
@@ -68,16 +74,8 @@ class Services:
             "busy_share": result["scheduler"]["busy_s"] / result["duration_s"],
         }
 
-    async def decode(self, repeats: int) -> float:
+    async def stream(self, prompt_tokens: int, output_tokens: int) -> list[float]:
         """See Contender."""
-        streams = [await self._stream(DECODE_PROMPT_TOKENS, DECODE_TOKENS + 1) for _ in range(repeats)]
-        return median(DECODE_TOKENS / (times_s[-1] - times_s[0]) for times_s in streams)
-
-    async def prefill(self, repeats: int) -> float:
-        """See Contender."""
-        return median([PREFILL_TOKENS / (await self._stream(PREFILL_TOKENS, 1))[0] for _ in range(repeats)])
-
-    async def _stream(self, prompt_tokens: int, output_tokens: int) -> list[float]:
         return await token_times_s(self.client, self.vocabulary_size, prompt_tokens, output_tokens)
 
     async def first_tokens(self, prompts: Sequence[Sequence[int]]) -> list[int]:
@@ -91,7 +89,7 @@ class Services:
         return found
 
 
-class Peer:
+class Peer(Contender):
     """A peer's engine, by requests to its process; stopped between them."""
 
     def __init__(self, engine: EngineProcess, process: asyncio.subprocess.Process, vocabulary_size: int) -> None:
@@ -125,16 +123,8 @@ class Peer:
         figures: dict[str, float] = await self._ask(jobs, watched=False)
         return figures
 
-    async def decode(self, repeats: int) -> float:
+    async def stream(self, prompt_tokens: int, output_tokens: int) -> list[float]:
         """See Contender."""
-        streams = [await self._stream(DECODE_PROMPT_TOKENS, DECODE_TOKENS + 1) for _ in range(repeats)]
-        return median(DECODE_TOKENS / (times_s[-1] - times_s[0]) for times_s in streams)
-
-    async def prefill(self, repeats: int) -> float:
-        """See Contender."""
-        return median([PREFILL_TOKENS / (await self._stream(PREFILL_TOKENS, 1))[0] for _ in range(repeats)])
-
-    async def _stream(self, prompt_tokens: int, output_tokens: int) -> list[float]:
         prompt = random_token_ids(prompt_tokens, self._vocabulary_size, f"{prompt_tokens}/single")
         times_s: list[float] = (await self._ask([(0.0, prompt, output_tokens)], watched=True))["times_s"][0]
         return times_s
