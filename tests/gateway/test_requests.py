@@ -235,18 +235,25 @@ async def test_the_deadline_of_one_listener_does_not_end_the_other_s_job(pair: P
     assert token_ids(await rest(two)) == [6]
 
 
-async def test_the_last_update_on_a_cancelled_job_does_not_end_its_successor(pair: Pair) -> None:
+async def test_the_last_update_on_a_cancelled_job_does_not_end_its_successor(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gateway, scheduler = pair
-    scheduler.keep_jobs = False
+    monkeypatch.setattr(leaving, "LIMIT_S", SOON_S)
+    scheduler.answers_cancels = scheduler.keep_jobs = False
     stream = gateway.generate(dog_request(request_id="back"))
     job = await scheduler.next_job()
     job.send(5)
     await first(stream)
     stream.cancel()
-    again = gateway.generate(dog_request(request_id="back"))
-    successor = await scheduler.next_job()
-    assert successor is not job
     assert await job.cancel_reason() is EndReason.CANCELLED
+    again = gateway.generate(dog_request(request_id="back"))
+    other = gateway.generate(dog_request(request_id="other"))
+    assert (await scheduler.next_job()).job == "other/0"
+    other.cancel()
+    job.send(finish=EndReason.ABORT)
+    successor = await scheduler.next_job()
+    assert successor.job == job.job
     successor.send(7, finish=EndReason.LENGTH)
     (message,) = await rest(again)
     assert (list(message.token_ids), message.finish_reason) == ([7], api.FINISH_REASON_LENGTH)
