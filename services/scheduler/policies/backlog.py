@@ -145,14 +145,18 @@ class Backlog:
         """Tokens that the job with the longest rest makes, of those that run at once."""
         survival = self._lengths.survival()
         longest = 1.0
-        for bucket, count in enumerate(self._jobs_in[: len(survival)]):
+        for bucket, count in enumerate(self._jobs_in):
             if count:
-                rest = self._reached_by(HALF * survival[bucket] / min(count, batch), bucket) - EDGES[bucket]
+                # One that is longer than all that is known of is expected to go on as those of the last known bucket.
+                known = min(bucket, len(survival) - 2)
+                rest = self._reached_by(HALF * survival[known] / min(count, batch), known) - EDGES[known]
                 longest = max(longest, min(rest, self._longest_tokens - EDGES[bucket]))
         return longest
 
     def _reached_by(self, share: float, bucket: int) -> float:
-        """The length that this share of all jobs exceeds, from this bucket on; within one it falls geometrically."""
+        """The length that this share of all jobs exceeds, from this bucket on, which is not the last known edge; within
+        a bucket it falls geometrically.
+        """
         survival = self._lengths.survival()
         while bucket + 2 < len(survival) and survival[bucket + 1] > share:
             bucket += 1

@@ -208,3 +208,14 @@ def test_the_quiet_time_is_remembered_in_bounded_memory() -> None:
     for number in range(10_000):
         wanted.update([of_work(5.0 * (1000 - number % 1000))], number * 0.01)
         assert len(wanted._recent) <= 70
+
+
+@pytest.mark.parametrize("length", [1, 3, 16, 40])
+def test_a_job_that_outlives_all_that_were_seen_is_foreseen_at_every_length(length: int) -> None:
+    backlog = make()
+    taught(backlog, length, jobs=3000)
+    one = job(1, max_tokens=2000)
+    backlog.enter(one)
+    for _ in range(1, 2000):
+        runs(backlog, one, 1)
+        assert TOKEN_S <= predicted(backlog).drain_s <= 2000 * TOKEN_S
