@@ -24,8 +24,7 @@ MOST_FINISH_REASONS = 128
 class RequestTrace:
     """The span of one call."""
 
-    def __init__(self, tracer: Tracer, span: OpenSpan, clock: Any) -> None:
-        self._tracer = tracer
+    def __init__(self, span: OpenSpan, clock: Any) -> None:
         self._span = span
         self._clock = clock
         self._began_s: float = clock()
@@ -58,7 +57,7 @@ class RequestTrace:
     def tokenized(self, start_s: float, end_s: float, tokens: int) -> None:
         """A prompt became tokens."""
         self._input_tokens += tokens
-        self._tracer.record(self._span.traceparent, (Interval(TOKENIZE, start_s, end_s, {"fastserve.tokens": tokens}),))
+        self._span.record((Interval(TOKENIZE, start_s, end_s, {"fastserve.tokens": tokens}),))
 
     def ended(self, finish: EndReason, output_tokens: int, first_token_s: float | None) -> None:
         """A choice has ended, which made its first token at this time."""
@@ -127,7 +126,7 @@ class RequestTraces:
             yield
             return
         _log_trace(span.traceparent)
-        trace = RequestTrace(self._tracer, span, self._clock)
+        trace = RequestTrace(span, self._clock)
         token = _PRESENT.set(trace)
         failure: BaseException | None = None
         try:

@@ -171,7 +171,7 @@ class JobTraces:
             self._close_level(job, now_s)
         if not job.is_planned:
             job.spans.add(QUEUE, job.arrived_s, now_s)
-        self._tracer.record(job.span.traceparent, job.spans.merged() if goes_on else job.spans.intervals)
+        job.span.record(job.spans.merged() if goes_on else job.spans.intervals)
         job.span.set({"fastserve.end": how})
         job.span.end(now_s)
 

@@ -15,17 +15,24 @@ and keeps a bounded number of spans (OTEL_BSP_MAX_QUEUE_SIZE); what a collector 
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from services.domain.errors import InvalidFieldError
 from services.tracing.job_spans import Interval
-from services.tracing.traceparent import MOST_TRACEPARENT_CHARACTERS, TRACEPARENT
+from services.tracing.traceparent import TRACEPARENT, parent_of
+
+if TYPE_CHECKING:
+    from services.tracing.span_maker import SpanMaker
 
 CARRIED = (TRACEPARENT, "tracestate")
 """What a client's metadata may say of the trace that it is part of."""
 CLOSE_LIMIT_S = 3.0
 """A service that ends waits so long for a collector to take what is left; the SDK would wait for 30 s."""
+
+MOST_EVENTS = 128
+"""Of one span: what happened last."""
 
 Attributes = Mapping[str, Any]
 
@@ -59,93 +66,124 @@ def _exporter(environment: Mapping[str, str]) -> Any:
 
 
 class OpenSpan:
-    """A span that has begun. Times are in seconds of the service's clock."""
+    """A span that has begun; if it is not sampled, nothing comes of it. Times are in seconds of the service's clock."""
 
-    def __init__(self, span: Any, to_ns: int) -> None:
-        self._span = span
-        self._to_ns = to_ns
-
-    @property
-    def traceparent(self) -> str:
+    def __init__(
+        self,
+        maker: "SpanMaker",
+        name: str,
+        start_s: float,
+        context: Any,
+        parent: Any,
+        kind: Any,
+        attributes: Attributes,
+    ) -> None:
+        """`context` and `parent` are the SDK's; without a context it is not sampled."""
+        self._maker = maker
+        self._name = name
+        self._start_s = start_s
+        self._context = context
+        self._parent = parent
+        self._kind = kind
+        self._attributes = dict(attributes)
+        self._events: deque[tuple[str, float]] = deque(maxlen=MOST_EVENTS)
+        self._failed = False
+        self.traceparent = "" if context is None else f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
         """What makes spans of other services its children; empty if it is not sampled."""
-        context = self._span.get_span_context()
-        return f"00-{context.trace_id:032x}-{context.span_id:016x}-01" if context.trace_flags.sampled else ""
 
     def set(self, attributes: Attributes) -> None:
-        self._span.set_attributes(attributes)
+        self._attributes.update(attributes)
 
     def event(self, name: str, now_s: float) -> None:
         """Something happened that took no time."""
-        self._span.add_event(name, timestamp=_ns(now_s, self._to_ns))
+        self._events.append((name, now_s))
 
     def fail(self, kind: str) -> None:
         """It ended with an error of this kind; its text may hold what the client wrote, so it stays out."""
-        from opentelemetry.trace import Status, StatusCode
+        self._attributes["error.type"] = kind
+        self._failed = True
 
-        self._span.set_attribute("error.type", kind)
-        self._span.set_status(Status(StatusCode.ERROR))
+    def record(self, intervals: Iterable[Interval]) -> None:
+        """Makes a span below this one of each interval."""
+        if self._context is not None:
+            self._maker.make_all(self._context, intervals)
 
     def end(self, now_s: float) -> None:
-        self._span.end(_ns(now_s, self._to_ns))
-
-
-def _ns(time_s: float, to_ns: int) -> int:
-    return to_ns + int(time_s * 1e9)
+        if self._context is not None:
+            times_s = (self._start_s, now_s)
+            events = self._events
+            self._maker.make(
+                self._name, self._context, self._parent, times_s, self._attributes, self._kind, events, self._failed
+            )
 
 
 class Tracer:
-    """Makes spans of one service."""
+    """Makes spans of one service. Sampler, ids, resource, limits, batches and OTLP are the SDK's."""
 
-    def __init__(self, provider: Any, to_ns: int, give_up: Callable[[], None] = lambda: None) -> None:
-        """`to_ns` is Unix time at 0 of the service's clock, in nanoseconds. `give_up` ends an export under way."""
-        from opentelemetry.trace import SpanKind
+    def __init__(self, provider: Any, processor: Any, to_ns: int, give_up: Callable[[], None] = lambda: None) -> None:
+        """`provider` has the sampler, the ids and the resource; `processor` takes spans that are over. `to_ns` is Unix
+        time at 0 of the service's clock, in nanoseconds. `give_up` ends an export under way.
+        """
+        from opentelemetry import trace
+        from opentelemetry.context import Context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._server_kind = SpanKind.SERVER
+        from services.tracing.span_maker import SpanMaker
+
+        self._api = trace
+        self._no_trace = Context()
         self._context_of = TraceContextTextMapPropagator().extract
-        self._provider = provider
-        self._tracer = provider.get_tracer("fastserve")
-        self._to_ns = to_ns
+        self._sampler = provider.sampler
+        self._trace_id = provider.id_generator.generate_trace_id
+        self._maker = SpanMaker(provider, processor, to_ns)
+        self._processor = processor
         self._give_up = give_up
 
     def serve(self, name: str, metadata: Mapping[str, str], now_s: float, attributes: Attributes) -> OpenSpan:
         """The span of a request, a child of what the client's metadata names."""
-        parent = self._context_of({key: metadata[key] for key in CARRIED if key in metadata})
-        start_ns = _ns(now_s, self._to_ns)
-        span = self._tracer.start_span(name, parent, self._server_kind, attributes=attributes, start_time=start_ns)
-        return OpenSpan(span, self._to_ns)
+        carried = {key: metadata[key] for key in CARRIED if key in metadata}
+        above = self._context_of(carried, self._no_trace) if carried else self._no_trace
+        return self._open(name, above, self._api.SpanKind.SERVER, now_s, attributes)
 
     def begin(self, name: str, traceparent: str, now_s: float, attributes: Attributes) -> OpenSpan:
         """A span below that of another service."""
-        span = self._tracer.start_span(
-            name, self._below(traceparent), attributes=attributes, start_time=_ns(now_s, self._to_ns)
-        )
-        return OpenSpan(span, self._to_ns)
+        return self._open(name, self._above(traceparent), self._api.SpanKind.INTERNAL, now_s, attributes)
 
-    def record(self, traceparent: str, intervals: Iterable[Interval]) -> None:
-        """Makes a span of each interval."""
-        parent = self._below(traceparent)
-        for one in intervals:
-            attributes: dict[str, Any] = {**one.labels, **one.amounts}
-            if one.parts > 1:
-                attributes |= {"fastserve.merged_spans": one.parts, "fastserve.active_s": one.active_s}
-            span = self._tracer.start_span(
-                one.name, parent, attributes=attributes, start_time=_ns(one.start_s, self._to_ns)
-            )
-            span.end(_ns(one.end_s, self._to_ns))
+    def record(self, traceparent: str, intervals: Sequence[Interval]) -> None:
+        """Makes a span of each interval, below that of another service."""
+        if not intervals:
+            return
+        above = self._above(traceparent)
+        parent = self._api.get_current_span(above).get_span_context()
+        if not parent.is_valid:
+            return
+        if self._sampler.should_sample(above, parent.trace_id, intervals[0].name).decision.is_sampled():
+            self._maker.make_all(parent, intervals)
+
+    def _open(self, name: str, above: Any, kind: Any, now_s: float, attributes: Attributes) -> OpenSpan:
+        parent = self._api.get_current_span(above).get_span_context()
+        is_root = not parent.is_valid
+        trace_id = self._trace_id() if is_root else parent.trace_id
+        result = self._sampler.should_sample(above, trace_id, name, kind, attributes)
+        context = self._maker.context(trace_id, result.trace_state) if result.decision.is_sampled() else None
+        return OpenSpan(self._maker, name, now_s, context, None if is_root else parent, kind, result.attributes)
+
+    def _above(self, traceparent: str) -> Any:
+        """The SDK's context below what a service named; that of no trace if it named none."""
+        named = parent_of(traceparent)
+        if named is None:
+            return self._no_trace
+        trace_id, span_id, flags = named
+        context = self._api.SpanContext(trace_id, span_id, True, self._api.TraceFlags(flags))
+        return self._api.set_span_in_context(self._api.NonRecordingSpan(context), self._no_trace)
 
     def close(self) -> None:
         """Sends what is left, or drops what takes longer than CLOSE_LIMIT_S. Waits until then."""
         timer = threading.Timer(CLOSE_LIMIT_S, self._give_up)
         timer.daemon = True
         timer.start()
-        self._provider.shutdown()
+        self._processor.shutdown()
         timer.cancel()
-
-    def _below(self, traceparent: str) -> Any:
-        if len(traceparent) > MOST_TRACEPARENT_CHARACTERS:
-            return None
-        return self._context_of({TRACEPARENT: traceparent})
 
 
 def open_tracer(service: str, environment: Mapping[str, str]) -> Tracer | None:
@@ -166,8 +204,7 @@ def open_tracer(service: str, environment: Mapping[str, str]) -> Tracer | None:
         ) from None
     resource = Resource.create(own_attributes(service, environment))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(exporter))
-    return Tracer(provider, time.time_ns() - time.monotonic_ns(), exporter.shutdown)
+    return Tracer(provider, BatchSpanProcessor(exporter), time.time_ns() - time.monotonic_ns(), exporter.shutdown)
 
 
 def own_attributes(service: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import Sampler
 
 from services.tracing.tracer import Tracer
 
@@ -15,11 +16,11 @@ PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 class MemoryTracer(Tracer):
     """Keeps what it made, in the order in which the spans ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, sampler: Sampler | None = None) -> None:
         self._kept = InMemorySpanExporter()
-        provider = TracerProvider(shutdown_on_exit=False)
-        provider.add_span_processor(SimpleSpanProcessor(self._kept))
-        super().__init__(provider, 1_700_000_000 * 10**9)
+        provider = TracerProvider(sampler, shutdown_on_exit=False)
+        self._to_ns = 1_700_000_000 * 10**9
+        super().__init__(provider, SimpleSpanProcessor(self._kept), self._to_ns)
 
     @property
     def spans(self) -> Sequence[ReadableSpan]:

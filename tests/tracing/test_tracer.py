@@ -7,12 +7,14 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from services.domain.errors import InvalidFieldError
 from services.tracing import tracer as tracing
 from services.tracing.job_spans import Interval
-from services.tracing.tracer import is_wanted, open_tracer, own_attributes
+from services.tracing.span_maker import OwnResource
+from services.tracing.tracer import MOST_EVENTS, OpenSpan, is_wanted, open_tracer, own_attributes
 from tests.tracing.memory_tracer import PARENT, TRACE_ID, MemoryTracer
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}
@@ -94,6 +96,68 @@ def test_what_is_not_sampled_names_no_context() -> None:
     tracer = MemoryTracer()
     unsampled = tracer.serve("chat m", {"traceparent": PARENT[:-2] + "00"}, 1.0, {})
     assert unsampled.traceparent == ""
+    finish(unsampled)
+    assert tracer.spans == ()
+
+
+def finish(span: OpenSpan) -> None:
+    span.record([Interval("fastserve.decode", 2.0, 3.0)])
+    span.end(4.0)
+
+
+def test_a_service_whose_sampler_takes_none_makes_no_span_of_a_sampled_trace_nor_below_it() -> None:
+    tracer = MemoryTracer(ALWAYS_OFF)
+    job = tracer.begin("fastserve.job", PARENT, 1.0, {})
+    assert job.traceparent == ""
+    finish(job)
+    tracer.record(PARENT, [Interval("fastserve.upload", 2.0, 3.0)])
+    assert tracer.spans == ()
+
+
+@pytest.mark.parametrize("traceparent", ["", PARENT[:-2] + "00", "x" * 10_000])
+def test_below_what_is_no_sampled_trace_nothing_is_recorded(traceparent: str) -> None:
+    tracer = MemoryTracer()
+    tracer.record(traceparent, [Interval("fastserve.upload", 2.0, 3.0)])
+    assert tracer.spans == ()
+
+
+def test_a_span_has_the_events_that_came_last() -> None:
+    tracer = MemoryTracer()
+    job = tracer.begin("fastserve.job", PARENT, 1.0, {})
+    for number in range(MOST_EVENTS + 1):
+        job.event(f"fastserve.event_{number}", 2.0)
+    job.end(3.0)
+    (span,) = tracer.spans
+    assert [event.name for event in span.events] == [f"fastserve.event_{one}" for one in range(1, MOST_EVENTS + 1)]
+    assert {event.timestamp for event in span.events} == {1_700_000_002 * 10**9}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "kept"),
+    [
+        ("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "3", {"gen_ai.request.model": "mod", "fastserve.tokens": 12345}),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "1", {"fastserve.tokens": 12345}),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "128", {"gen_ai.request.model": "model", "fastserve.tokens": 12345}),
+    ],
+)
+def test_the_variables_limits_of_attributes_hold(
+    variable: str, value: str, kept: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    tracer = MemoryTracer()
+    request = tracer.serve("chat m", {}, 1.0, {"gen_ai.request.model": "model"})
+    request.set({"fastserve.tokens": 12345})
+    request.end(2.0)
+    (span,) = tracer.spans
+    assert span.attributes == kept
+    assert span.dropped_attributes == 2 - len(kept)
+
+
+def test_a_resource_that_knows_its_hash_is_the_same_resource() -> None:
+    resource = Resource({"service.name": "mine"}, "https://schema")
+    own = OwnResource(resource)
+    assert (own, own.schema_url, dict(own.attributes)) == (resource, "https://schema", {"service.name": "mine"})
+    assert hash(own) == hash(resource)
 
 
 class DeafCollector(SpanExporter):
@@ -115,8 +179,7 @@ def test_a_service_that_ends_does_not_wait_for_a_collector_that_takes_nothing(mo
     monkeypatch.setattr(tracing, "CLOSE_LIMIT_S", 0.01)
     collector = DeafCollector()
     provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(collector))
-    closing = tracing.Tracer(provider, 0, collector.shutdown)
+    closing = tracing.Tracer(provider, BatchSpanProcessor(collector), 0, collector.shutdown)
     closing.begin("fastserve.job", "", 1.0, {}).end(2.0)
     closing.close()
     assert collector.gave_up
