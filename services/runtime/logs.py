@@ -7,7 +7,6 @@ JSON as fields. What a client sent or was answered is logged at level debug or n
 
 import json
 import logging
-import os
 import sys
 import time
 from contextvars import ContextVar
@@ -81,8 +80,6 @@ def formatter_of(service: str, log_format: LogFormat) -> logging.Formatter:
 
 def set_up_logs(service: str, level: LogLevel, log_format: LogFormat = "human") -> None:
     """Sends all log records of the process to stderr under the name of its service."""
-    # gRPC's core prints multi-line reports to stderr; what matters in them reaches us as errors.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter_of(service, log_format))
     root = logging.getLogger()

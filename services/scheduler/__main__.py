@@ -1,5 +1,8 @@
 """Runs the scheduler."""
 
+import services.runtime.quiet_grpc_core  # noqa: F401 (before grpc)
+
+# isort: split
 import asyncio
 import gc
 import logging

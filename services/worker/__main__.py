@@ -4,6 +4,9 @@ torch is imported only after the settings have been checked and the environment 
 imports no gRPC.
 """
 
+import services.runtime.quiet_grpc_core  # noqa: F401 (before grpc)
+
+# isort: split
 import asyncio
 import os
 from functools import partial
