@@ -1,8 +1,10 @@
 """The /metrics endpoint of a service: its own registry with metrics of the process, and a small HTTP server."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, start_http_server
@@ -63,6 +65,10 @@ class MetricsServer:
 
     def stop(self) -> None:
         """Closes the port and ends the thread."""
+        # The thread looks every half second whether it is to end, and whenever its socket has something to say. One
+        # that takes no more connections has; where a listening socket can't be told so, it is the half second.
+        with suppress(OSError):
+            self._server.socket.shutdown(socket.SHUT_RDWR)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=5.0)
