@@ -5,9 +5,10 @@ fakes.
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -54,23 +55,46 @@ class Heard:
 
 
 class OtherRank:
-    """The rank that is not the leader, on threads of its own."""
+    """The rank that is not the leader, on threads of its own. It dials until the test is over: later its leader's port
+    may be another test's.
+    """
+
+    _dialling: ClassVar[list["OtherRank"]] = []
 
     def __init__(self, address: str, facts: RankFacts = OTHER) -> None:
+        self._address: str | None = address
         self.engine = FakeEngineOfRank(samples=True)
         self.connection = LeaderConnection(
-            lambda: address, facts, lambda said: self.worker.hear(said), lambda: self.worker.lose_leader()
+            self._leader, facts, lambda said: self.worker.hear(said), lambda: self.worker.lose_leader()
         )
         self.worker = worker_of(self.engine, self.connection.say, lambda error: None)
         self.refusal: Exception | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
+        self._dialling.append(self)
+
+    def _leader(self) -> str:
+        if self._address is None:
+            raise PeerMismatchError("leader", "has ended with its test")
+        return self._address
 
     def _run(self) -> None:
         try:
             self.connection.run()
         except FastServeError as error:
             self.refusal = error
+
+    @classmethod
+    def stop_dialling(cls) -> None:
+        """No rank of the test dials again."""
+        while cls._dialling:
+            cls._dialling.pop()._address = None
+
+
+@pytest.fixture(autouse=True)
+def _no_rank_dials_after_its_test() -> Iterator[None]:
+    yield
+    OtherRank.stop_dialling()
 
 
 def worker_of(engine: FakeEngineOfRank, say: Callable[..., None], on_fatal: Callable[[Exception], None]) -> RankWorker:
@@ -121,6 +145,7 @@ async def rig_with(silence_limit_s: float = LIMIT_S) -> AsyncIterator[LedGroupRi
     rig = LedGroupRig(silence_limit_s)
     rig.address = await rig.server.start("127.0.0.1:0")
     yield rig
+    OtherRank.stop_dialling()
     await rig.group.stop()
 
 
