@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 """Of a wait for something that a peer on loopback does at once."""
 
 START_LIMIT_S = 90.0

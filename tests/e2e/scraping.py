@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.cluster import Cluster
 
 PREFIX = "fastserve:"
-SCRAPE_LIMIT_S = 20.0
+SCRAPE_LIMIT_S = 60.0
 
 
 class ScrapedSample(NamedTuple):

@@ -27,8 +27,8 @@ VOCABULARY = 2048
 CONTEXT = 2048
 MOST_JOBS = 4
 AT_ONCE_S = 1.0
-TRIES = 3
-"""The machine may be busy with something else for a second, but not three times."""
+TRIES = 10
+"""The machine may be busy with something else for a second, but not every time."""
 BIG_BYTES = 5_000_000
 
 ABSURD = [
@@ -141,7 +141,7 @@ async def test_an_unknown_model_is_not_found_and_the_served_one_is_named(client:
 async def test_bytes_that_are_no_request_are_an_invalid_argument(client: Client, data: bytes) -> None:
     send_bytes: Any = client.channel.unary_stream("/fastserve.v1.InferenceService/Generate")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        _ = [message async for message in send_bytes(data, timeout=10)]
+        _ = [message async for message in send_bytes(data, timeout=60)]
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -19,7 +19,7 @@ from services.domain.submission import JobTimings, JobUpdate, ServingLimits, Sub
 from services.runtime.server import RpcServer
 from services.wire.gateway_scheduler import cancel_from_wire, limits_to_wire, submission_from_wire, updates_to_wire
 
-SOON_S = 20.0
+SOON_S = 60.0
 READY = ServingLimits(ready=True, max_model_len=512, device_pool_tokens=400)
 TIMINGS = JobTimings(queue_s=0.25, prefill_s=0.5, decode_s=1.0, preemptions=2)
 

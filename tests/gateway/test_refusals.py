@@ -13,6 +13,7 @@ from services.domain.generation import EndReason
 from services.domain.submission import ServingLimits
 from tests.builders.generate_requests import text_request
 from tests.builders.status_details import details, retry_after_s, violated_field
+from tests.gateway.fake_scheduler_for_gateway import SOON_S
 from tests.gateway.running_gateway import Pair
 
 AT_ONCE_S = 5.0
@@ -92,7 +93,7 @@ async def test_output_over_the_device_pool_is_refused_with_the_scheduler_s_limit
     assert violated_field(error) == "sampling.max_tokens"
     assert "400" in (error.details() or "")
     scheduler.set_limits(ServingLimits(ready=True, max_model_len=512, device_pool_tokens=4000))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SOON_S):
         while (await gateway.inference.ListModels(api.ListModelsRequest())).models[0].max_model_len != 512:
             pass
     collecting = asyncio.create_task(gateway.collect(sampling(max_tokens=399)))

@@ -32,7 +32,7 @@ from tests.kvmanager.fake_scheduler_for_kv_manager import FakeSchedulerForKvMana
 from tests.kvmanager.machine.checked_kv_manager import reclaim, resident
 from tests.kvmanager.running_kv_manager import running_kv_manager
 
-START_LIMIT_S = 30.0
+START_LIMIT_S = 90.0
 
 
 async def test_a_job_gets_blocks_is_swapped_out_for_another_and_comes_back() -> None:

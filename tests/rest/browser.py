@@ -26,7 +26,7 @@ FLAGS = (
     "--disable-dev-shm-usage",
     "--no-proxy-server",
 )
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 class Browser:

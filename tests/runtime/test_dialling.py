@@ -15,7 +15,7 @@ from services.runtime.error_statuses import status_of, to_grpc
 from services.runtime.outbox import Outbox
 
 METHOD = "/test.Echo/Stream"
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 Behaviour = Callable[[AsyncIterator[bytes], Any], Any]
 

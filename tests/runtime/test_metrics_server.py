@@ -17,7 +17,7 @@ def test_metrics_are_served_on_a_free_port_with_the_figures_of_the_process() -> 
     server = MetricsServer("127.0.0.1", 0, registry)
     try:
         assert server.address == f"127.0.0.1:{server.port}"
-        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=60) as response:
             text = response.read().decode()
     finally:
         server.stop()
@@ -42,7 +42,7 @@ def test_metrics_are_served_on_ipv6_where_the_machine_has_it(host: str) -> None:
     server = MetricsServer(host, 0, new_registry())
     try:
         assert server.address == f"[::1]:{server.port}"
-        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=60) as response:
             assert "process_resident_memory_bytes" in response.read().decode()
     finally:
         server.stop()

@@ -31,7 +31,7 @@ from tests.runtime.ipv6 import has_ipv6
 
 INFERENCE = "fastserve.v1.InferenceService"
 SCHEDULER = "fastserve.v1.SchedulerService"
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 class FakeInferenceService(inference_pb2_grpc.InferenceServiceServicer):

@@ -168,7 +168,7 @@ class DeafCollector(SpanExporter):
         self.gave_up = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.gave_up = self._told.wait(20.0)
+        self.gave_up = self._told.wait(60.0)
         return SpanExportResult.FAILURE
 
     def shutdown(self) -> None:

@@ -7,7 +7,7 @@ from services.domain.ids import BlockId, CommandNumber, Epoch, JobId
 from services.domain.protocol import Assign, BlockMove, Done, KvToWorker, Offload, ReleaseBlocks, Upload
 from services.worker.engine.engine import Engine
 
-WAIT_LIMIT_S = 10.0
+WAIT_LIMIT_S = 60.0
 
 
 class FakeKvCommands:

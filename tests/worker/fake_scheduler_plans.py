@@ -9,7 +9,7 @@ from services.domain.prompt_logprobs import KnownPromptLogprobs
 from services.worker.step import guided_starts
 from tests.worker.fake_kv_commands import FakeKvCommands
 
-GUIDE_LIMIT_S = 20.0
+GUIDE_LIMIT_S = 60.0
 
 
 class FakeSchedulerPlans:

@@ -31,7 +31,7 @@ from tests.builders.waits import wait_until
 
 CONFIG = SchedulerConfig()
 HEAD = Head("scheduler", CONFIG, False, "0.1.0", "3.11.0", "2026-01-01T00:00:00+00:00")
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 def file_recorder(path: Path, limit_bytes: int) -> Recorder:

@@ -7,7 +7,7 @@ from cryptography import x509
 
 from services.runtime.settings import split_address
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 PREFACE_OF_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 

@@ -23,7 +23,7 @@ from services.runtime.tls.tls_files import Certificates, TlsFiles
 from tests.builders.certificates import CertificateAuthority, replace
 from tests.runtime.tls.shown_certificates import bytes_from, shown_serial
 
-SOON_S = 20.0
+SOON_S = 60.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 

@@ -157,7 +157,7 @@ class HeldCompiler:
         self.go_on = threading.Event()
 
     def compile(self, guide: Guide) -> LLMatcher:
-        assert self.go_on.wait(20.0)
+        assert self.go_on.wait(60.0)
         return tiny_compiler().compile(guide)
 
 
