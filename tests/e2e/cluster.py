@@ -7,12 +7,13 @@ scheduler are replaced on the same ports it begins a new epoch, and the gateway 
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,24 @@ from fastserve.v1 import admin_pb2, admin_pb2_grpc
 from tests.builders.repository_paths import ROOT
 from tests.builders.waits import wait_until
 
-STOP_LIMIT_S = 20.0
+STOP_LIMIT_S = 60.0
+
+
+FIRST_PORT = 16_000
+PORTS_OF_A_TEST_PROCESS = 2000
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of the loopback interface that was free a moment ago. The system hands out higher ones by itself, and
+    another test process takes others: so nobody gets it while a service is started, or started again.
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+    while True:
+        port = FIRST_PORT + PORTS_OF_A_TEST_PROCESS * number + random.randrange(PORTS_OF_A_TEST_PROCESS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Process:
@@ -77,6 +88,10 @@ class Process:
         if how not in self._sent and self.popen.poll() is None:
             self._sent.add(how)
             self.popen.send_signal(how)
+
+    @property
+    def has_ended_by_itself(self) -> bool:
+        return self.popen.poll() is not None and not self._sent
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         self.ask_to_stop(how)
@@ -173,13 +188,13 @@ class Cluster:
     def status(self) -> admin_pb2.Status:
         with grpc.insecure_channel(self.gateway_address) as channel:
             stub = admin_pb2_grpc.AdminServiceStub(channel)
-            return stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=10).status
+            return stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=60).status
 
     def is_serving(self) -> bool:
         """The gateway says that it takes requests."""
         with grpc.insecure_channel(self.gateway_address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
-            health = stub.Check(health_pb2.HealthCheckRequest(service="readiness"), timeout=10)
+            health = stub.Check(health_pb2.HealthCheckRequest(service="readiness"), timeout=60)
         return bool(health.status == health_pb2.HealthCheckResponse.SERVING)
 
     def is_ready(self) -> bool:
@@ -212,10 +227,13 @@ class Cluster:
         )
 
     def stop(self) -> None:
+        """Fails if a service has ended by itself."""
+        gone = [process for process in self.processes.values() if process.has_ended_by_itself]
         for process in self._all:
             process.ask_to_stop()
         for process in self._all:
             process.stop()
+        assert not gone, "\n".join(f"{one.name} ended with {one.popen.returncode}:\n{one.log()}" for one in gone)
 
 
 @contextmanager
