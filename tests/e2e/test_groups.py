@@ -99,7 +99,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 def test_a_group_that_is_ten_times_slower_delays_no_job_of_the_other(run: Run) -> None:
     assert set(run.done) == {TOKENS}
     assert run.running
-    assert max(run.running) <= TOKENS // 3
+    # In step with the other group they would have come as far.
+    assert max(run.running) <= TOKENS * 3 // 4
 
 
 def test_the_jobs_of_a_group_whose_worker_is_killed_go_on_in_the_other_and_no_token_changes(run: Run) -> None:

@@ -293,7 +293,7 @@ async def test_a_request_that_is_not_submitted_yet_when_the_scheduler_is_lost_wa
 
 async def test_a_deadline_goes_on_while_there_is_no_scheduler(model: Path) -> None:
     async with gateway_and_schedulers(model) as (gateway, schedulers):
-        late = ReadStream(gateway, dog_request(), timeout=1.0)
+        late = ReadStream(gateway, dog_request(), timeout=2.0)
         stream = ReadStream(gateway, dog_request(), timeout=SOON_S)
         first = {job.job: job for job in [await schedulers.now.next_job() for _ in range(2)]}
         await schedulers.now.stop()

@@ -15,13 +15,16 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
-from services.runtime.channel import LINK_PINGS, open_channel
-from services.runtime.server import RpcServer
+from services.runtime.channel import CHANNEL_OPTIONS, LINK_PINGS, Options, open_channel
+from services.runtime.server import RpcServer, server_options
 from tests.builders.module_processes import running_module
 from tests.builders.waits import START_LIMIT_S
 from tests.runtime.peer_process import HoldingServicer, held
 
 NOTICED_LIMIT_S = 5.0
+"""By the settings; the processes of a busy test machine may take longer."""
+NOTICED_AT_ALL_LIMIT_S = 50.0
+"""Less than gRPC's own limits, which hold where ours are not told."""
 
 
 class Linked:
@@ -37,9 +40,9 @@ class Linked:
         async with asyncio.timeout(START_LIMIT_S):
             return (await self.peer.stdout.readline()).decode().strip()
 
-    async def loses_peer_within(self, limit_s: float) -> None:
+    async def loses_peer(self) -> None:
         """Both streams end."""
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(NOTICED_AT_ALL_LIMIT_S):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await self.stream.read()
             await self.servicer.ended.wait()
@@ -65,21 +68,24 @@ async def linked(here: str = "127.0.0.1", there: str = "127.0.0.1", *prefix: str
         await server.stop(0)
 
 
-def test_what_stands_still_is_noticed_in_time_by_the_settings() -> None:
-    assert LINK_PINGS.interval_s + LINK_PINGS.answer_limit_s < NOTICED_LIMIT_S
+@pytest.mark.parametrize("of_an_end", [CHANNEL_OPTIONS, server_options()], ids=["client", "server"])
+def test_what_stands_still_is_noticed_in_time_by_the_settings(of_an_end: Options) -> None:
+    told = dict(of_an_end)
+    for answer_limit in ("grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"):
+        assert told["grpc.keepalive_time_ms"] + told[answer_limit] < 1000 * NOTICED_LIMIT_S
 
 
 async def test_a_peer_that_is_stopped_is_noticed_by_both_ends_in_time() -> None:
     async with linked() as link:
         link.peer.send_signal(signal.SIGSTOP)
-        await link.loses_peer_within(NOTICED_LIMIT_S)
+        await link.loses_peer()
 
 
 async def test_a_peer_that_keeps_pythons_lock_for_longer_is_not_lost() -> None:
     async with linked() as link:
+        began_s = time.monotonic()
         link.peer.send_signal(signal.SIGUSR1)
         assert await link.peer_says() == "locked"
-        began_s = time.monotonic()
         assert (await asyncio.wait_for(link.stream.read(), START_LIMIT_S)).text == "heard again"
         assert time.monotonic() - began_s > LINK_PINGS.interval_s + LINK_PINGS.answer_limit_s
         assert await link.peer_says() == "unlocked"
@@ -140,4 +146,4 @@ def other_node() -> Iterator[OtherNode]:
 async def test_a_node_whose_packets_are_dropped_is_noticed_in_time(other_node: OtherNode) -> None:
     async with linked(other_node.here, other_node.there, "ip", "netns", "exec", other_node.name) as link:
         other_node.drop_packets()
-        await link.loses_peer_within(NOTICED_LIMIT_S)
+        await link.loses_peer()

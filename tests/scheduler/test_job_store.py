@@ -25,7 +25,7 @@ from services.scheduler.outgoing_streams import GatewayStream
 from services.scheduler.scheduler_inbox import Cancelled, Submitted
 from services.scheduler.worker_group import CountersOverEpochs
 
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 A = JobId("a")
 TIMINGS = JobTimings(0.5, 0.25, 2.0, 3)
 

@@ -30,7 +30,7 @@ from tests.scheduler.fake_gateway_for_scheduler import FakeGatewayForScheduler
 from tests.scheduler.fake_kv_manager_for_scheduler import kv_manager
 from tests.scheduler.fake_worker_for_scheduler import FakeWorkerForScheduler
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 QUEUED_JOBS = 10_000
 PROMPT_TOKENS = 512
 
@@ -90,12 +90,16 @@ async def test_ten_thousand_queued_jobs_fit_in_200_mb_and_torch_is_not_loaded(tm
         assert resident_mb(running.pid) < 200
         assert "libtorch" not in Path(f"/proc/{running.pid}/maps").read_text()
         url = f"http://{addresses['metrics']}/metrics"
-        scraped = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())).decode()
-        running_jobs = re.search(
-            r'fastserve:num_requests_running{group="0",model_name="fastserve-bundled"} (\d+)', scraped
-        )
+        running_jobs = None
+        async with asyncio.timeout(LIMIT_S):
+            while running_jobs is None:  # a scrape leaves out what is not told within a second
+                scraped = (
+                    await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=LIMIT_S).read())
+                ).decode()
+                running_jobs = re.search(
+                    r'fastserve:num_requests_running{group="0",model_name="fastserve-bundled"} (\d+)', scraped
+                )
         # A batch is 16 jobs, but prefills fill it step by step, and each of two plans under way may lend to others.
-        assert running_jobs is not None
         assert 8 <= int(running_jobs[1]) <= 32
         for name in ("num_requests_waiting", "num_preemptions_total", "iteration_tokens_bucket"):
             assert f"fastserve:{name}{{" in scraped
