@@ -10,7 +10,7 @@ import grpc.aio
 
 from fastserve.v1 import inference_pb2 as api
 from fastserve.v1 import inference_pb2_grpc
-from services.runtime.channel import open_channel
+from tests.builders.channels import patient_channel
 
 LIMIT_S = 240.0
 """Far more than anything here takes; it ends a test that hangs."""
@@ -82,5 +82,5 @@ class Client:
 @asynccontextmanager
 async def client_of(address: str) -> AsyncIterator[Client]:
     """A client of the gateway at this address."""
-    async with open_channel(address) as channel:
+    async with patient_channel(address) as channel:
         yield Client(channel)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.builders.repository_paths import BUNDLED
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 NOBODY = "127.0.0.1:1"
 
 

@@ -22,7 +22,7 @@ from tests.runtime.tls.shown_certificates import bytes_from, shown_serial
 
 pytestmark = pytest.mark.timeout(240)
 
-LIMIT_S = 90.0
+LIMIT_S = 120.0
 SERVICES = {"gateway", "scheduler", "kvmanager", "worker", "rest"}
 READY_LINE = re.compile(
     r"ready grpc=(127\.0\.0\.1:[1-9]\d*) http=(127\.0\.0\.1:[1-9]\d*) metrics=(127\.0\.0\.1:[1-9]\d*)\n"
@@ -136,7 +136,7 @@ def test_up_serves_generate_restarts_a_killed_worker_and_ends_with_0_on_sigterm(
     text = rest_completion(up.http)
     front = next(pid for pid, name in children.items() if name == "rest")
     os.kill(front, signal.SIGKILL)
-    wait_until(lambda: rest_completion(up.http) == text, "the front is back at its port", 20.0)
+    wait_until(lambda: rest_completion(up.http) == text, "the front is back at its port", LIMIT_S)
 
     worker = next(pid for pid, name in children.items() if name == "worker")
     os.kill(worker, signal.SIGKILL)
@@ -150,7 +150,7 @@ def test_up_serves_generate_restarts_a_killed_worker_and_ends_with_0_on_sigterm(
     assert worker not in children
     up.process.send_signal(signal.SIGTERM)
     assert up.ended() == (0, "")
-    wait_until(lambda: are_gone(children), "no child is left", 20.0)
+    wait_until(lambda: are_gone(children), "no child is left", LIMIT_S)
 
 
 def check_generate(server: str) -> None:
@@ -238,7 +238,7 @@ def check_targets(file: Path) -> None:
 def check_sigkill(up: Up) -> None:
     children = up.children()
     assert set(children.values()) == SERVICES
-    wait_until(lambda: services_that_logged_ready(up) == SERVICES, "every line of the log is an object", 20.0)
+    wait_until(lambda: services_that_logged_ready(up) == SERVICES, "every line of the log is an object", LIMIT_S)
     up.process.send_signal(signal.SIGKILL)
     assert up.ended() == (-signal.SIGKILL, "")
-    wait_until(lambda: are_gone(children), "no child is left", 20.0)
+    wait_until(lambda: are_gone(children), "no child is left", LIMIT_S)

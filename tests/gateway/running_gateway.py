@@ -13,9 +13,9 @@ from fastserve.v1 import admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from services.domain.submission import ServingLimits
 from services.gateway.__main__ import serve
 from services.gateway.settings import GatewaySettings
-from services.runtime.channel import open_channel
 from services.runtime.process import ServiceProcess
 from services.runtime.tls.tls_files import Certificates, TlsFiles
+from tests.builders.channels import patient_channel
 from tests.gateway.fake_scheduler_for_gateway import READY, SOON_S, FakeSchedulerForGateway
 
 MODEL_NAME = "tiny"
@@ -102,7 +102,7 @@ async def running_gateway(
     await asyncio.wait((serving, process.addresses), timeout=SOON_S, return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         serving.result()
-    async with open_channel(process.addresses.result()[0], tls=Certificates.of(client)) as channel:
+    async with patient_channel(process.addresses.result()[0], tls=Certificates.of(client)) as channel:
         gateway = RunningGateway(process, channel, serving)
         try:
             if wait_ready:

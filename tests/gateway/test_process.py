@@ -16,8 +16,8 @@ from fastserve.v1 import inference_pb2 as api
 from fastserve.v1 import inference_pb2_grpc
 from services.domain.errors import StreamLostError
 from services.domain.generation import EndReason
-from services.runtime.channel import open_channel
 from services.runtime.error_statuses import from_grpc
+from tests.builders.channels import patient_channel
 from tests.builders.module_processes import start_module
 from tests.gateway.fake_scheduler_for_gateway import SOON_S, FakeSchedulerForGateway
 from tests.gateway.running_gateway import running_gateway
@@ -49,7 +49,7 @@ async def gateway_process(
     ready_file = folder / "ready.json"
     process = await start(model, scheduler.address, "--ready-file", str(ready_file), *flags)
     try:
-        async with open_channel(await address_of(process, ready_file)) as channel:
+        async with patient_channel(await address_of(process, ready_file)) as channel:
             stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
             async with asyncio.timeout(SOON_S):
                 await until_listed(stub)

@@ -9,10 +9,10 @@ import grpc
 from services.kvmanager.driver import KvManagerDriver
 from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
 from services.kvmanager.service import KV_MANAGER_SERVICE, register
-from services.runtime.channel import open_channel
 from services.runtime.recording.recorder import Recorder
 from services.runtime.server import RpcServer
 from services.runtime.terms import NO_TERM
+from tests.builders.channels import patient_channel
 from tests.kvmanager.fake_scheduler_for_kv_manager import FakeSchedulerForKvManager
 from tests.kvmanager.fake_worker_for_kv_manager import FakeWorkerForKvManager
 
@@ -51,7 +51,7 @@ async def running_kv_manager(
     await server.set_ready(True)
     turns = asyncio.create_task(driver.run())
     try:
-        async with open_channel(server.address) as channel:
+        async with patient_channel(server.address) as channel:
             yield RunningKvManager(driver, channel)
     finally:
         await server.stop(0)

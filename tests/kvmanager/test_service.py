@@ -24,9 +24,9 @@ from services.kvmanager.kv_streams import SchedulerStream
 from services.kvmanager.metrics import PoolCollector
 from services.kvmanager.service import register
 from services.kvmanager.settings import KvManagerSettings
-from services.runtime.channel import open_channel
 from services.runtime.server import RpcServer
 from services.runtime.settings import load
+from tests.builders.channels import patient_channel
 from tests.builders.waits import LIMIT_S, until
 from tests.kvmanager.fake_scheduler_for_kv_manager import FakeSchedulerForKvManager
 from tests.kvmanager.machine.checked_kv_manager import reclaim, resident
@@ -157,7 +157,7 @@ async def test_a_peer_that_does_not_read_loses_its_stream_although_writing_to_it
     server = RpcServer("127.0.0.1:0", (), lambda one: register(one, heard))  # type: ignore[arg-type]
     await server.start()
     try:
-        async with open_channel(server.address) as channel:
+        async with patient_channel(server.address) as channel:
             scheduler = FakeSchedulerForKvManager(channel)
             arrived = await heard.next()
             assert isinstance(arrived, SchedulerArrived)

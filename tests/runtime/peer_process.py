@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastserve.v1 import inference_pb2, inference_pb2_grpc
-from services.runtime.channel import LINK_PINGS, open_channel
+from services.runtime.channel import LINK_PINGS
 from services.runtime.server import RpcServer
+from tests.builders.channels import patient_channel
 
 LOCKED_S = round(LINK_PINGS.interval_s + LINK_PINGS.answer_limit_s) + 1
 
@@ -63,7 +64,7 @@ async def main(listen: str, server_address: str) -> None:
         servicer.goes_on.set()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, keep_the_lock)
-    async with open_channel(server_address) as channel:
+    async with patient_channel(server_address) as channel:
         async for message in held(channel):
             print(message.text, flush=True)
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
-from services.runtime.channel import CHANNEL_OPTIONS, LINK_PINGS, Options, open_channel
+from services.runtime.channel import CHANNEL_OPTIONS, LINK_PINGS, Options
 from services.runtime.server import RpcServer, server_options
+from tests.builders.channels import patient_channel
 from tests.builders.module_processes import running_module
 from tests.builders.waits import START_LIMIT_S
 from tests.runtime.peer_process import HoldingServicer, held
@@ -59,7 +60,7 @@ async def linked(here: str = "127.0.0.1", there: str = "127.0.0.1", *prefix: str
     try:
         async with running_module("tests.runtime.peer_process", *flags, prefix=prefix, stdout=PIPE) as peer:
             link = Linked(peer, servicer, None)
-            async with open_channel(await link.peer_says()) as channel:
+            async with patient_channel(await link.peer_says()) as channel:
                 link.stream = held(channel)
                 assert (await link.stream.read()).text == "held"
                 assert await link.peer_says() == "held"

@@ -27,6 +27,7 @@ from services.runtime.backoff import Backoff
 from services.runtime.channel import CHANNEL_OPTIONS, CLIENT_OPTIONS, CLIENT_PINGS, Options, open_channel
 from services.runtime.error_statuses import from_grpc
 from services.runtime.server import RpcServer, server_options
+from tests.builders.channels import patient_channel
 from tests.runtime.ipv6 import has_ipv6
 
 INFERENCE = "fastserve.v1.InferenceService"
@@ -100,9 +101,7 @@ class RunningServer:
 
 
 @asynccontextmanager
-async def running(
-    of_server: Options | None = None, of_channel: Options = CHANNEL_OPTIONS
-) -> AsyncIterator[RunningServer]:
+async def running(of_server: Options | None = None, of_channel: Options | None = None) -> AsyncIterator[RunningServer]:
     servicer = FakeInferenceService()
 
     def register(server: grpc.aio.Server) -> None:
@@ -111,7 +110,10 @@ async def running(
 
     server = RpcServer("127.0.0.1:0", [INFERENCE, SCHEDULER], register, of_server)
     await server.start()
-    async with open_channel(server.address, of_channel) as channel:
+    channel_of_test = (
+        patient_channel(server.address) if of_channel is None else open_channel(server.address, of_channel)
+    )
+    async with channel_of_test as channel:
         yield RunningServer(server, servicer, channel)
     await server.stop(grace_s=0)
 
@@ -313,7 +315,7 @@ async def test_a_server_listens_on_ipv6_where_the_machine_has_it() -> None:
     await server.start()
     try:
         assert server.address.startswith("[::1]:")
-        async with open_channel(server.address) as channel:
+        async with patient_channel(server.address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             await stub.Check(health_pb2.HealthCheckRequest(service="liveness"), timeout=SOON_S)
     finally:

@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 
 from fastserve.v1 import admin_pb2_grpc
-from services.runtime.channel import open_channel
 from services.runtime.recording.recorder import Recorder
 from services.runtime.server import RpcServer
 from services.scheduler.driver import SchedulerDriver
 from services.scheduler.scheduler_config import SchedulerConfig
 from services.scheduler.scheduler_link import SchedulerLink
 from services.scheduler.service import ADMIN_SERVICE, SCHEDULER_SERVICE, register
+from tests.builders.channels import patient_channel
 from tests.builders.waits import until
 from tests.scheduler.fake_gateway_for_scheduler import FakeGatewayForScheduler
 from tests.scheduler.fake_kv_manager_for_scheduler import FakeKvManagerForScheduler, kv_manager
@@ -45,14 +45,14 @@ async def running_scheduler(
     """A scheduler on loopback with its KV manager, both stopped at the end. `recorders`: one a group, or none."""
     served = served_with(config or SchedulerConfig(), most_groups)
     ready: list[bool] = []
-    async with kv_manager() as (kv, kv_address), open_channel(kv_address) as kv_channel:
+    async with kv_manager() as (kv, kv_address), patient_channel(kv_address) as kv_channel:
         link = SchedulerLink(kv_channel, kv_address)
         driver = SchedulerDriver(served, link, ready.append, lambda group: recorders[group] if recorders else None)
         server = RpcServer("127.0.0.1:0", (SCHEDULER_SERVICE, ADMIN_SERVICE), lambda one: register(one, driver))
         await server.start()
         tasks = [asyncio.create_task(driver.run()), asyncio.create_task(link.run(driver.inbox.post))]
         try:
-            async with open_channel(server.address) as channel:
+            async with patient_channel(server.address) as channel:
                 yield RunningScheduler(driver, kv, channel, ready, server.address)
             assert not any(task.done() for task in tasks), [task.exception() for task in tasks if task.done()]
         finally:

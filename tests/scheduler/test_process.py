@@ -17,12 +17,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fastserve.v1 import admin_pb2, admin_pb2_grpc
 from services.domain.ids import Epoch, JobId
 from services.domain.protocol import ArrivedJob, Jobs, OrderChange, Rank
-from services.runtime.channel import MOST_MESSAGE_BYTES, open_channel
+from services.runtime.channel import MOST_MESSAGE_BYTES
 from services.runtime.model_files import fingerprint, read_facts
 from services.scheduler.__main__ import main
 from services.scheduler.scheduler_config import Charge, LengthPredictor, PolicyName
 from services.scheduler.settings import MOST_QUEUED_JOBS, SchedulerSettings
 from services.wire.scheduler_kvmanager import scheduler_batch_to_wire
+from tests.builders.channels import patient_channel
 from tests.builders.module_processes import running_module
 from tests.builders.repository_paths import BUNDLED
 from tests.builders.waits import until
@@ -62,7 +63,7 @@ async def test_ten_thousand_queued_jobs_fit_in_200_mb_and_torch_is_not_loaded(tm
     async with (
         kv_manager() as (_, kv_address),
         process(tmp_path, "--kv-manager", kv_address, "--drain-limit", "0") as (running, addresses),
-        open_channel(addresses["grpc"]) as channel,
+        patient_channel(addresses["grpc"]) as channel,
     ):
         health: Any = health_pb2_grpc.HealthStub(channel)
         links = health_pb2.HealthCheckRequest(service="links")
@@ -150,7 +151,7 @@ async def test_a_scheduler_that_is_about_to_end_is_not_ready_again_for_a_worker_
     async with (
         kv_manager() as (_, kv_address),
         process(tmp_path, "--kv-manager", kv_address, "--drain-limit", "30") as (running, addresses),
-        open_channel(addresses["grpc"]) as channel,
+        patient_channel(addresses["grpc"]) as channel,
     ):
         facts: dict[str, Any] = {
             "model_fingerprint": fingerprint(BUNDLED),

@@ -12,12 +12,12 @@ import pytest
 from fastserve.keda import externalscaler_pb2 as wire
 from fastserve.keda import externalscaler_pb2_grpc
 from services.domain.errors import InvalidFieldError
-from services.runtime.channel import open_channel
 from services.runtime.error_statuses import from_grpc
 from services.runtime.server import RpcServer
 from services.scheduler.demand_watch import DemandWatch
 from services.scheduler.policies.group_demand import DemandLimits
 from services.scheduler.scaler_service import EXTERNAL_SCALER, ExternalScaler, register_scaler
+from tests.builders.channels import patient_channel
 from tests.builders.waits import LIMIT_S
 from tests.scheduler.fake_gateway_for_scheduler import FakeGatewayForScheduler
 from tests.scheduler.fake_worker_for_scheduler import FakeWorkerForScheduler, steps
@@ -61,7 +61,7 @@ async def served_scaler(least: int = 0, most: int = 4) -> AsyncIterator[ServedSc
         server = RpcServer("127.0.0.1:0", (EXTERNAL_SCALER,), lambda one: register_scaler(one, scaler))
         await server.start()
         try:
-            async with open_channel(server.address) as channel:
+            async with patient_channel(server.address) as channel:
                 yield ServedScaler(scheduler, scaler, externalscaler_pb2_grpc.ExternalScalerStub(channel))
         finally:
             await server.stop(0)

@@ -22,7 +22,6 @@ from services.domain.ids import Epoch, JobId
 from services.domain.protocol import Jobs
 from services.domain.server_status import NO_POOLS, PoolStatus
 from services.domain.submission import ServingLimits
-from services.runtime.channel import open_channel
 from services.runtime.error_statuses import from_grpc
 from services.scheduler import job_store as books
 from services.scheduler.driver import SchedulerDriver
@@ -30,6 +29,7 @@ from services.scheduler.outgoing_streams import GatewayStream, WorkerStream
 from services.scheduler.scheduler_config import SchedulerConfig
 from services.scheduler.scheduler_inbox import GatewayJoined, WorkerArrived
 from services.scheduler.scheduler_link import SchedulerLink
+from tests.builders.channels import patient_channel
 from tests.builders.stream_ends import error_at_end
 from tests.builders.waits import LIMIT_S, until
 from tests.scheduler.fake_gateway_for_scheduler import FakeGatewayForScheduler
@@ -264,7 +264,7 @@ async def test_a_gateway_that_does_not_read_loses_its_stream_to_its_next_one_alt
 
 
 async def test_a_gateway_that_says_hello_while_a_worker_joins_is_told_the_limits() -> None:
-    async with kv_manager() as (_, kv_address), open_channel(kv_address) as channel:
+    async with kv_manager() as (_, kv_address), patient_channel(kv_address) as channel:
         driver = SchedulerDriver(served_with(SchedulerConfig()), SchedulerLink(channel, kv_address), lambda ready: None)
         gateway = GatewayStream("g")
         driver.inbox.post(WorkerArrived(WorkerStream(Epoch(1)), FakeWorkerForScheduler(channel).facts))

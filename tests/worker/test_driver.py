@@ -22,9 +22,11 @@ from services.domain.ids import BlockId, CommandNumber, Epoch, JobId
 from services.domain.iteration import Plan, PlanWork, WorkerCounters, WorkerResult
 from services.domain.protocol import Applied, Assign, Done, IterationResult, KvToWorker, SampledToken
 from services.domain.worker_facts import WorkerFacts
+from services.worker import worker_links
 from services.worker.driver import PeerAddresses, WorkerDriver
 from services.worker.engine.compute_thread import ComputeThread
 from services.worker.one_rank import OneRank
+from tests.builders.channels import patient_channel
 from tests.builders.cost_profiles import flat_cost
 from tests.builders.waits import until
 from tests.worker.fake_kv_manager_for_worker import KvStream
@@ -124,6 +126,12 @@ class Rig:
         async with asyncio.timeout(LIMIT_S):
             with pytest.raises(kind):
                 await self.task
+
+
+@pytest.fixture(autouse=True)
+def _attempts_to_connect_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that a busy machine keeps waiting would begin another epoch."""
+    monkeypatch.setattr(worker_links, "open_channel", patient_channel)
 
 
 @asynccontextmanager

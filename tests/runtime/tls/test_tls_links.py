@@ -21,6 +21,7 @@ from services.runtime.error_statuses import from_grpc
 from services.runtime.server import READINESS, RpcServer
 from services.runtime.tls.tls_files import Certificates, TlsFiles
 from tests.builders.certificates import CertificateAuthority, replace
+from tests.builders.channels import patient_channel
 from tests.runtime.tls.shown_certificates import bytes_from, shown_serial
 
 SOON_S = 60.0
@@ -51,7 +52,7 @@ async def ask(channel: grpc.aio.Channel) -> Any:
 
 
 async def asked(address: str, files: TlsFiles) -> Any:
-    async with open_channel(address, tls=Certificates(files)) as channel:
+    async with patient_channel(address, tls=Certificates(files)) as channel:
         return await ask(channel)
 
 
@@ -133,7 +134,7 @@ async def test_health_alone_is_served_to_probes_without_tls(authority: Certifica
     files = authority.issue(tmp_path, "server").tls
     async with serving(files, probe_address="127.0.0.1:0") as server:
         assert server.probe_address is not None
-        async with open_channel(server.probe_address) as channel:
+        async with patient_channel(server.probe_address) as channel:
             assert await ask(channel) == SERVING
             reflection: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
             assert await code_of(reflection().read()) is grpc.StatusCode.UNIMPLEMENTED
@@ -144,7 +145,7 @@ async def test_new_certificates_and_a_new_ca_hold_for_new_connections_and_open_s
     before = CertificateAuthority()
     files = before.issue(tmp_path)
     kept = before.issue(tmp_path, "kept")
-    async with serving(files.tls) as server, open_channel(server.address, tls=Certificates(files.tls)) as channel:
+    async with serving(files.tls) as server, patient_channel(server.address, tls=Certificates(files.tls)) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=READINESS), timeout=SOON_S)
         assert (await watch.read()).status != SERVING
