@@ -131,7 +131,8 @@ class Backlog:
         context_tokens = (self._prompt_tokens + made_tokens + rest_tokens / 2) / jobs
         batch = self._full_batch(context_tokens)
         # Each of the stages has a batch of its own, and an iteration passes through all of them.
-        token_s = profile.decode_s(-(-batch // self._stages), context_tokens) / batch
+        full_s = profile.decode_s(-(-batch // self._stages), context_tokens)
+        token_s = full_s / batch
         work_s = self._prefill_s / self._stages + token_s * rest_tokens
         queue_s = work_s * max(0, jobs - batch) / jobs
         longest_tokens = self._longest_rest_tokens(batch)
@@ -139,7 +140,8 @@ class Backlog:
         last_s = longest_tokens * profile.decode_s(-(-left // self._stages), context_tokens)
         if jobs <= batch:
             last_s += self._prefill_s
-        return GroupBacklog(work_s, max(work_s, queue_s + last_s), min(1.0, jobs / batch))
+        pace = full_s / profile.decode_s(-(-jobs // self._stages), context_tokens) if jobs < batch else 1.0
+        return GroupBacklog(work_s, max(work_s, queue_s + last_s), min(1.0, jobs / batch), pace * jobs / batch)
 
     def _longest_rest_tokens(self, batch: int) -> float:
         """Tokens that the job with the longest rest makes, of those that run at once."""

@@ -1,7 +1,9 @@
 """How many worker groups are wanted, from the backlogs of those there are. Pure.
 
 Wanted are as many groups that no group has more than `target_s` seconds of work before it, and that at most
-`MOST_BUSY_SHARE` of what they can run at once is taken, so that a job that comes finds room. More are wanted at once;
+`MOST_BUSY_SHARE` of what they can run at once is taken, so that a job that comes finds room. But never are more wanted
+for the work than its jobs would keep at that share of their full pace: long jobs that all run already, in batches with
+room, are much work, and end hardly sooner if another group takes some of them. More are wanted at once;
 fewer only when the most that was wanted during `quiet_s` seconds is fewer. A group that comes takes its share of the
 jobs, so the backlog is counted over all groups, and jobs that wait for a first group count as one group's work.
 """
@@ -57,7 +59,8 @@ class GroupDemand:
         elapsed_s = 0.0 if self._updated_s is None else max(0.0, now_s - self._updated_s)
         self._updated_s = now_s
         self._busy_groups += (1.0 - exp(-elapsed_s / BUSY_MEMORY_S)) * (busy - self._busy_groups)
-        by_work = ceil(round(work_s / limits.target_s, 6))
+        full = sum(1.0 if one is None else one.full_groups for one in backlogs)
+        by_work = ceil(round(min(work_s / limits.target_s, full / MOST_BUSY_SHARE), 6))
         by_room = ceil(round(self._busy_groups / MOST_BUSY_SHARE, 6))
         waits = 1 if any(one is None or one.work_s > 0.0 for one in backlogs) else 0
         if not waits and by_room == 1:

@@ -18,6 +18,11 @@ PROFILE = CostProfile(
     prefill=(PrefillCost(1, 0.001), PrefillCost(1001, 1.001)),
     decode=tuple(DecodeCost(batch, context, TOKEN_S) for batch in (1, 8) for context in (1, 1000)),
 )
+BY_JOBS = CostProfile(
+    prefill=PROFILE.prefill,
+    decode=tuple(DecodeCost(batch, context, batch * TOKEN_S) for batch in (1, 8) for context in (1, 1000)),
+)
+"""Here an iteration takes as long as all its jobs one by one."""
 MAX_BATCH = 4
 LARGE_POOL_TOKENS = 1_000_000
 
@@ -30,9 +35,11 @@ def job(number: int, prompt_tokens: int = 100, max_tokens: int = 1000) -> Job:
     )  # fmt: skip
 
 
-def make(lengths: LengthDistribution | None = None, pool_tokens: int = LARGE_POOL_TOKENS) -> Backlog:
+def make(
+    lengths: LengthDistribution | None = None, pool_tokens: int = LARGE_POOL_TOKENS, profile: CostProfile = PROFILE
+) -> Backlog:
     backlog = Backlog(MAX_BATCH, lengths)
-    backlog.calibrate(PROFILE, pool_tokens, 1, ())
+    backlog.calibrate(profile, pool_tokens, 1, ())
     return backlog
 
 
@@ -137,6 +144,19 @@ def test_a_few_jobs_take_as_long_as_the_longest_of_them_and_many_as_their_work()
     assert many.drain_s == pytest.approx(many.work_s, rel=0.05)
 
 
+@pytest.mark.parametrize(("profile", "expected"), [(PROFILE, 0.5), (BY_JOBS, 1.0)])
+def test_half_a_batch_keeps_a_group_at_half_of_its_pace_unless_an_iteration_takes_twice_as_long_for_twice_the_jobs(
+    profile: CostProfile, expected: float
+) -> None:
+    backlog = make(profile=profile)
+    for number in range(MAX_BATCH // 2):
+        backlog.enter(job(number))
+    assert predicted(backlog).full_groups == pytest.approx(expected)
+    for number in range(MAX_BATCH // 2, 3 * MAX_BATCH):
+        backlog.enter(job(number))
+    assert predicted(backlog).full_groups == pytest.approx(3.0)
+
+
 def test_where_the_pool_is_small_fewer_run_at_once() -> None:
     roomy, cramped = make(), make(pool_tokens=500)
     for backlog in (roomy, cramped):
@@ -157,8 +177,8 @@ def test_a_policy_that_learns_is_asked_and_not_taught_twice() -> None:
 # --- groups ----------------------------------------------------------------------------------------------------------
 
 
-def of_work(work_s: float, busy_share: float = 0.1) -> GroupBacklog:
-    return GroupBacklog(work_s, work_s, busy_share)
+def of_work(work_s: float, busy_share: float = 0.1, full_groups: float = 1000.0) -> GroupBacklog:
+    return GroupBacklog(work_s, work_s, busy_share, full_groups)
 
 
 def demand(least: int = 1, most: int = 8, quiet_s: float = 60.0) -> GroupDemand:
@@ -167,6 +187,12 @@ def demand(least: int = 1, most: int = 8, quiet_s: float = 60.0) -> GroupDemand:
 
 def test_a_group_is_wanted_for_every_five_seconds_of_work() -> None:
     assert demand().update([of_work(4.0), of_work(8.5)], 0.0).wanted == 3
+
+
+def test_no_more_groups_are_wanted_for_the_work_than_its_jobs_would_keep_busy() -> None:
+    assert demand().update([of_work(30.0, full_groups=0.7)], 0.0).wanted == 1
+    assert demand().update([of_work(30.0, full_groups=0.9)], 0.0).wanted == 2
+    assert demand().update([of_work(30.0, full_groups=1.0), of_work(4.0, full_groups=1.3)], 0.0).wanted == 3
 
 
 def test_wanted_groups_stay_within_their_limits() -> None:
