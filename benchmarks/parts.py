@@ -16,6 +16,7 @@ from benchmarks import (
     guides,
     kernels,
     live_against_simulated,
+    live_scaling,
     memory,
     peer_figures,
     pipeline,
@@ -86,6 +87,7 @@ SEPARATE = (
     Part("peers", side_by_side.measure, peer_figures.tables, peer_figures.goals),
     Part("guides", guides.measure, guides.tables, guides.goals),
     Part("scaling", scaling.measure, scaling.tables, scaling.goals, scaling.draw),
+    Part("live_scaling", live_scaling.measure, live_scaling.tables, _no_goals, live_scaling.draw),
     Part("foreknowledge", foreknowledge.measure, foreknowledge.tables, foreknowledge.goals),
 )
 ALL_PARTS = (*PARTS, *SEPARATE)

@@ -1,18 +1,19 @@
 """Worker groups that come and go under bursts: by the scheduler's forecast, by the length of its queue, and not at all.
 
 Simulated, on the profile of Llama-3-8B on an H100 with batches of 64, so the figures do not depend on the machine that
-makes them. Jobs are those of foreknowledge.py's trace `clients`, under the default policy. They arrive at QUIET_LOAD
-times what one group sustains, and in bursts at BURST_LOAD times. A group that is wanted serves START_S seconds later; a
-group that goes drains first. All rules scale with the code of `fastserve autoscale`, after the same quiet times.
+makes them. Jobs are those of foreknowledge.py's trace `clients`, under the default policy, and the same with prompts
+and outputs an eighth as long. They arrive at QUIET_LOAD times what one group sustains, and in bursts at BURST_LOADS
+times. A group that is wanted serves START_S seconds later; a group that goes drains first. All rules scale with the
+code of `fastserve autoscale`, after the same quiet times.
 
-The forecast is the scheduler's own (services/scheduler/policies/group_demand.py). The queue is that of jobs beyond the
-batches, as engines tell it and autoscalers of pods are set up with it: a group for every so many jobs that wait,
-rounded up. How many is best depends on the jobs, so several are tried.
+The forecast is the scheduler's own (services/scheduler/policies/group_demand.py), with the default target. The queue is
+that of jobs beyond the batches, as engines tell it and autoscalers of pods are set up with it: a group for every so
+many jobs that wait, rounded up. How many is best depends on the jobs, so several are tried.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from random import Random
@@ -40,9 +41,12 @@ from services.workloads.job_records import percentile
 
 TRACE = "clients"
 MOST_GROUPS = 4
-QUIET_LOAD, BURST_LOAD = 0.4, 3.0
-PERIOD_S, BURST_S = 300.0, 60.0
-PERIODS = 3
+SHORTER = {"long": 1, "short": 8}
+"""By what prompts and outputs are divided."""
+QUIET_LOAD = 0.4
+BURST_LOADS = (1.5, 3.0)
+"""Of the periods."""
+PERIOD_S, BURST_S = 180.0, 45.0
 START_S = 30.0
 QUIET_S = 30.0
 TARGET_S = 5.0
@@ -52,21 +56,22 @@ SEED = 1
 FORECAST = "forecast"
 
 
-def arrivals_s(capacity_per_s: float, periods: int, random: Random) -> list[float]:
+def arrivals_s(capacity_per_s: float, burst_loads: Sequence[float], random: Random) -> list[float]:
     """Poisson arrivals; each period begins quietly and ends with a burst."""
     times_s: list[float] = []
     at_s = 0.0
     while True:
         in_burst = at_s % PERIOD_S >= PERIOD_S - BURST_S
-        at_s += random.expovariate(capacity_per_s * (BURST_LOAD if in_burst else QUIET_LOAD))
-        if at_s >= periods * PERIOD_S:
+        load = burst_loads[int(at_s // PERIOD_S)] if in_burst else QUIET_LOAD
+        at_s += random.expovariate(capacity_per_s * load)
+        if at_s >= len(burst_loads) * PERIOD_S:
             return times_s
         times_s.append(at_s)
 
 
-def by_forecast() -> GroupsWanted:
+def by_forecast(quiet_s: float = QUIET_S) -> GroupsWanted:
     """As the scheduler tells autoscalers."""
-    demand = GroupDemand(DemandLimits(TARGET_S, QUIET_S, 1, MOST_GROUPS))
+    demand = GroupDemand(DemandLimits(TARGET_S, quiet_s, 1, MOST_GROUPS))
 
     def wanted(groups: Mapping[int, SimulatedGroup], now_s: float) -> int:
         backlogs = [group.scheduler.iterations.backlog.predicted() for group in groups.values()]
@@ -75,27 +80,42 @@ def by_forecast() -> GroupsWanted:
     return wanted
 
 
-def by_queue(target_jobs: int) -> GroupsWanted:
-    """A group for every `target_jobs` jobs beyond the batches: the most of the quiet time, as an HPA holds it."""
-    recent: deque[tuple[float, int]] = deque()
+class QueueRule:
+    """A group for every `target_jobs` jobs that wait: the most of the quiet time, as an HPA holds it."""
 
-    def wanted(groups: Mapping[int, SimulatedGroup], now_s: float) -> int:
-        waiting = sum(max(0, len(group.scheduler.jobs) - MAX_BATCH) for group in groups.values())
-        recent.append((now_s, min(max(1, ceil(waiting / target_jobs)), MOST_GROUPS)))
-        while recent[0][0] < now_s - QUIET_S:
+    def __init__(self, target_jobs: int, quiet_s: float) -> None:
+        self._target_jobs = target_jobs
+        self._quiet_s = quiet_s
+        self._recent: deque[tuple[float, int]] = deque()
+
+    def wanted(self, waiting: float, now_s: float) -> int:
+        """Groups, 1 to MOST_GROUPS."""
+        recent = self._recent
+        recent.append((now_s, min(max(1, ceil(waiting / self._target_jobs)), MOST_GROUPS)))
+        while recent[0][0] < now_s - self._quiet_s:
             recent.popleft()
         return max(count for _, count in recent)
+
+
+def by_queue(target_jobs: int, quiet_s: float = QUIET_S, max_batch: int = MAX_BATCH) -> GroupsWanted:
+    """By the jobs beyond the batches."""
+    rule = QueueRule(target_jobs, quiet_s)
+
+    def wanted(groups: Mapping[int, SimulatedGroup], now_s: float) -> int:
+        waiting = sum(max(0, len(group.scheduler.jobs) - max_batch) for group in groups.values())
+        return rule.wanted(waiting, now_s)
 
     return wanted
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingTask:
-    """One rule: `fixed` groups, or by the queue with this target, or by the forecast."""
+    """One rule: `fixed` groups, or by the queue with this target, or by the forecast. `jobs`: of SHORTER."""
 
+    jobs: str
     fixed: int = 0
     queue_target: int = 0
-    periods: int = PERIODS
+    burst_loads: tuple[float, ...] = BURST_LOADS
 
     @property
     def name(self) -> str:
@@ -107,28 +127,42 @@ class ScalingTask:
         """Its figures."""
         values: dict[str, object] = {"max_batch": MAX_BATCH, "groups": self.fixed or 1}
         setup = server_setup(resolve(SimulateSettings, "simulate", values, {}), find_profile(PROFILE))
-        capacity_per_s, jobs = traffic(self.periods)
+        capacity_per_s, jobs = traffic(SHORTER[self.jobs], self.burst_loads)
         jobs = with_equal_limits(jobs, setup)  # nobody is told how long they become
+        told = {"lengths": self.jobs, "rule": self.name, "capacity_per_s": round(capacity_per_s, 3)}
         if self.fixed:
-            return _figures(self.name, simulate(setup, jobs), self.fixed) | {"capacity_per_s": round(capacity_per_s, 3)}
+            return told | figures(simulate(setup, jobs), self.fixed)
         wanted = by_queue(self.queue_target) if self.queue_target else by_forecast()
         scaling = ScalingSetup(wanted, ScaleLimits(1, MOST_GROUPS, QUIET_S, 1), START_S)
-        return _figures(self.name, simulate(setup, jobs, scaling=scaling), 0)
+        return told | figures(simulate(setup, jobs, scaling=scaling))
 
 
-def traffic(periods: int) -> tuple[float, list[SimulatedJob]]:
-    """What one group sustains of these jobs, and the jobs."""
-    lengths = TRACES[TRACE](CAPACITY_JOBS, SEED).trace
-    capacity_per_s = fcfs_capacity_per_s(FCFS.setup, simulated_jobs(lengths))
-    times_s = arrivals_s(capacity_per_s, periods, Random(f"{SEED}/bursts"))
-    whole = simulated_jobs(TRACES[TRACE](len(times_s), SEED).trace)
-    return capacity_per_s, [
-        SimulatedJob(job.job_id, at_s, job.prompt_tokens, job.output_tokens, client_number=job.client_number)
-        for job, at_s in zip(whole, times_s, strict=True)
+def shortened(count: int, shorter: int) -> list[SimulatedJob]:
+    """So many jobs of the trace, with prompts and outputs divided by `shorter`."""
+    return [
+        SimulatedJob(
+            job.job_id,
+            job.arrival_s,
+            max(1, job.prompt_tokens // shorter),
+            max(1, job.output_tokens // shorter),
+            client_number=job.client_number,
+        )
+        for job in simulated_jobs(TRACES[TRACE](count, SEED).trace)
     ]
 
 
-def _figures(name: str, simulation: Simulation, fixed: int) -> dict[str, Any]:
+def traffic(shorter: int, burst_loads: Sequence[float]) -> tuple[float, list[SimulatedJob]]:
+    """What one group sustains of these jobs, and the jobs."""
+    capacity_per_s = fcfs_capacity_per_s(FCFS.setup, shortened(CAPACITY_JOBS, shorter))
+    times_s = arrivals_s(capacity_per_s, burst_loads, Random(f"{SEED}/bursts"))
+    jobs = shortened(len(times_s), shorter)
+    return capacity_per_s, [replace(job, arrival_s=at_s) for job, at_s in zip(jobs, times_s, strict=True)]
+
+
+def figures(simulation: Simulation, fixed: int = 0) -> dict[str, Any]:
+    """Of all jobs, and of the groups; `fixed` of them, or those that came and went. Raises BenchError for a job that
+    failed.
+    """
     failed = [outcome for outcome in simulation.outcomes if outcome.error is not None]
     if failed:
         raise BenchError(f"{len(failed)} of {len(simulation.outcomes)} jobs failed: {failed[0].error}")
@@ -136,7 +170,6 @@ def _figures(name: str, simulation: Simulation, fixed: int) -> dict[str, Any]:
     first_s = sorted(outcome.token_times_s[0] - outcome.arrival_s for outcome in simulation.outcomes)
     group_s = sum(span.to_s - span.from_s for span in simulation.spans) or fixed * simulation.duration_s
     return {
-        "rule": name,
         "jobs": len(jct_s),
         "mean_jct_s": round(fmean(jct_s), 3),
         "p99_jct_s": round(percentile(jct_s, 0.99), 3),
@@ -153,42 +186,65 @@ def _run(task: ScalingTask, report: Callable[[int], None]) -> dict[str, Any]:
 
 def measure(settings: BenchSettings) -> dict[str, Any]:
     """Simulates all rules."""
-    periods = settings.pick(PERIODS, 1)
-    tasks = [ScalingTask(fixed=count, periods=periods) for count in FIXED]
-    tasks += [ScalingTask(queue_target=target, periods=periods) for target in QUEUE_TARGETS]
-    tasks.append(ScalingTask(periods=periods))
+    loads = settings.pick(BURST_LOADS, BURST_LOADS[:1])
+    rules: list[dict[str, int]] = [{"fixed": count} for count in FIXED]
+    rules += [{"queue_target": target} for target in QUEUE_TARGETS]
+    tasks = [ScalingTask(jobs, burst_loads=loads, **rule) for jobs in SHORTER for rule in (*rules, {})]
     runs = over_processes(_run, tasks, cores(), lambda done: None)
-    bursts = [[(number + 1) * PERIOD_S - BURST_S, (number + 1) * PERIOD_S] for number in range(periods)]
-    shape = {"periods": periods, "bursts": bursts, "most_groups": MOST_GROUPS}
+    bursts = [[(number + 1) * PERIOD_S - BURST_S, (number + 1) * PERIOD_S] for number in range(len(loads))]
+    shape = {"burst_loads": list(loads), "bursts": bursts, "most_groups": MOST_GROUPS}
     return {"profile": PROFILE, "max_batch": MAX_BATCH, **shape, "runs": runs}
 
 
-def _run_named(measured: dict[str, Any], name: str) -> dict[str, Any]:
-    run: dict[str, Any] = next(run for run in measured["runs"] if run["rule"] == name)
-    return run
+def run_of(measured: dict[str, Any], lengths: str, rule: str) -> dict[str, Any]:
+    """The run of these jobs by this rule."""
+    found: dict[str, Any] = next(run for run in measured["runs"] if (run["lengths"], run["rule"]) == (lengths, rule))
+    return found
+
+
+def table_of(title: str, note: str, runs: Sequence[dict[str, Any]]) -> Table:
+    """A line for each run."""
+    rows = []
+    for run in runs:
+        came = sum(1 for group, *_ in run["spans"] if group)
+        durations = (run["mean_jct_s"], run["p99_jct_s"], run["p99_first_token_s"])
+        rows.append(
+            (run["rule"], *map(seconds, durations), f"{run['group_s']:.0f}", str(came) if run["spans"] else "-")
+        )
+    heading = ("groups", "mean JCT, s", "P99 JCT, s", "P99 first token, s", "group-seconds", "groups that came")
+    return Table(title, heading, rows, note)
 
 
 def tables(measured: dict[str, Any]) -> list[Table]:
     """This part of the summary."""
-    rows = []
-    for run in measured["runs"]:
-        came = sum(1 for group, *_ in run["spans"] if group)
-        figures = (run["mean_jct_s"], run["p99_jct_s"], run["p99_first_token_s"])
-        rows.append((run["rule"], *map(seconds, figures), f"{run['group_s']:.0f}", str(came) if run["spans"] else "-"))
-    note = (
-        f"Simulated: {measured['profile']}, batches of {measured['max_batch']}, {measured['runs'][0]['jobs']} jobs; "
-        f"{PERIOD_S:g} s each of {QUIET_LOAD:g} times what a group sustains, the last {BURST_S:g} s of them at "
-        f"{BURST_LOAD:g} times, {measured['periods']} times. A group serves {START_S:g} s after it is wanted."
-    )
-    heading = ("groups", "mean JCT, s", "P99 JCT, s", "P99 first token, s", "group-seconds", "groups that came")
-    return [Table("Groups that come and go under bursts", heading, rows, note)]
+    made = []
+    for lengths in SHORTER:
+        runs = [run for run in measured["runs"] if run["lengths"] == lengths]
+        note = (
+            f"Simulated: {measured['profile']}, batches of {measured['max_batch']}, {runs[0]['jobs']} jobs, "
+            f"{runs[0]['capacity_per_s']:.1f} a second of which a group sustains. {PERIOD_S:g} s each of "
+            f"{QUIET_LOAD:g} times that, the last {BURST_S:g} s of them at {listed(measured['burst_loads'])} times. "
+            f"A group serves {START_S:g} s after it is wanted."
+        )
+        made.append(table_of(f"Groups that come and go under bursts, {lengths} jobs", note, runs))
+    return made
+
+
+def listed(loads: Sequence[float]) -> str:
+    """1.5, 3 and 2."""
+    *first, last = (f"{load:g}" for load in loads)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def goals(measured: dict[str, Any]) -> list[Goal]:
     """Against two groups that stay, which cost as much or more."""
-    ours, two = _run_named(measured, FORECAST), _run_named(measured, "2 fixed")
     return [
-        at_most("mean JCT by the forecast, over that of 2 fixed groups", ours["mean_jct_s"] / two["mean_jct_s"], 1.0),
+        at_most(
+            f"mean JCT of {lengths} jobs by the forecast, over that of 2 fixed groups",
+            run_of(measured, lengths, FORECAST)["mean_jct_s"] / run_of(measured, lengths, "2 fixed")["mean_jct_s"],
+            1.0,
+        )
+        for lengths in SHORTER
     ]
 
 
