@@ -1,5 +1,5 @@
-"""What all tests share: one thread of torch a worker, and hypothesis without a clock, so that a busy machine fails
-nothing.
+"""What all tests share: one thread of torch a worker, hypothesis without a clock, so that a busy machine fails nothing,
+and which tests come first.
 
 The examples are the same in every run: a failure seen once is seen again. `HYPOTHESIS_PROFILE=search` draws new and
 more ones.
@@ -20,6 +20,33 @@ settings.register_profile(
 )
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+FIRST = (
+    "tests/e2e/test_token_parity.py",
+    "tests/e2e/test_group.py",
+    "tests/e2e/test_lives.py",
+    "tests/e2e/",
+    "tests/worker/test_worker_process.py",
+    "tests/benchmarks/",
+    "tests/protocol/",
+    "tests/worker/",
+    "tests/scheduler/",
+    "tests/cli/",
+    "tests/evaluation/",
+)
+"""Files that take long, those that take longest first: the last files of a run are short, so that no process is left to
+end it alone.
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of FIRST, then all others; each file's own in their order."""
+
+    def place(item: pytest.Item) -> int:
+        return next((place for place, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))
+
+    items.sort(key=place)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
