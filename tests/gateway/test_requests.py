@@ -261,16 +261,15 @@ async def test_the_last_update_on_a_cancelled_job_does_not_end_its_successor(
 
 async def test_a_client_that_leaves_while_its_long_text_is_tokenized_leaves_no_job(pair: Pair) -> None:
     gateway, scheduler = pair
-    stream = gateway.generate(dog_request(text="the lazy dog sleeps, " * 60, max_tokens=1))
-    stream.cancel()
-    collecting = asyncio.create_task(gateway.collect(dog_request(text="the lazy dog sleeps, " * 60, max_tokens=1)))
-    reached = [await scheduler.next_job()]
-    while reached[-1].cancelled.done() or scheduler.waiting_jobs:
-        reached.append(await scheduler.next_job())
-    reached[-1].send(5, finish=EndReason.LENGTH)
+    text = "the lazy dog sleeps, " * 60
+    gateway.generate(dog_request(text=text, max_tokens=1)).cancel()
+    collecting = asyncio.create_task(gateway.collect(dog_request(text=text, max_tokens=2)))
+    while (job := await scheduler.next_job()).submission.sampling.max_tokens == 1:
+        pass
+    job.send(5, finish=EndReason.LENGTH)
     await collecting
-    for job in reached[:-1]:
-        assert await job.cancel_reason() is EndReason.CANCELLED
+    for other in list(scheduler.jobs.values()):
+        assert other is job or await other.cancel_reason() is EndReason.CANCELLED
 
 
 async def test_more_open_requests_than_the_gateway_takes_are_refused_with_a_time_to_wait(model: Path) -> None:

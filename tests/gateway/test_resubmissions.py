@@ -16,6 +16,7 @@ from services.domain.errors import AdmissionFullError, NotReadyError, StreamLost
 from services.domain.generation import EndReason, TokenLogprob
 from services.domain.submission import ServingLimits, Submission
 from services.gateway import __main__ as gateway_process
+from services.gateway import cancelled_requests as leaving
 from services.gateway import resubmissions
 from services.runtime.error_statuses import from_grpc
 from tests.builders.generate_requests import dog_request
@@ -270,8 +271,9 @@ async def test_a_client_that_goes_while_there_is_no_scheduler_takes_its_job_with
 
 
 async def test_a_request_that_is_not_submitted_yet_when_the_scheduler_is_lost_waits_for_the_next_one(
-    model: Path,
+    model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(leaving, "LIMIT_S", SOON_S)
     async with gateway_and_schedulers(model) as (gateway, schedulers):
         # An id whose earlier job still has a last word to come is submitted after that.
         schedulers.now.answers_cancels = False

@@ -173,7 +173,7 @@ async def test_draining_refuses_new_jobs_and_leaves_those_that_do_not_end_to_the
     async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=50)
         await worker.step()
-        drain = asyncio.create_task(served.driver.drain(0.2))
+        drain = asyncio.create_task(served.driver.drain(1.0))
         await asyncio.sleep(0)
         await gateway.submit("b")
         await gateway.until_ended("b")
