@@ -48,7 +48,7 @@ NAMES = ("CPU of gateway, scheduler, KV manager", "CPU with the worker's", "JCT"
 Pass = dict[str, float]
 
 
-class _Receiver:
+class TraceReceiver:
     """The receiver's process."""
 
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
@@ -68,7 +68,7 @@ class _Receiver:
 
 
 @asynccontextmanager
-async def _receiver(log: Path) -> AsyncIterator[_Receiver]:
+async def receiving(log: Path) -> AsyncIterator[TraceReceiver]:
     pipe = asyncio.subprocess.PIPE
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
@@ -77,7 +77,7 @@ async def _receiver(log: Path) -> AsyncIterator[_Receiver]:
     try:
         assert process.stdout is not None, "stdout is a pipe"
         address = (await asyncio.wait_for(process.stdout.readline(), RECEIVER_LIMIT_S)).decode().strip()
-        yield _Receiver(process, address)
+        yield TraceReceiver(process, address)
     finally:
         if process.returncode is None:
             process.kill()
@@ -129,7 +129,7 @@ def _trace(settings: BenchSettings, seed: int, jobs: int) -> Path:
     return write_trace(settings.folder("traces") / f"tracing-{seed}.jsonl", trace)
 
 
-async def _rounds(settings: BenchSettings, servers: Mapping[str, Server], receiver: _Receiver) -> dict[str, Any]:
+async def _rounds(settings: BenchSettings, servers: Mapping[str, Server], receiver: TraceReceiver) -> dict[str, Any]:
     jobs, count = settings.pick((JOBS, ROUNDS), (QUICK_JOBS, QUICK_ROUNDS))
     passes: dict[str, list[Pass]] = {mode: [] for mode in MODES}
     for mode in MODES:
@@ -154,7 +154,7 @@ async def _rounds(settings: BenchSettings, servers: Mapping[str, Server], receiv
 async def _measure(settings: BenchSettings) -> dict[str, Any]:
     threads = ["--threads", "1"] if settings.threads is None else []
     async with AsyncExitStack() as stack:
-        receiver = await stack.enter_async_context(_receiver(settings.folder("logs") / "otlp-receiver.log"))
+        receiver = await stack.enter_async_context(receiving(settings.folder("logs") / "otlp-receiver.log"))
         servers = {}
         for number, mode in enumerate(MODES):
             variables = _variables(mode, receiver.address)
