@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,13 +29,18 @@ class SlowEngine:
         return replace(result, result=replace(result.result, duration_s=duration_s))
 
 
-def main(factor: str, *flags: str) -> int:
+def replace_engine(other: Callable[[Any], Any]) -> None:
+    """Has the worker of this process use what `other` makes of its engine."""
     plain = OneRank.__init__
 
-    def with_slow_engine(self: OneRank, engine: Any, *others: Any) -> None:
-        plain(self, SlowEngine(engine, float(factor)), *others)
+    def with_other_engine(self: OneRank, engine: Any, *others: Any) -> None:
+        plain(self, other(engine), *others)
 
-    OneRank.__init__ = with_slow_engine  # type: ignore[method-assign, assignment]
+    OneRank.__init__ = with_other_engine  # type: ignore[method-assign, assignment]
+
+
+def main(factor: str, *flags: str) -> int:
+    replace_engine(lambda engine: SlowEngine(engine, float(factor)))
     return worker_main(list(flags))
 
 

@@ -19,19 +19,19 @@ import grpc.aio
 import httpx2
 import pytest
 
-from models.make_random import RandomModel, write_random_model
 from tests.builders.generate_requests import ids_request
+from tests.builders.model_folders import tiny_model_folder
 from tests.builders.waits import wait_until
 from tests.e2e.client import LIMIT_S, Choice, Client, client_of
-from tests.e2e.cluster import Cluster, running_cluster
+from tests.e2e.cluster import Cluster
 from tests.e2e.group_cluster import EVERY_JOB_TAKES_TURNS
 from tests.e2e.observed import NONE, lines_of
 from tests.rest.running_front import running_front
 
 pytestmark = pytest.mark.timeout(240)  # a start of all services
 
-SLOW = RandomModel(1024, 12, 16, 4, intermediate=3584, vocabulary=512, context=192)
-"""160 million parameters: some 25 ms an iteration of float32 on one thread."""
+ITERATION_S = 0.025
+"""As of 160 million parameters of float32 on one thread."""
 POOL_TOKENS = 400
 """Three of the jobs below fit."""
 PLANS_IN_FLIGHT = 2
@@ -61,18 +61,19 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    model = tmp_path_factory.mktemp("model") / "slow"
-    write_random_model(SLOW, model)
+    model = tiny_model_folder(tmp_path_factory.mktemp("model"))
     flags = ("--dtype", "float32", "--threads", "1", "--kv-device-tokens", str(POOL_TOKENS), "--kv-host-tokens", "4096")
     folder = tmp_path_factory.mktemp("cluster")
-    with running_cluster(
-        model,
-        folder,
-        worker_flags=flags,
-        scheduler_flags=("--max-batch", "4", *EVERY_JOB_TAKES_TURNS),
-        observed=SERVICES,
-    ) as running:
-        yield running
+    cluster = Cluster(model, folder, flags, observed=SERVICES)
+    try:
+        cluster.set_policies("skip-join-mlfq", "proactive", ("--max-batch", "4", *EVERY_JOB_TAKES_TURNS))
+        paced = ("tests.e2e.paced_worker", str(ITERATION_S), str(cluster.trace_of("worker")))
+        cluster.processes["worker"] = cluster.start_other_worker(module=paced)
+        cluster.start_gateway()
+        cluster.wait_ready()
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 def held_at(lines: Sequence[dict[str, Any]], job: str, at_s: float) -> tuple[int, int]:
