@@ -9,9 +9,11 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -26,6 +28,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 FIRST = (
     "tests/e2e/test_token_parity.py",
+    "tests/e2e/test_opt.py",
     "tests/e2e/test_group.py",
     "tests/e2e/test_lives.py",
     "tests/e2e/",
@@ -36,10 +39,40 @@ FIRST = (
     "tests/scheduler/",
     "tests/cli/",
     "tests/evaluation/",
+    "tests/rest/",
+    "tests/runtime/",
+    "tests/test_house_rules.py",
+    "tests/deploy/",
+    "tests/simulator/",
+    "tests/experiments/",
+    "tests/gateway/",
 )
 """Files that take long, those that take longest first: the last files of a run are short, so that no process is left to
 end it alone.
 """
+
+
+WITH_TRANSFORMERS = (
+    "tests/e2e/test_opt.py",
+    "tests/models/",
+    "tests/worker/engine/test_opt.py",
+    "tests/worker/engine/test_prompt_scoring.py",
+    "tests/worker/kernels/",
+    "tests/worker/model/",
+)
+"""Most of these compare with models of transformers, whose import takes seconds: one process runs them all."""
+
+
+class ByWhatIsShared(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
+    """A file, or several of WITH_TRANSFORMERS, for the next process that has nothing to do."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "with transformers" if nodeid.startswith(WITH_TRANSFORMERS) else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByWhatIsShared:
+    """How xdist hands out the tests."""
+    return ByWhatIsShared(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

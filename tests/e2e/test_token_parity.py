@@ -140,5 +140,5 @@ def run_as_alone(
     assert different == []
     assert [given.text for given in together] == [by_itself.text for by_itself in alone.values()]
     assert [given.prompt_logprobs for given in together] == [by_itself.prompt_logprobs for by_itself in alone.values()]
-    wait_until(cluster.is_idle, "every block free again", 20.0)
+    wait_until(cluster.is_idle, "every block free again")
     return together

@@ -72,7 +72,7 @@ async def test_each_request_is_one_whole_trace(traced: tuple[Cluster, OtlpReceiv
     await asyncio.to_thread(
         wait_until, lambda: all(everything <= names(receiver.trace(one)) for one in traces), "all traces"
     )
-    wait_until(cluster.is_idle, "every block free", 20.0)
+    wait_until(cluster.is_idle, "every block free")
     for number, one in enumerate(traces):
         check_shape(receiver.trace(one), given[number])
     wanted = {

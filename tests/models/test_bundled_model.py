@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models.corpus import Kind, documents, is_held_out
 from models.folder import END_IDS, SPECIAL_TOKENS, generation_config, tokenizer_config, turn
@@ -75,7 +75,7 @@ def test_a_slice_of_held_out_text_measures_within_the_promised_limits(
 def test_logits_equal_those_of_transformers_up_to_the_end_of_the_context(
     model: LlamaModel, rows: dict[Kind, Tensor]
 ) -> None:
-    reference = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
     ids = rows[Kind.CODE].flatten()[None, : model.shape.context]
     assert ids.shape[1] == model.shape.context
     with torch.inference_mode():
@@ -94,7 +94,7 @@ def test_positions_near_the_end_of_the_context_are_predicted_as_well_as_those_be
 
 
 def test_the_chat_template_writes_turns_as_the_model_learned_them(tokenizer: Tokenizer) -> None:
-    reference = AutoTokenizer.from_pretrained(BUNDLED)
+    reference = transformers.AutoTokenizer.from_pretrained(BUNDLED)
     conversation = [
         {"role": "user", "content": "What does json.dumps do?"},
         {"role": "assistant", "content": "Serialize obj to a JSON formatted str."},

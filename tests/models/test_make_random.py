@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models.make_random import PRESETS, RandomModel, ShapeError, config_of, parse, write_random_model
 
@@ -46,7 +46,9 @@ def test_every_family_loads_in_transformers_and_its_two_best_logits_stand_apart(
     shape: str, tied: bool, tmp_path: Path
 ) -> None:
     write_random_model(replace(TINY, **SHAPES[shape], tied=tied), tmp_path)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, output_loading_info=True
+    )
     model, report = loaded
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
@@ -69,7 +71,7 @@ def test_the_same_seed_writes_the_same_bytes_and_another_seed_other_weights(tmp_
 
 def test_the_size_of_a_head_may_differ_from_hidden_over_heads(tmp_path: Path) -> None:
     write_random_model(replace(TINY, head_size=32, family="qwen3", dtype="bfloat16"), tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert model.model.layers[0].self_attn.q_proj.weight.shape == (4 * 32, 64)
     assert model.dtype is torch.bfloat16
 
@@ -88,7 +90,7 @@ def test_every_id_decodes_to_some_text_and_every_text_survives(vocabulary: int, 
 
 def test_a_random_model_has_a_chat_template(tmp_path: Path) -> None:
     write_random_model(TINY, tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     text = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
     assert text == "<|begin_of_text|><|user|>\nhi<|end_of_turn|>\n"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import OPTForCausalLM
+import transformers
 
 from services.worker.kernels.kernel_choice import with_kernels
 from services.worker.model.loader import filled_model
@@ -37,7 +37,7 @@ def test_jobs_in_chunks_preempted_recomputed_and_swapped_give_the_tokens_of_the_
     like_350m: bool, natively: bool, tmp_path: Path
 ) -> None:
     folder = tiny_opt_folder(tmp_path, like_350m=like_350m)
-    reference = OPTForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    reference = transformers.OPTForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model = with_kernels(filled_model(folder, "cpu", torch.float32), natively)
     engine = new_engine(device_blocks=24, host_blocks=48, model=model)
     runner = FakeSchedulerPlans(FakeKvCommands(engine))

@@ -47,18 +47,16 @@ OPT_SHAPE: dict[str, Any] = {
     "attn_implementation": "eager",
     "pad_token_id": None,
 }
-FAMILIES = {
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-    "opt": (transformers.OPTConfig, transformers.OPTForCausalLM),
-}
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "opt": "OPT"}
+"""What the classes' names begin with. They are loaded when one is needed: that takes seconds, and every process that
+collects tests has this module.
+"""
 
 
 def reference_model(family: str, **changes: Any) -> Any:
     """A transformers model whose every parameter, biases and norms too, is random and matters."""
-    config_class, model_class = FAMILIES[family]
+    name = FAMILIES[family]
+    config_class, model_class = getattr(transformers, f"{name}Config"), getattr(transformers, f"{name}ForCausalLM")
     shape = OPT_SHAPE if family == "opt" else SHAPE
     model = model_class(config_class(**{**shape, **changes})).eval()
     generator = torch.Generator().manual_seed(7)
