@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
@@ -86,21 +86,23 @@ def test_a_request_is_a_child_of_what_the_client_names_and_jobs_are_its_children
     assert decode.attributes == {"fastserve.tokens": 7, "fastserve.merged_spans": 2, "fastserve.active_s": 0.5}
 
 
-def encoded(span: ReadableSpan) -> Span:
+def encoded(span: ReadableSpan) -> ScopeSpans:
     """As it is exported, but for its own id."""
-    made: Span = encode_spans([span]).resource_spans[0].scope_spans[0].spans[0]
-    made.span_id = b""
+    made: ScopeSpans = encode_spans([span]).resource_spans[0].scope_spans[0]
+    made.spans[0].span_id = b""
     return made
 
 
-def test_what_is_exported_is_what_the_sdk_exports_of_a_span_of_its_own() -> None:
+@pytest.mark.parametrize("failed", [False, True])
+def test_what_is_exported_is_what_the_sdk_exports_of_a_span_of_its_own(failed: bool) -> None:
     told: dict[str, Any] = {"gen_ai.request.model": "m", "fastserve.tokens": 7, "fastserve.active_s": 0.5}
-    lists = {"gen_ai.response.finish_reasons": ("stop", "length"), "error.type": "ValueError"}
+    lists: dict[str, Any] = {"gen_ai.response.finish_reasons": ("stop", "length")}
     tracer, sdk = MemoryTracer(), InMemorySpanExporter()
     ours = tracer.serve("chat m", {"traceparent": PARENT, "tracestate": "a=b"}, 1.0, told)
     ours.event("fastserve.epoch_ended", 2.0)
     ours.set(lists)
-    ours.fail("ValueError")
+    if failed:
+        ours.fail("ValueError")
     ours.end(3.0)
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(sdk))
@@ -109,7 +111,9 @@ def test_what_is_exported_is_what_the_sdk_exports_of_a_span_of_its_own() -> None
     own = provider.get_tracer("fastserve").start_span("chat m", above, SpanKind.SERVER, told, start_time=start_ns)
     own.add_event("fastserve.epoch_ended", timestamp=start_ns + 10**9)
     own.set_attributes(lists)
-    own.set_status(StatusCode.ERROR)
+    if failed:
+        own.set_attribute("error.type", "ValueError")
+        own.set_status(StatusCode.ERROR)
     own.end(start_ns + 2 * 10**9)
     assert encoded(tracer.spans[0]) == encoded(sdk.get_finished_spans()[0])
     assert tracer.spans[0].resource.attributes == sdk.get_finished_spans()[0].resource.attributes
