@@ -206,11 +206,9 @@ def table_of(title: str, note: str, runs: Sequence[dict[str, Any]]) -> Table:
     """A line for each run."""
     rows = []
     for run in runs:
-        came = sum(1 for group, *_ in run["spans"] if group)
+        came = sum(1 for _, from_s, _ in run["spans"] if from_s)
         durations = (run["mean_jct_s"], run["p99_jct_s"], run["p99_first_token_s"])
-        rows.append(
-            (run["rule"], *map(seconds, durations), f"{run['group_s']:.0f}", str(came) if run["spans"] else "-")
-        )
+        rows.append((run["rule"], *map(seconds, durations), f"{run['group_s']:.0f}", str(came) if came else "-"))
     heading = ("groups", "mean JCT, s", "P99 JCT, s", "P99 first token, s", "group-seconds", "groups that came")
     return Table(title, heading, rows, note)
 
@@ -236,13 +234,20 @@ def listed(loads: Sequence[float]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def better_queues(measured: dict[str, Any], lengths: str) -> int:
+    """Rules on the queue by which these jobs ended sooner than by the forecast, with fewer group-seconds."""
+    ours = run_of(measured, lengths, FORECAST)
+    queues = [run_of(measured, lengths, f"queue of {target}") for target in QUEUE_TARGETS]
+    return sum(run["mean_jct_s"] < ours["mean_jct_s"] and run["group_s"] < ours["group_s"] for run in queues)
+
+
 def goals(measured: dict[str, Any]) -> list[Goal]:
-    """Against two groups that stay, which cost as much or more."""
+    """One target for all jobs: no queue is better in both figures, whichever target it has been given."""
     return [
         at_most(
-            f"mean JCT of {lengths} jobs by the forecast, over that of 2 fixed groups",
-            run_of(measured, lengths, FORECAST)["mean_jct_s"] / run_of(measured, lengths, "2 fixed")["mean_jct_s"],
-            1.0,
+            f"{lengths} jobs: queue lengths that scale better than the forecast, in mean JCT and group-seconds both",
+            better_queues(measured, lengths),
+            0,
         )
         for lengths in SHORTER
     ]

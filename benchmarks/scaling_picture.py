@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from services.experiments.figure_pages import STYLE, write_page
 
 PICTURE, LIVE_PICTURE = "scaling", "live_scaling"
-_WIDTH, _ROW_HEIGHT, _FRAME_HEIGHT = 9.4, 0.85, 0.9
+_WIDTH, _ROW_HEIGHT, _FRAME_HEIGHT = 9.4, 1.1, 0.9
 _BURST = "#f2e3c9"
 _COLOURS = ("#30638e", "#edae49", "#3d9970", "#d1495b")
 _SIMULATED = "#777777"
@@ -34,7 +34,7 @@ def draw_groups(measured: dict[str, Any], out: Path) -> Path:
     shown = [
         (run, None) for run in measured["runs"] if run["spans"] and run["lengths"] == measured["runs"][0]["lengths"]
     ]
-    caption = f"Worker groups over time, simulated: {measured['profile']}, one trace under every rule."
+    caption = f"Worker groups over time, simulated: {measured['profile']}, one trace of long jobs under every rule."
     return _drawn(measured, shown, "Groups that come and go under bursts", caption, out, PICTURE)
 
 
