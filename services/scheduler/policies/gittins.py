@@ -15,9 +15,10 @@ There the unit of that time is the inverse of the decay rate of response times. 
 of: the backlog, which is the expected seconds of work of all jobs in the system, and the time that a long job
 (LONG_SHARE) runs in a full batch. Both are the cost model's seconds; the pace makes them those of the clock, which
 arrivals are. Twice the backlog allows twice the overtaking, so the tail stays about the same
-multiple of what it is under first come, first served. How far to stretch depends on what there is to gain: where the
-spread of the work is great (its squared coefficient of variation above 3, where an exponential's is 1), overtaking
-gains much, and the jobs that are overtaken are few.
+multiple of what it is under first come, first served. How far to stretch depends on the spread of the work, its squared
+coefficient of variation (an exponential's is 1). Up to ORDINARY_SPREAD, P99 of completion times rises with the stretch,
+and is kept near that of first come, first served. Beyond GREAT_SPREAD it hardly does: the jobs that are overtaken are
+the few that would be the last in any order that does not know them, and 95 of 100 gain the more, the further one goes.
 
 The index is in seconds of the server's time: a prefill takes what it adds to an iteration of a full batch, a token its
 share of an iteration that decodes a full batch. A job that has the device keeps it unless another is ahead by a factor
@@ -45,10 +46,12 @@ from services.scheduler.policies.length_distribution import (
 )
 from services.scheduler.policies.without_levels import WithoutLevels
 
-STRETCH = 0.45
-"""How far index differences carry where the spread of the work is ordinary. At 0 the order is that of FCFS."""
-MODERATE_SPREAD, MOST_SPREAD = 3.0, 12.0
-"""The stretch grows in proportion to the squared coefficient of variation of the work between these."""
+STRETCH, MOST_STRETCH = 0.25, 4.0
+"""How far index differences carry where the spread of the work is ordinary, and where it is great. At 0 the order is
+that of FCFS.
+"""
+ORDINARY_SPREAD, GREAT_SPREAD = 7.0, 10.0
+"""Squared coefficients of variation of the work, between which the stretch grows by the same factor for each step."""
 LONG_SHARE = 0.99
 """A long job is longer than this share of all jobs."""
 RESIDENT_FACTOR = 2.0
@@ -221,9 +224,9 @@ class Gittins(WithoutLevels):
         mean_s = self._mean_prefill_s + self._token_s * lengths.mean_rest_tokens(0)
         variance_s2 = self._mean_square_prefill_s2 - self._mean_prefill_s**2
         variance_s2 += self._token_s**2 * lengths.variance_tokens
-        spread = min(max(variance_s2 / mean_s**2, MODERATE_SPREAD), MOST_SPREAD)
+        way = (variance_s2 / mean_s**2 - ORDINARY_SPREAD) / (GREAT_SPREAD - ORDINARY_SPREAD)
         trust = min(1.0, lengths.completed_jobs / TRUSTED_JOBS)
-        self._stretch = STRETCH * spread / MODERATE_SPREAD * trust
+        self._stretch = trust * STRETCH * (MOST_STRETCH / STRETCH) ** min(max(way, 0.0), 1.0)
 
     # --- what was learnt ---------------------------------------------------------------------------------------------
 
