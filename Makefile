@@ -30,7 +30,7 @@ WRITE ?=
 QUICK ?=
 FULL ?=
 
-.PHONY: help install front demo test check sanitize figures bench monitoring proto images test-kubernetes lock clean
+.PHONY: help install front demo test check sanitize figures bench monitoring proto images test-kubernetes test-keda lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -85,6 +85,9 @@ images: $(INSTALLED) front ## build the container images and print their sizes
 # As root, on Linux. ONLY=install,leader runs these scenarios; WRITE=1 writes tests/kubernetes/RESULTS.md.
 test-kubernetes: $(INSTALLED) front ## run manifests and images on a cluster of this machine's own, driven with kubectl
 	$(BIN)/python -m tests.kubernetes --uv $(UV) $(if $(ONLY),--only "$(ONLY)") $(if $(WRITE),--write)
+
+test-keda: $(INSTALLED) front ## the same cluster, its groups scaled by KEDA's own operator, which takes long to build
+	$(BIN)/python -m tests.kubernetes --uv $(UV) --only keda
 
 lock: $(INSTALLED) ## resolve requirements.lock anew from pyproject.toml, keeping versions that still fit
 	$(UV) pip compile --quiet --universal --python-version 3.11 --all-extras --no-header --no-annotate \

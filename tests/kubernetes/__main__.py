@@ -12,7 +12,7 @@ import time
 
 from tests.builders.repository_paths import ROOT
 from tests.kubernetes.machine import RUN, inside, network
-from tests.kubernetes.programs import PACKAGES, STUBS, WORK, MissingError, build_all, check_machine
+from tests.kubernetes.programs import PACKAGES, STUBS, WORK, MissingError, build_all, build_keda, check_machine
 
 CANNOT_RUN = 2
 
@@ -34,6 +34,8 @@ def main() -> int:
         go = check_machine(args.uv)
         WORK.mkdir(parents=True, exist_ok=True)
         build_all(go, say)
+        if "keda" in args.only.split(","):
+            build_keda(go, say)
     except MissingError as error:
         say(f"make test-kubernetes can't run here:\n{error}\nOn Debian: {PACKAGES}")
         return CANNOT_RUN
