@@ -115,4 +115,5 @@ def test_the_jobs_of_a_group_whose_worker_is_killed_go_on_in_the_other_and_no_to
 def test_the_recording_of_each_group_replays_by_itself(run: Run, service: str, group: str) -> None:
     _, outcome = replay_file(run.records / f"{service}{group}-001.jsonl.gz")
     assert (outcome.difference, outcome.last_fault) == (None, None)
-    assert outcome.turns > 10
+    assert outcome.turns
+    assert outcome.commands
