@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.goals_and_tables import Goal, Table, at_least, at_most, tell
 from benchmarks.model_folders import ROOT
 from benchmarks.settings import BenchError, BenchSettings
-from benchmarks.tracing import receiving
+from benchmarks.tracing import MOST_PERCENT, receiving
 
 ROUNDS, QUICK_ROUNDS = 7, 2
 SECONDS, QUICK_SECONDS = 40, 5
@@ -22,7 +22,6 @@ ROUND_LIMIT_S = 120.0
 REQUESTS_A_SECOND = 50
 LIGHT_MS = 15.0
 """CPU time of gateway, scheduler and KV manager a request, without traces, in `tracing` on two cores."""
-MOST_PERCENT = 2.0
 SPANS_A_REQUEST = 7
 STEPS = {
     "gateway_us": "recorded and made by the gateway",
