@@ -1,10 +1,11 @@
 """What all tests share: one thread of torch a worker, hypothesis without a clock, so that a busy machine fails nothing,
-and which tests come first.
+and which tests come first, and which get a second chance.
 
 The examples are the same in every run: a failure seen once is seen again. `HYPOTHESIS_PROFILE=search` draws new and
 more ones.
 """
 
+import inspect
 import logging
 import os
 from collections import Counter
@@ -63,6 +64,16 @@ WITH_TRANSFORMERS = (
 """Most of these compare with models of transformers, whose import takes seconds: one process runs them all."""
 
 
+OF_PROCESSES = ("tests/e2e/", "tests/rest/", "tests/cli/", "tests/benchmarks/", "tests/worker/test_worker_process.py")
+"""These start processes, or talk to some; other files' tests do if they are coroutines. On a machine that stands still
+for seconds one in thousands can fail for that alone, so each is run once more. At most MOST_RERUNS in all: more than
+that is not the machine. The summary tells of each, because a test that needs two runs is to be mended. What is pure
+has one run.
+"""
+
+MOST_RERUNS = 3
+
+
 class ByWhatIsShared(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
     """A file, or several of WITH_TRANSFORMERS, for the next process that has nothing to do."""
 
@@ -82,6 +93,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((place for place, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))
 
     items.sort(key=place)
+    for item in items:
+        if item.nodeid.startswith(OF_PROCESSES) or inspect.iscoroutinefunction(getattr(item, "function", None)):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Bounds the second runs of a whole run."""
+    if config.option.max_suite_reruns is None:
+        config.option.max_suite_reruns = MOST_RERUNS
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +115,10 @@ def _logs_as_before() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says what was left out and why: a test that is skipped silently is a test that nobody misses."""
+    """Says what was left out and why, and what failed at first: what is silent is missed by nobody."""
     reasons = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
     for reason, count in reasons.items():
         terminalreporter.write_line(f"LEFT OUT, {count} tests: {reason.removeprefix('Skipped: ')}", yellow=True)
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.write_line(f"RUN TWICE, to be mended: {report.nodeid}", yellow=True)
+        terminalreporter.write_line(report.longreprtext)

@@ -101,7 +101,8 @@ async def test_what_ends_a_group_leaves_the_other_the_log_probabilities_of_that_
         async with two_groups(recorders) as (served, zero, one, gateway):
             inbox = served.driver.inbox
             held: list[Inbound] = []
-            plan = await zero.read_plan()  # made of what is posted before anything is held
+            plan = await zero.read_plan()
+            await one.read_plan()  # both plans are made of results, so no more of those come once posts are held
             with monkeypatch.context() as patch:
                 patch.setattr(inbox, "post", held.append)
                 await one.call.write(nonsense_of(one))
