@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from services.worker.build import Built
 
 _SOURCES = {
-    "prefill": "measured: median of a few iterations that prefill one prompt, from layout to sampled token",
-    "decode": "measured: median of a few iterations that decode one token of each job",
-    "mixed": "measured: median of a few iterations that prefill one prompt and decode one token of each job; "
+    "prefill": "measured: lower quartile of a few iterations that prefill one prompt, from layout to sampled token",
+    "decode": "measured: lower quartile of a few iterations that decode one token of each job",
+    "mixed": "measured: lower quartile of a few iterations that prefill one prompt and decode one token of each job; "
     "modelled_seconds is what the cost model gives for them",
     "kv_bytes_per_token": "exact: 2 x layers x KV heads x head size x bytes of the dtype",
     "pools": "device_kv_tokens and host_kv_tokens are the pools that were measured with, not the most that fits",

@@ -5,14 +5,17 @@ Theory of operation
 An iteration is measured as the engine runs it, from the layout of the batch to the sampled tokens, on blocks of the
 device pool, which is empty at the start. The values of KV do not matter, so a decode needs no prefill before it;
 sequences have separate blocks if the pool has enough. The contexts of a batch are spread around the point's context,
-because that costs more than equal ones do. Each point is the median of a few runs, so that one that was disturbed does
-not count. Points left above a larger one by a disturbance are levelled: more tokens, or more jobs, never take less
-time.
+because that costs more than equal ones do.
+
+Whoever shares the cores, as other pods that start do, makes runs longer and never shorter, for seconds on end. So the
+runs of a point are not made one after the other: each round runs every point once, and a point is the lower quartile of
+its runs. More tokens, or more jobs, never take less time: a point above a larger one was disturbed, and is lowered to
+it.
 
 A few iterations of prefill and decode together are measured as well, and kept beside what the cost model gives for
 them. They are no points of the model but its check.
 
-It takes a few seconds: points are measured from small to large, and when the time is up the larger ones are left to
+It takes a few seconds: the first round goes from small to large, and when the time is up the larger points are left to
 extrapolation. The result is kept in a file named after everything it depends on, and read by the next worker of the
 same kind.
 """
@@ -22,10 +25,9 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -63,6 +65,10 @@ class MeasuringLimits:
     max_batch: int
 
 
+SequencesOfRun = Callable[[int], Sequence[SequenceRows]]
+"""The sequences of an iteration, of its first run (0) and of each further one."""
+
+
 class Measurer:
     """Runs iterations on a model and the blocks of an idle pool."""
 
@@ -80,21 +86,27 @@ class Measurer:
         would be counted as the first point and use up the time for the others.
         """
         tokens = min(self._longest, WARM_UP_TOKENS)
-        self._run_s([SequenceRows(0, tokens, self._blocks(0, tokens))])
-        self._run_s([SequenceRows(tokens - 1, tokens, self._blocks(0, tokens))])
+        self.run_s([SequenceRows(0, tokens, self._blocks(0, tokens))])
+        self.run_s([SequenceRows(tokens - 1, tokens, self._blocks(0, tokens))])
 
     def prefill_s(self, tokens: int) -> float:
-        """Seconds of an iteration that prefills one prompt. No two runs have the same number of rows: kernels are
-        made when a number of rows first comes, and few prompts are as long as an earlier one.
-        """
-        return self._typical_s(lambda run: [SequenceRows(0, rows := max(tokens - run, 1), self._blocks(0, rows))])
+        """Seconds of an iteration that prefills one prompt."""
+        return self._typical_s(self.prefill(tokens))
 
     def decode_s(self, batch: int, context_tokens: int) -> float:
-        """Seconds of an iteration that decodes a token for each of `batch` jobs, whose contexts are spread around
-        `context_tokens` as in a real batch.
+        """Seconds of an iteration that decodes a token for each of `batch` jobs."""
+        return self._typical_s(self.decode(batch, context_tokens))
+
+    def prefill(self, tokens: int) -> SequencesOfRun:
+        """A prompt. No two runs have the same number of rows: kernels are made when a number of rows first comes, and
+        few prompts are as long as an earlier one.
         """
+        return lambda run: [SequenceRows(0, rows := max(tokens - run, 1), self._blocks(0, rows))]
+
+    def decode(self, batch: int, context_tokens: int) -> SequencesOfRun:
+        """Jobs whose contexts are spread around `context_tokens` as in a real batch."""
         decodes, _ = self._decodes(batch, context_tokens)
-        return self._typical_s(lambda _: decodes)
+        return lambda _: decodes
 
     def mixed_s(self, prefill_tokens: int, batch: int, context_tokens: int) -> float:
         """Seconds of an iteration that prefills one prompt as `prefill_s` does, and decodes as `decode_s` does."""
@@ -117,13 +129,14 @@ class Measurer:
     def _blocks(self, first: int, tokens: int) -> list[int]:
         return [(first + number) % self._block_count for number in range(-(-tokens // self._block_size))]
 
-    def _typical_s(self, sequences_of_run: Callable[[int], Sequence[SequenceRows]]) -> float:
-        """The median of a few runs, after one that is not counted."""
-        first_s = self._run_s(sequences_of_run(0))
+    def _typical_s(self, sequences_of_run: SequencesOfRun) -> float:
+        """What a few runs take, one after the other, after one that is not counted."""
+        first_s = self.run_s(sequences_of_run(0))
         runs = SHORT_RUNS if first_s < SHORT_S else LONG_RUNS
-        return median(self._run_s(sequences_of_run(run)) for run in range(1, runs + 1))
+        return typical_s([self.run_s(sequences_of_run(run)) for run in range(1, runs + 1)])
 
-    def _run_s(self, sequences: Sequence[SequenceRows]) -> float:
+    def run_s(self, sequences: Sequence[SequenceRows]) -> float:
+        """Seconds of one iteration."""
         started_s = time.perf_counter()
         batch = BatchLayout.of(sequences, self._block_size, self._device)
         token_ids_T = torch.arange(batch.row_count, device=self._device) % self._model.config.vocabulary_size
@@ -131,6 +144,50 @@ class Measurer:
         with torch.inference_mode():
             sample(logits_SV, [SampleRow(self._sampler, 0)] * len(sequences))
         return time.perf_counter() - started_s
+
+
+def typical_s(runs_s: Sequence[float]) -> float:
+    """The lower quartile: what disturbs a run makes it longer."""
+    return sorted(runs_s)[(len(runs_s) - 1) // 4]
+
+
+def seconds_in_rounds(
+    measurer: Measurer, rows: Iterable[Sequence[SequencesOfRun]], budget_s: float
+) -> list[list[float]]:
+    """What each point takes, row by row of points: of the first two rows, and of as many more as there is time for. A
+    row takes at most about twice as long as the one before. Long points have further runs if there is time.
+    """
+    until_s = time.perf_counter() + budget_s
+    measured: list[list[tuple[SequencesOfRun, list[float]]]] = []
+    later_s = 0.0
+    for points in rows:
+        # A first run loads or makes kernels, and is not counted.
+        row = [(point, [(measurer.run_s(point(0)), measurer.run_s(point(1)))[1]]) for point in points]
+        measured.append(row)
+        row_s = sum(runs_s[0] for _, runs_s in row)
+        later_s += sum(SHORT_RUNS * runs_s[0] for _, runs_s in row if runs_s[0] < SHORT_S)
+        if len(measured) > 1 and time.perf_counter() + later_s + 4 * row_s > until_s:
+            break
+    for number in range(2, SHORT_RUNS + 1):
+        for point, runs_s in (one for row in measured for one in row):
+            if min(runs_s) < SHORT_S or time.perf_counter() + min(runs_s) < until_s:
+                runs_s.append(measurer.run_s(point(number)))
+    return [[typical_s(runs_s) for _, runs_s in row] for row in measured]
+
+
+def levelled(seconds: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Each point lowered to the least of those that are larger in one way and not smaller in the other."""
+    levels: list[list[float]] = []
+    above = [math.inf] * len(seconds[0])
+    for row in reversed(seconds):
+        right = math.inf
+        level = []
+        for value, upper in zip(reversed(row), reversed(above), strict=True):
+            right = min(value, upper, right)
+            level.append(right)
+        above = level[::-1]
+        levels.append(above)
+    return levels[::-1]
 
 
 def measure(model: ServedDecoder, pools: KvPools, limits: MeasuringLimits, source: Source) -> Profile:
@@ -160,30 +217,22 @@ def _longest(pools: KvPools, limits: MeasuringLimits) -> int:
 
 
 def _measure_prefill(measurer: Measurer, longest: int) -> list[PrefillCost]:
-    prefill: list[PrefillCost] = []
-    least_s, until_s = 0.0, time.perf_counter() + PREFILL_BUDGET_S
-    for tokens in _doubling(min(16, longest), longest):
-        least_s = max(least_s, measurer.prefill_s(tokens))
-        prefill.append(PrefillCost(tokens, least_s))
-        # The next point takes about twice as long, and runs at least twice.
-        if time.perf_counter() + 4 * least_s > until_s and len(prefill) > 1:
-            break
-    return prefill
+    lengths = _doubling(min(16, longest), longest)
+    rows = ([measurer.prefill(tokens)] for tokens in lengths)
+    seconds = levelled(seconds_in_rounds(measurer, rows, PREFILL_BUDGET_S))
+    return [PrefillCost(tokens, row[0]) for tokens, row in zip(lengths, seconds, strict=False)]
 
 
 def _measure_decode(measurer: Measurer, max_batch: int, longest: int) -> list[DecodeCost]:
     contexts = sorted({min(context, longest) for context in CONTEXTS})
-    decode: list[DecodeCost] = []
-    least_s = dict.fromkeys(contexts, 0.0)
-    until_s = time.perf_counter() + DECODE_BUDGET_S
-    for batch in _doubling(1, max_batch):
-        row_s = 0.0
-        for context in contexts:
-            row_s = least_s[context] = max(row_s, least_s[context], measurer.decode_s(batch, context))
-            decode.append(DecodeCost(batch, context, row_s))
-        if time.perf_counter() + 2 * SHORT_RUNS * sum(least_s.values()) > until_s and batch > 1:
-            break
-    return decode
+    batches = _doubling(1, max_batch)
+    rows = ([measurer.decode(batch, context) for context in contexts] for batch in batches)
+    seconds = levelled(seconds_in_rounds(measurer, rows, DECODE_BUDGET_S))
+    return [
+        DecodeCost(batch, context, point_s)
+        for batch, row in zip(batches, seconds, strict=False)
+        for context, point_s in zip(contexts, row, strict=True)
+    ]
 
 
 def _measure_mixed(measurer: Measurer, cost: CostProfile, max_batch: int, longest: int) -> list[MixedCost]:

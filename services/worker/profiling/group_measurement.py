@@ -206,7 +206,7 @@ class GroupMeasurer(Measurer):
         self._stage_run.tell(f"run/{self._runs}", _END)
         self._stage_run.clean()
 
-    def _run_s(self, sequences: Sequence[SequenceRows]) -> float:
+    def run_s(self, sequences: Sequence[SequenceRows]) -> float:
         key, layout = f"run/{self._runs}", self._stage_run.layout
         self._runs += 1
         self._stage_run.tell(key, json.dumps(sequences).encode())
