@@ -4,11 +4,13 @@ ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 FROM ${PYTHON_IMAGE} AS build
 COPY build/wheels/gateway /wheels
 RUN python3 -m venv /opt/fastserve \
- && /opt/fastserve/bin/pip install --no-index --no-cache-dir --no-deps /wheels/*.whl \
+ && /opt/fastserve/bin/pip install --no-index --no-cache-dir --no-compile --no-deps /wheels/*.whl \
  && /opt/fastserve/bin/pip uninstall --yes --quiet pip setuptools \
  && install /wheels/fastserve-rest /opt/fastserve/bin/fastserve-rest \
  && find /opt/fastserve -name __pycache__ -prune -exec rm -rf {} +
 COPY docker/fastserve /opt/fastserve/bin/fastserve
+COPY docker/bytecode.py /
+RUN /opt/fastserve/bin/python /bytecode.py services.gateway.__main__
 
 FROM ${PYTHON_IMAGE}
 COPY --from=build /opt/fastserve /opt/fastserve

@@ -4,10 +4,12 @@ ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 FROM ${PYTHON_IMAGE} AS build
 COPY build/wheels/kvmanager /wheels
 RUN python3 -m venv /opt/fastserve \
- && /opt/fastserve/bin/pip install --no-index --no-cache-dir --no-deps /wheels/*.whl \
+ && /opt/fastserve/bin/pip install --no-index --no-cache-dir --no-compile --no-deps /wheels/*.whl \
  && /opt/fastserve/bin/pip uninstall --yes --quiet pip setuptools \
  && find /opt/fastserve -name __pycache__ -prune -exec rm -rf {} +
 COPY docker/fastserve /opt/fastserve/bin/fastserve
+COPY docker/bytecode.py /
+RUN /opt/fastserve/bin/python /bytecode.py services.kvmanager.__main__
 
 FROM ${PYTHON_IMAGE}
 COPY --from=build /opt/fastserve /opt/fastserve

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from services.cli.__main__ import COMMANDS, SERVICES
 from tests.builders.repository_paths import ROOT
 
 LAUNCHER = ROOT / "docker" / "fastserve"
+UNCHECKED_HASH = b"\x01\0\0\0"
+"""The second word of a file of bytecode that is taken as it is, whatever became of its source (PEP 552)."""
 
 
 def instructions(service: str) -> list[tuple[str, str]]:
@@ -59,3 +62,40 @@ def test_the_launcher_holds_the_signals_back_until_python_can_take_them(tmp_path
     probe.chmod(0o755)
     with os.popen(str(probe)) as output:
         assert output.read().strip() == "[<Signals.SIGINT: 2>, <Signals.SIGTERM: 15>]"
+
+
+@pytest.mark.parametrize("service", sorted(EXTRAS))
+def test_an_image_has_the_bytecode_of_what_its_service_loads(service: str) -> None:
+    """A container writes none, so without it every start would compile all modules."""
+    last = [rest for name, rest in instructions(service) if name == "RUN"][-1]
+    python, script, *modules = last.split()
+    assert (python, script) == ("/opt/fastserve/bin/python", "/bytecode.py")
+    assert f"services.{service}.__main__" in modules
+
+
+def test_bytecode_is_written_of_the_modules_that_are_loaded_and_of_no_others(tmp_path: Path) -> None:
+    """In an environment of its own, as an image's is; the service's package needs torch, which is mounted later."""
+    python = tmp_path / "bin" / "python"
+    packages = tmp_path / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    for folder in (python.parent, packages / "service", packages / "large"):
+        folder.mkdir(parents=True)
+    python.symlink_to(Path(sys.base_prefix) / "bin" / "python3")
+    (tmp_path / "pyvenv.cfg").write_text(f"home = {sys.base_prefix}/bin\n")
+    for name, text in (
+        ("large/__init__.py", ""),
+        ("large/used.py", ""),
+        ("large/unused.py", ""),
+        ("service/__init__.py", ""),
+        ("service/begin.py", "import large.used"),
+        ("service/engine.py", "import torch"),
+    ):
+        (packages / name).write_text(text)
+    argv = [str(python), str(ROOT / "docker" / "bytecode.py"), "service.begin", "service.engine"]
+    subprocess.run(argv, check=True, env={"PYTHONDONTWRITEBYTECODE": "1"})
+    written = {path.relative_to(packages): path.read_bytes()[4:8] for path in packages.rglob("*.pyc")}
+    names = {f"{path.parent.parent}/{path.name.partition('.')[0]}" for path in written}
+    assert names == {"large/__init__", "large/used", "service/__init__", "service/begin", "service/engine"}
+    assert set(written.values()) == {UNCHECKED_HASH}
+    other = subprocess.run([*argv[:2], "absent"], capture_output=True, text=True)
+    assert "No module named 'absent'" in other.stderr
+    assert other.returncode
