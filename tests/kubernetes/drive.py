@@ -30,11 +30,8 @@ SCENARIOS: dict[str, Scenario] = {
     "workers": faults.wrong_workers,
     "API server": leader.without_api_server,
     "autoscaler": scaling.autoscaler,
-    "kill": disruptions.killed,
-    "rollouts": disruptions.rollouts,
     "lost leader": disruptions.lost_leader,
-    "drain": disruptions.drained_node,
-    "scale": disruptions.scaled,
+    "60 streams": disruptions.under_streams,
     "lost worker": disruptions.lost_worker,
     "zero": scaling.from_zero,
 }

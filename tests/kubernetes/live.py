@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class PodNow:
     """A pod at one moment."""
 
     name: str
+    component: str
     ip: str
     node: str
     is_ready: bool
@@ -51,10 +53,12 @@ class LiveCluster:
     def kubectl(self, *argv: str, text: str | None = None) -> str:
         """kubectl in our namespace; its output. Raises KubectlError."""
         command = ["kubectl", f"--kubeconfig={self.kubeconfig}", f"--namespace={NAMESPACE}", *argv]
+        began_s = time.time()
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=COMMAND_LIMIT_S)
         if argv[0] not in ("get", "logs"):
             with (RUN / "kubectl.log").open("a") as typed:
                 typed.write(f"$ kubectl {' '.join(argv)}\n{done.stdout}{done.stderr}")
+                typed.write(f"# at {began_s:.2f}, {time.time() - began_s:.2f} s\n")
         if done.returncode:
             raise KubectlError(done.stderr.strip() or done.stdout.strip())
         return done.stdout
@@ -163,6 +167,7 @@ def _pod_now(one: Any) -> PodNow:
     containers = status.get("containerStatuses") or [{}]
     return PodNow(
         name=one["metadata"]["name"],
+        component=one["metadata"]["labels"].get("app.kubernetes.io/component", ""),
         ip=status.get("podIP", ""),
         node=one["spec"].get("nodeName", ""),
         is_ready=conditions.get("Ready") == "True",

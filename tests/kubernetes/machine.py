@@ -180,13 +180,9 @@ class Machine:
         self._stack.close()
 
     def _remove_containers(self) -> None:
-        tasks = self.ctr("tasks", "ls", "-q").split()
-        for task in tasks:
-            self.ctr("tasks", "kill", "--signal", "SIGKILL", task)
-        for task in tasks:
-            self.ctr("tasks", "delete", "--force", task)
-        for container in self.ctr("containers", "ls", "-q").split():
-            self.ctr("containers", "delete", container)
+        for kind, *flags in (("tasks", "--force"), ("containers",)):
+            if found := self.ctr(kind, "ls", "-q").split():
+                self.ctr(kind, "delete", *flags, *found)
 
     def ctr(self, *argv: str) -> str:
         """containerd's own command; its output, whether it succeeded or not."""

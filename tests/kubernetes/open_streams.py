@@ -1,6 +1,7 @@
 """Streams that are open while something happens to the cluster: what became of each, and its longest pause."""
 
 import asyncio
+import math
 import threading
 import time
 import uuid
@@ -23,21 +24,51 @@ OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 """Behind one address there are several gateways."""
 FLOW_LIMIT_S = 60.0
 AGAIN_S = 0.2
+HELD_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From one moment to another; both are seconds of time.monotonic()."""
+
+    began_s: float = -math.inf
+    ended_s: float = math.inf
+
+    def longest_gap_s(self, moments_s: list[float]) -> float:
+        """Of the times between two of these moments that follow each other, the longest that reaches into it."""
+        found = (
+            later_s - at_s for at_s, later_s in pairwise(moments_s) if later_s > self.began_s and at_s < self.ended_s
+        )
+        return max(found, default=0.0)
+
+    def count(self, moments_s: list[float]) -> int:
+        """How many of them are in it."""
+        return sum(self.began_s <= at_s <= self.ended_s for at_s in moments_s)
+
+
+EVER = Window()
 
 
 @dataclass
 class OpenStream:
-    """One greedy stream. `failure` is empty when it came to its end; `resumed` counts how often it was taken up again
-    with its id and the number of its next token, as a client does whose gateway has gone; `refused`, how often it was
-    refused before its first token with UNAVAILABLE, which means that it may be tried again.
+    """One greedy stream. `failure` is empty when it came to its end. All times are seconds of time.monotonic():
+    `arrivals_s` of messages with tokens; `resumed_s`, when it was taken up again with its id and the number of its next
+    token, as a client does whose gateway has gone; `refused_s`, when it was refused before its first token with
+    UNAVAILABLE, which means that it may be tried again.
     """
 
     number: int
     tokens: list[int] = field(default_factory=list)
-    longest_pause_s: float = 0.0
-    resumed: int = 0
-    refused: int = 0
+    began_s: float = math.inf
+    ended_s: float = math.inf
+    arrivals_s: list[float] = field(default_factory=list)
+    resumed_s: list[float] = field(default_factory=list)
+    refused_s: list[float] = field(default_factory=list)
     failure: str = "has not ended"
+
+    def was_open(self, window: Window) -> bool:
+        """Whether it was at some moment of the window."""
+        return self.began_s <= window.ended_s and self.ended_s >= window.began_s
 
 
 class OpenStreams:
@@ -53,11 +84,12 @@ class OpenStreams:
         waits: bool = False,
         renews: bool = False,
     ) -> None:
-        """`resumes`: streams that end with UNAVAILABLE are taken up again. `waits`: no tokens come before what is done
-        in the context. `renews`: as long as the context lasts, the same stream begins anew when it has ended.
+        """`resumes`, which may change: streams that end with UNAVAILABLE are taken up again. `waits`: no tokens come
+        before what is done in the context. `renews`: as long as the context lasts, the same stream begins anew when it
+        has ended; while `holds` is set, which may change too, it waits before that.
         """
-        self._addresses, self._token_count, self._resumes, self._waits = addresses, token_count, resumes, waits
-        self._renews = renews
+        self._addresses, self._token_count, self._waits = addresses, token_count, waits
+        self.resumes, self._renews, self.holds = resumes, renews, False
         self._arrivals_s: list[float] = []
         self.streams = [OpenStream(number) for number in range(count)]
         self._thread = threading.Thread(target=lambda: asyncio.run(self._all()), daemon=True)
@@ -93,10 +125,9 @@ class OpenStreams:
     def open_count(self) -> int:
         return sum(not self._over(stream) for stream in self.streams)
 
-    def silence_s(self, since_s: float = 0.0) -> float:
-        """The longest time in which no stream got a token, from a moment on."""
-        arrivals_s = [since_s, *(at_s for at_s in self._arrivals_s if at_s > since_s)] if since_s else self._arrivals_s
-        return max((later_s - at_s for at_s, later_s in pairwise(arrivals_s)), default=0.0)
+    def silence_s(self, window: Window = EVER) -> float:
+        """The longest time in which no stream got a token."""
+        return window.longest_gap_s(self._arrivals_s)
 
     def flows_since(self, since_s: float) -> bool:
         """Whether a token has come since then."""
@@ -113,6 +144,9 @@ class OpenStreams:
     async def _in_turn(self, stubs: list[Any], stream: OpenStream) -> None:
         await self._one(stubs, stream)
         while self._renews and not stream.failure:
+            if self.holds:
+                await asyncio.sleep(HELD_S)
+                continue
             stream = OpenStream(stream.number)
             self.streams.append(stream)
             await self._one(stubs, stream)
@@ -122,8 +156,8 @@ class OpenStreams:
         how = api.SamplingParams(max_tokens=self._token_count, ignore_eos=True, temperature=0.0)
         # No other stream may have this id: it would be given what was made before.
         name = uuid.uuid4().hex
-        end_s = time.monotonic() + STREAM_LIMIT_S
-        last_s = time.monotonic()
+        stream.began_s = time.monotonic()
+        end_s = stream.began_s + STREAM_LIMIT_S
         for attempt in range(1000):
             request = api.GenerateRequest(text=prompt, request_id=name, sampling=how)
             if stream.tokens:
@@ -132,20 +166,18 @@ class OpenStreams:
                 call = stubs[(stream.number + attempt) % len(stubs)].Generate(request, timeout=end_s - time.monotonic())
                 async for message in call:
                     now_s = time.monotonic()
-                    if stream.tokens:
-                        stream.longest_pause_s = max(stream.longest_pause_s, now_s - last_s)
-                    last_s = now_s
+                    stream.arrivals_s.append(now_s)
                     self._arrivals_s.append(now_s)
                     stream.tokens += message.token_ids
-                stream.failure = ""
+                stream.failure, stream.ended_s = "", time.monotonic()
                 return
             except grpc.aio.AioRpcError as error:
-                may_resume = self._resumes or not stream.tokens
+                now_s = time.monotonic()
+                may_resume = self.resumes or not stream.tokens
                 if not may_resume or error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    stream.failure = f"{error.code().name}: {error.details()}"
+                    stream.failure, stream.ended_s = f"{error.code().name}: {error.details()}", now_s
                     return
-                stream.resumed += bool(stream.tokens)
-                stream.refused += not stream.tokens
+                (stream.resumed_s if stream.tokens else stream.refused_s).append(now_s)
                 await asyncio.sleep(AGAIN_S)
         stream.failure = "was taken up again too often"
 
@@ -164,7 +196,7 @@ class StreamsOutcome:
 
     @property
     def is_whole(self) -> bool:
-        return not self.failed and not self.wrong
+        return bool(self.count) and not self.failed and not self.wrong
 
     def __str__(self) -> str:
         text = f"{self.count} streams, {self.failed} failed, {self.wrong} with other tokens"
@@ -173,8 +205,13 @@ class StreamsOutcome:
         return f"{text}, longest pause {self.longest_pause_s:.1f} s" + (f" ({self.example})" if self.example else "")
 
 
-def outcome_of(streams: list[OpenStream], undisturbed: list[OpenStream], token_count: int) -> StreamsOutcome:
-    """Compared with the same prompts, served while nothing happened, whose outputs may be longer."""
+def outcome_of(
+    streams: list[OpenStream], undisturbed: list[OpenStream], token_count: int, window: Window = EVER
+) -> StreamsOutcome:
+    """Of those that were open in the window, compared with the same prompts, served while nothing happened, whose
+    outputs may be longer.
+    """
+    streams = [stream for stream in streams if stream.was_open(window)]
     failures = [stream.failure for stream in streams if stream.failure]
     wrong = [
         stream.number
@@ -185,9 +222,9 @@ def outcome_of(streams: list[OpenStream], undisturbed: list[OpenStream], token_c
         count=len(streams),
         failed=len(failures),
         wrong=len(wrong),
-        resumed=sum(bool(stream.resumed) for stream in streams),
-        refused=sum(bool(stream.refused) for stream in streams),
-        longest_pause_s=max(stream.longest_pause_s for stream in streams),
+        resumed=sum(bool(window.count(stream.resumed_s)) for stream in streams),
+        refused=sum(bool(window.count(stream.refused_s)) for stream in streams),
+        longest_pause_s=max((window.longest_gap_s(stream.arrivals_s) for stream in streams), default=0.0),
         example=failures[0] if failures else "",
     )
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.builders.repository_paths import ROOT
-from tests.kubernetes.live import OVERLAY, LiveCluster
+from tests.kubernetes.live import LiveCluster
 from tests.kubernetes.machine import wait_for
 from tests.kubernetes.rows import Row
 
@@ -95,7 +95,6 @@ def wrong_models(cluster: LiveCluster) -> Iterator[Row]:
         healed_s = cluster.wait_settled(PODS, HEAL_LIMIT_S)
         yield _row("the model volume is empty", line)
         yield _row("another model in one pod", another, healed_s)
-    cluster.wait_settled(PODS, HEAL_LIMIT_S)
 
 
 def wrong_workers(cluster: LiveCluster) -> Iterator[Row]:
@@ -138,6 +137,7 @@ def second_scheduler(cluster: LiveCluster) -> Iterator[Row]:
 
 def forbidden_lease(cluster: LiveCluster) -> Iterator[Row]:
     """The scheduler's Role is taken from it."""
+    binding = cluster.get("rolebinding", "fastserve-scheduler")
     cluster.kubectl("delete", "rolebinding", "fastserve-scheduler")
     words = "the service account may not get leases in namespace fastserve: give it a Role"
     found: list[str] = []
@@ -147,7 +147,8 @@ def forbidden_lease(cluster: LiveCluster) -> Iterator[Row]:
         return bool(found)
 
     wait_for(told, words, LINE_LIMIT_S)
-    cluster.kubectl("apply", "-k", str(OVERLAY))
+    binding["metadata"] = {"name": "fastserve-scheduler", "labels": binding["metadata"]["labels"]}
+    cluster.kubectl("apply", "-f", "-", text=json.dumps(binding))
     wait_for(
         lambda: any("answers again" in line for pod in cluster.pods("scheduler") for line in cluster.log(pod.name)),
         "the scheduler's Lease",

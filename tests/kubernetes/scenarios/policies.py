@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from tests.kubernetes.live import COMPONENTS, LiveCluster
 from tests.kubernetes.machine import GATEWAY, wait_for
@@ -79,23 +81,30 @@ def _outsiders(cluster: LiveCluster) -> list[Place]:
     return list(found.values())
 
 
-def _knocks(cluster: LiveCluster, caller: Place, places: list[tuple[str, int]]) -> list[bool]:
-    """Whether each place can be reached from the caller's pod; refused is reached."""
-    argv = ["nsenter", "-t", str(cluster.machine.pid_of(caller.container_id)), "-n", sys.executable, "-c", KNOCK]
-    done = subprocess.run(argv, input=json.dumps(places), capture_output=True, text=True, check=True)
+def _knocks(cluster: LiveCluster, caller: Place, pairs: list[tuple[str, str, int]]) -> list[bool]:
+    """Whether each (component, address, port) can be reached from the caller's pod; refused is reached."""
+    pid = str(cluster.machine.pid_of(caller.container_id))
+    argv = ["nsenter", "-t", pid, "-n", sys.executable, "-I", "-S", "-c", KNOCK]
+    done = subprocess.run(
+        argv, input=json.dumps([pair[1:] for pair in pairs]), capture_output=True, text=True, check=True
+    )
     answers: list[bool] = json.loads(done.stdout)
     return answers
 
 
 def who_may_call(cluster: LiveCluster) -> Iterator[Row]:
-    """Every pod calls every port of every other, and the API server."""
+    """Every pod calls every port of every other, and the API server; all at once, because most of it is waiting."""
     inside = [Place(name, pod.ip, pod.container_id) for name in COMPONENTS for pod in cluster.pods(name)]
+    callers = [*inside, *_outsiders(cluster)]
+    pairs_of = [
+        [*((one.component, one.ip, port) for one in inside if one is not caller for port in PORTS), API_SERVER]
+        for caller in callers
+    ]
+    with ThreadPoolExecutor(len(callers)) as pool:
+        answers_of = list(pool.map(partial(_knocks, cluster), callers, pairs_of))
     wrong: list[str] = []
     reached = refused = 0
-    for caller in [*inside, *_outsiders(cluster)]:
-        pairs = [(one.component, one.ip, port) for one in inside if one is not caller for port in PORTS]
-        pairs.append(API_SERVER)
-        answers = _knocks(cluster, caller, [(ip, port) for _, ip, port in pairs])
+    for caller, pairs, answers in zip(callers, pairs_of, answers_of, strict=True):
         for (called, _, port), answer in zip(pairs, answers, strict=True):
             if answer != _may(caller.component, called, port):
                 wrong.append(f"{caller.component} {'reaches' if answer else 'does not reach'} {called}:{port}")
