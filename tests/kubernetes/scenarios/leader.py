@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tests.kubernetes.live import LiveCluster, PodNow
+from tests.kubernetes.live import READY_LIMIT_S, LiveCluster
 from tests.kubernetes.machine import RUN, wait_for
 from tests.kubernetes.open_streams import OpenStreams, outcome_of
 from tests.kubernetes.programs import PROGRAMS
@@ -99,37 +99,38 @@ def _judge(cluster: LiveCluster, name: str) -> Iterator["subprocess.Popen[bytes]
 
 def shared_with_client_go(cluster: LiveCluster) -> Iterator[Row]:
     """Both ways: what one gives back or no longer renews, the other takes, by the same rules and in the next term."""
-    cluster.kubectl("scale", "deployment/fastserve-scheduler", "--replicas=1")
-    wait_for(lambda: len(cluster.pods("scheduler")) == 1, "one scheduler", CHANGE_LIMIT_S)
-    holder, term = cluster.lease()
-    if not holder:
-        wait_for(lambda: cluster.lease()[0], "a leader", CHANGE_LIMIT_S)
+    _schedulers(cluster, 1)
+    wait_for(lambda: cluster.lease()[0], "a leader", CHANGE_LIMIT_S)
+    _, term = cluster.lease()
     with _judge(cluster, "judge") as judge:
-        took_s = _next_leader_s(cluster, lambda: cluster.kubectl("delete", "pod", _only(cluster).name, "--wait=false"))
+        took_s = _next_leader_s(cluster, lambda: _schedulers(cluster, 0))
         holder, after = cluster.lease()
         told = f"{holder!r} after {took_s:.2f} s, term {term} -> {after}"
         what = f"a scheduler gives the Lease back: client-go's election takes it within {HANDED_OVER_S:g} s"
         yield Row(what, holder == "judge" and took_s <= HANDED_OVER_S and after == term + 1, told)
-        wait_for(
-            lambda: [pod for pod in cluster.pods("scheduler") if pod.is_ready and not pod.is_leaving], "its heir", 60
-        )
+        _schedulers(cluster, 1)
         took_s = _next_leader_s(cluster, lambda: judge.send_signal(signal.SIGTERM))
         what = f"client-go's election gives it back: a scheduler takes it within {HANDED_OVER_S:g} s"
         yield Row(what, took_s <= HANDED_OVER_S and cluster.lease()[1] == after + 1, f"{took_s:.2f} s")
     with _judge(cluster, "killed-judge") as judge:
-        _next_leader_s(cluster, lambda: cluster.kubectl("delete", "pod", _only(cluster).name, "--wait=false"))
-        wait_for(
-            lambda: [pod for pod in cluster.pods("scheduler") if pod.is_ready and not pod.is_leaving], "its heir", 60
-        )
+        _next_leader_s(cluster, lambda: _schedulers(cluster, 0))
+        _schedulers(cluster, 1)
         took_s = _next_leader_s(cluster, judge.kill)
         what = f"client-go's election is killed: a scheduler leads within {TAKEN_OVER_S:g} s"
         yield Row(what, took_s <= TAKEN_OVER_S, f"{took_s:.2f} s")
-    cluster.kubectl("scale", "deployment/fastserve-scheduler", "--replicas=2")
+    _schedulers(cluster, 2)
     cluster.wait_settled()
 
 
-def _only(cluster: LiveCluster) -> PodNow:
-    return cluster.pod("scheduler")
+def _schedulers(cluster: LiveCluster, count: int) -> None:
+    """So many, and all of them ready. With none, the judge is the only one who can take the Lease."""
+    cluster.kubectl("scale", "deployment/fastserve-scheduler", f"--replicas={count}")
+    if count:
+        wait_for(
+            lambda: [pod.is_ready and not pod.is_leaving for pod in cluster.pods("scheduler")] == [True] * count,
+            f"{count} schedulers",
+            READY_LIMIT_S,
+        )
 
 
 def without_api_server(cluster: LiveCluster) -> Iterator[Row]:
