@@ -24,7 +24,12 @@ class EngineSettings(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="type of weights and KV; off: bfloat16, or float16 for a float16 checkpoint on cuda"
     )
-    threads: int | None = Field(None, ge=1, le=1024, description="compute threads on the CPU; off: one per core")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="compute threads on the CPU; off: one per core, a short iteration leaves one to the services",
+    )
     kernels: Literal["auto", "native", "torch"] = Field(
         "auto", description="what computes: native, the compiled decoder of CPUs; torch; auto: native where it can"
     )

@@ -194,7 +194,7 @@ def measure(model: ServedDecoder, pools: KvPools, limits: MeasuringLimits, sourc
     """Measures the cost model, then mixed iterations as a check of it. Overwrites the device pool, then zeroes it
     again.
     """
-    longest = _longest(pools, limits)
+    longest = longest_measured(pools, limits)
     profile = profile_by(Measurer(model, pools, longest), longest, limits.max_batch, source)
     used = limits.max_batch * -(-longest // pools.shape.block_size)
     pools.device[: min(used, pools.device_block_count)].zero_()
@@ -211,7 +211,7 @@ def profile_by(measurer: Measurer, longest: int, max_batch: int, source: Source)
     return Profile(cost, source, mixed=tuple(mixed))
 
 
-def _longest(pools: KvPools, limits: MeasuringLimits) -> int:
+def longest_measured(pools: KvPools, limits: MeasuringLimits) -> int:
     """Tokens of the longest sequence that can be measured."""
     return min(limits.max_model_len, pools.device_block_count * pools.shape.block_size)
 
@@ -288,7 +288,7 @@ def measure_or_read(
     """The profile of an earlier worker of the same kind, or a measured one, which is then kept in `state_dir`. An
     earlier one may have no mixed iterations.
     """
-    longest = _longest(pools, limits)
+    longest = longest_measured(pools, limits)
     return kept_or(state_dir, source, longest, limits.max_batch, lambda: measure(model, pools, limits, source))
 
 

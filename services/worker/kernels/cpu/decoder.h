@@ -93,6 +93,7 @@ struct Step {
   int64_t pool_layers;
   int64_t first_layer;  // a stage computes layers first_layer to stop_layer - 1
   int64_t stop_layer;
+  int64_t spares_a_core;  // all threads but one compute, if there are several
   const float* hidden_in;  // [rows, hidden_size], or null: embeds token_ids
   float* hidden_out;       // [rows, hidden_size], or null
   float* logits;           // [logit_count, outputs of the head], or null

@@ -61,7 +61,7 @@ class StepView(ctypes.Structure):
         *_fields(_ADDRESS, "token_ids", "positions", "rope_rows", "block_table", "context_lengths", "logit_rows"),
         *_fields(_WORD, "rows", "sequences", "table_width", "logit_count"),
         ("pool", _ADDRESS),
-        *_fields(_WORD, "block_size", "pool_layers", "first_layer", "stop_layer"),
+        *_fields(_WORD, "block_size", "pool_layers", "first_layer", "stop_layer", "spares_a_core"),
         *_fields(_ADDRESS, "hidden_in", "hidden_out", "logits", "given_up"),
         ("deadline_ns", _WORD),
         ("goes_on", GoesOn),

@@ -77,6 +77,6 @@ void fastserve_close(Engine* engine) {
 int fastserve_step(Engine* engine, const Step* step) {
   engine->step = step;
   engine->cut = 0;
-  team_run(engine->team, engine->run, engine);
+  team_run(engine->team, engine->run, engine, step->spares_a_core != 0);
   return static_cast<int>(engine->cut);
 }

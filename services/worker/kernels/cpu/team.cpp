@@ -53,6 +53,11 @@ struct alignas(64) Signal {
 
 struct Team {
   int threads;
+  int active;
+  bool has_last = false;
+  // What begins the last thread's work, and that of the others: it takes part in some of their runs only, and a thread
+  // must not miss a signal that it waits for.
+  Signal begun_last;
   Signal begun;
   Signal met;
   alignas(64) std::atomic<int> arrived{0};
@@ -67,10 +72,10 @@ namespace {
 // Numbers too small for a normal float count as 0: computing with them is slow, and they change nothing.
 void ignore_denormals() { _mm_setcsr(_mm_getcsr() | 0x8040); }
 
-void serve(Team* team, int thread) {
+void serve(Team* team, int thread, Signal* begun) {
   ignore_denormals();
   for (uint32_t seen = 0;; ++seen) {
-    team->begun.wait_beyond(seen);
+    begun->wait_beyond(seen);
     if (team->run == nullptr) return;
     team->run(team->context, thread);
     team_barrier(team);
@@ -82,41 +87,49 @@ void serve(Team* team, int thread) {
 Team* team_make(int threads) {
   Team* team = new (std::nothrow) Team;
   if (team == nullptr) return nullptr;
-  team->threads = threads;
   try {
-    for (int thread = 1; thread < threads; ++thread) team->others.emplace_back(serve, team, thread);
-  } catch (...) {  // the system has no more threads
+    for (int thread = 1; thread < threads; ++thread) {
+      Signal* begun = thread + 1 == threads ? &team->begun_last : &team->begun;
+      team->others.emplace_back(serve, team, thread, begun);
+    }
+    team->threads = threads;
+    team->has_last = threads > 1;
+  } catch (...) {  // the system has no more threads: none of these is the last one
     team->threads = static_cast<int>(team->others.size()) + 1;
   }
+  team->active = team->threads;
   return team;
 }
 
 void team_close(Team* team) {
   team->run = nullptr;
   team->begun.raise();
+  team->begun_last.raise();
   for (std::thread& other : team->others) other.join();
   delete team;
 }
 
-void team_run(Team* team, Program run, void* context) {
+void team_run(Team* team, Program run, void* context, bool spared) {
   const unsigned kept = _mm_getcsr();
   ignore_denormals();
+  team->active = spared && team->threads > 1 && team->has_last ? team->threads - 1 : team->threads;
   team->run = run;
   team->context = context;
   team->taken.store(0);
-  team->begun.raise();
+  if (team->active > 1) team->begun.raise();
+  if (team->active == team->threads) team->begun_last.raise();
   run(context, 0);
   team_barrier(team);
   _mm_setcsr(kept);
 }
 
 void team_barrier(Team* team) {
-  if (team->threads == 1) {
+  if (team->active == 1) {
     team->taken.store(0, std::memory_order_relaxed);
     return;
   }
   const uint32_t seen = team->met.number.load();
-  if (team->arrived.fetch_add(1) + 1 == team->threads) {
+  if (team->arrived.fetch_add(1) + 1 == team->active) {
     team->arrived.store(0);
     team->taken.store(0);
     team->met.raise();

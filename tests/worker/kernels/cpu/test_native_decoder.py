@@ -75,6 +75,16 @@ def test_panels_hold_words_of_64_outputs_side_by_side() -> None:
     assert torch.equal(halves[0, 2, :, 1], torch.zeros(64))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_iterations_with_and_without_a_spared_core_take_turns_and_give_the_same_bits(threads: int) -> None:
+    model = native_of(reference_model("llama", num_key_value_heads=2), torch.bfloat16, threads=threads)
+    text, chunks = tokens(90), [30, *[1] * 60]
+    expected = chunked_logits(model, text, chunks)
+    for model.sparing_rows in (1, 29, 30):
+        for _ in range(5):
+            assert torch.equal(chunked_logits(model, text, chunks), expected)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", ["llama", "opt"])
 def test_weights_are_kept_once(family: str, tied: bool, tmp_path: Path) -> None:
