@@ -46,6 +46,8 @@ _log = logging.getLogger(__name__)
 PREFILL_BUDGET_S = 4.0
 DECODE_BUDGET_S = 4.0
 MIXED_BUDGET_S = 2.0
+METHOD = "in rounds"
+"""What an earlier version kept was measured in another way, and is measured again."""
 WARM_UP_TOKENS = 16
 SHORT_S = 0.2
 SHORT_RUNS, LONG_RUNS = 5, 1
@@ -300,7 +302,7 @@ def kept_or(
     """
     if state_dir is None:
         return measured()
-    key = json.dumps([sorted(source.items()), longest, max_batch, CONTEXTS])
+    key = json.dumps([METHOD, sorted(source.items()), longest, max_batch, CONTEXTS])
     file = state_dir / "profiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     if file.exists():
         try:

@@ -53,7 +53,7 @@ struct alignas(64) Signal {
 
 struct Team {
   int threads;
-  int active;
+  std::atomic<int> active{1};
   bool has_last = false;
   // What begins the last thread's work, and that of the others: it takes part in some of their runs only, and a thread
   // must not miss a signal that it waits for.
@@ -97,7 +97,7 @@ Team* team_make(int threads) {
   } catch (...) {  // the system has no more threads: none of these is the last one
     team->threads = static_cast<int>(team->others.size()) + 1;
   }
-  team->active = team->threads;
+  team->active.store(team->threads);
   return team;
 }
 
@@ -112,24 +112,26 @@ void team_close(Team* team) {
 void team_run(Team* team, Program run, void* context, bool spared) {
   const unsigned kept = _mm_getcsr();
   ignore_denormals();
-  team->active = spared && team->threads > 1 && team->has_last ? team->threads - 1 : team->threads;
+  const int active = spared && team->has_last ? team->threads - 1 : team->threads;
+  team->active.store(active);
   team->run = run;
   team->context = context;
   team->taken.store(0);
-  if (team->active > 1) team->begun.raise();
-  if (team->active == team->threads) team->begun_last.raise();
+  if (active > 1) team->begun.raise();
+  if (active == team->threads) team->begun_last.raise();
   run(context, 0);
   team_barrier(team);
   _mm_setcsr(kept);
 }
 
 void team_barrier(Team* team) {
-  if (team->active == 1) {
+  const int active = team->active.load();  // before others can leave, and the next run begin with another number
+  if (active == 1) {
     team->taken.store(0, std::memory_order_relaxed);
     return;
   }
   const uint32_t seen = team->met.number.load();
-  if (team->arrived.fetch_add(1) + 1 == team->active) {
+  if (team->arrived.fetch_add(1) + 1 == active) {
     team->arrived.store(0);
     team->taken.store(0);
     team->met.raise();
