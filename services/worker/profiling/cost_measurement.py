@@ -27,6 +27,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -82,6 +83,7 @@ class Measurer:
         self._block_count = pools.device_block_count
         self._device = pools.device.device
         self._sampler = JobSampler(JobSampling(max_tokens=1, seed=0, temperature=0.0))
+        self._used_blocks = 0
 
     def warm_up(self) -> None:
         """Runs one prefill and one decode: the first of a process also load libraries, on a GPU for seconds, which
@@ -129,7 +131,9 @@ class Measurer:
         return decodes, used_blocks
 
     def _blocks(self, first: int, tokens: int) -> list[int]:
-        return [(first + number) % self._block_count for number in range(-(-tokens // self._block_size))]
+        stop = first - (-tokens // self._block_size)
+        self._used_blocks = min(max(self._used_blocks, stop), self._block_count)
+        return [block % self._block_count for block in range(first, stop)]
 
     def _typical_s(self, sequences_of_run: SequencesOfRun) -> float:
         """What a few runs take, one after the other, after one that is not counted."""
@@ -147,6 +151,10 @@ class Measurer:
             sample(logits_SV, [SampleRow(self._sampler, 0)] * len(sequences))
         return time.perf_counter() - started_s
 
+    def clean(self) -> None:
+        """Zeroes the blocks that were used."""
+        self._cache.pool[: self._used_blocks].zero_()
+
 
 def typical_s(runs_s: Sequence[float]) -> float:
     """The lower quartile: what disturbs a run makes it longer."""
@@ -163,8 +171,10 @@ def seconds_in_rounds(
     measured: list[list[tuple[SequencesOfRun, list[float]]]] = []
     later_s = 0.0
     for points in rows:
-        # A first run loads or makes kernels, and is not counted.
-        row = [(point, [(measurer.run_s(point(0)), measurer.run_s(point(1)))[1]]) for point in points]
+        row: list[tuple[SequencesOfRun, list[float]]] = []
+        for point in points:
+            measurer.run_s(point(0))  # loads or makes kernels, and is not counted
+            row.append((point, [measurer.run_s(point(1))]))
         measured.append(row)
         row_s = sum(runs_s[0] for _, runs_s in row)
         later_s += sum(SHORT_RUNS * runs_s[0] for _, runs_s in row if runs_s[0] < SHORT_S)
@@ -179,17 +189,13 @@ def seconds_in_rounds(
 
 def levelled(seconds: Sequence[Sequence[float]]) -> list[list[float]]:
     """Each point lowered to the least of those that are larger in one way and not smaller in the other."""
-    levels: list[list[float]] = []
-    above = [math.inf] * len(seconds[0])
-    for row in reversed(seconds):
-        right = math.inf
-        level = []
-        for value, upper in zip(reversed(row), reversed(above), strict=True):
-            right = min(value, upper, right)
-            level.append(right)
-        above = level[::-1]
-        levels.append(above)
-    return levels[::-1]
+    columns = zip(*(_least_from_here(row) for row in seconds), strict=True)
+    return [list(row) for row in zip(*(_least_from_here(column) for column in columns), strict=True)]
+
+
+def _least_from_here(values: Sequence[float]) -> list[float]:
+    """Of each value and all that follow it."""
+    return list(accumulate(reversed(values), min))[::-1]
 
 
 def measure(model: ServedDecoder, pools: KvPools, limits: MeasuringLimits, source: Source) -> Profile:
@@ -197,9 +203,9 @@ def measure(model: ServedDecoder, pools: KvPools, limits: MeasuringLimits, sourc
     again.
     """
     longest = longest_measured(pools, limits)
-    profile = profile_by(Measurer(model, pools, longest), longest, limits.max_batch, source)
-    used = limits.max_batch * -(-longest // pools.shape.block_size)
-    pools.device[: min(used, pools.device_block_count)].zero_()
+    measurer = Measurer(model, pools, longest)
+    profile = profile_by(measurer, longest, limits.max_batch, source)
+    measurer.clean()
     return profile
 
 
@@ -219,7 +225,7 @@ def longest_measured(pools: KvPools, limits: MeasuringLimits) -> int:
 
 
 def _measure_prefill(measurer: Measurer, longest: int) -> list[PrefillCost]:
-    lengths = _doubling(min(16, longest), longest)
+    lengths = doubling(min(16, longest), longest)
     rows = ([measurer.prefill(tokens)] for tokens in lengths)
     seconds = levelled(seconds_in_rounds(measurer, rows, PREFILL_BUDGET_S))
     return [PrefillCost(tokens, row[0]) for tokens, row in zip(lengths, seconds, strict=False)]
@@ -227,7 +233,7 @@ def _measure_prefill(measurer: Measurer, longest: int) -> list[PrefillCost]:
 
 def _measure_decode(measurer: Measurer, max_batch: int, longest: int) -> list[DecodeCost]:
     contexts = sorted({min(context, longest) for context in CONTEXTS})
-    batches = _doubling(1, max_batch)
+    batches = doubling(1, max_batch)
     rows = ([measurer.decode(batch, context) for context in contexts] for batch in batches)
     seconds = levelled(seconds_in_rounds(measurer, rows, DECODE_BUDGET_S))
     return [
@@ -275,7 +281,7 @@ def spread_contexts(batch: int, mean_tokens: int, longest: int) -> list[int]:
     return [min(max(round(high * quantile), 1), longest) for quantile in quantiles]
 
 
-def _doubling(first: int, last: int) -> list[int]:
+def doubling(first: int, last: int) -> list[int]:
     """first, 2 first, 4 first, ..., last."""
     values = []
     while first < last:

@@ -12,7 +12,7 @@ has all cores.
 """
 
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
-from services.worker.profiling.cost_measurement import Measurer, typical_s
+from services.worker.profiling.cost_measurement import Measurer, doubling, typical_s
 
 SERVICES_S, ROW_S = 0.002, 0.00008
 """Processor time that the services take for an iteration, and for each of its tokens: with a model of 30M parameters on
@@ -26,11 +26,11 @@ ANY_ROWS = 1 << 30
 
 def choose_sparing_rows(model: NativeDecoder, measurer: Measurer, max_batch: int) -> int:
     """Sets the model's `sparing_rows` to the largest batch up to which leaving a core pays, and returns it. 0: never.
-    Overwrites the device pool, which must be idle.
+    Overwrites the device pool, then zeroes it again.
     """
-    rows, batch = 0, 1
+    rows = 0
     measurer.warm_up()
-    while batch <= max_batch:
+    for batch in doubling(1, max_batch):
         decode = measurer.decode(batch, CONTEXT_TOKENS)
         all_s: list[float] = []
         fewer_s: list[float] = []
@@ -42,6 +42,6 @@ def choose_sparing_rows(model: NativeDecoder, measurer: Measurer, max_batch: int
         if alone_s > MUCH_LONGER * services_s or typical_s(fewer_s) > alone_s + services_s:
             break
         rows = batch
-        batch *= 2
+    measurer.clean()
     model.sparing_rows = rows
     return rows

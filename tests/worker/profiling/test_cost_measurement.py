@@ -63,7 +63,7 @@ def test_a_point_is_the_lower_quartile_of_its_runs_without_the_first() -> None:
 
 
 class DisturbedMeasurer(Measurer):
-    """An iteration takes a millisecond a token that it computes or looks at, ten times that while others run."""
+    """An iteration takes a tenth of a millisecond a token of its contexts, ten times that while others run."""
 
     def __init__(self, disturbed: Iterable[int]) -> None:
         super().__init__(tiny_model(), tiny_pools(64, 1), LONGEST)

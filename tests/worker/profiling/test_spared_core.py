@@ -60,3 +60,9 @@ def test_no_core_is_spared_where_an_iteration_takes_much_longer_than_the_service
     model: NativeDecoder, alone_s: float, rows: int
 ) -> None:
     assert choose_sparing_rows(model, ModelledMeasurer(model, lambda _: 0.0, alone_s), MOST) == rows
+
+
+def test_it_leaves_the_pool_as_it_was(model: NativeDecoder) -> None:
+    pools = tiny_pools(model=model)
+    choose_sparing_rows(model, Measurer(model, pools, 128), 4)
+    assert not bool(pools.device.any())
