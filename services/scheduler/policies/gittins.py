@@ -24,6 +24,11 @@ The index is in seconds of the server's time: a prefill takes what it adds to an
 share of an iteration that decodes a full batch. A job that has the device keeps it unless another is ahead by a factor
 of RESIDENT_FACTOR, so that neighbours in the order do not swap each other out.
 
+A move of KV takes messages besides its copies, and where the services share the worker's cores these take time from all
+jobs. That is where iterations take longer than the cost model says. There, while the device has no room for jobs that
+had begun, it is kept also from a job that is less than SCARCE_SHARE of the backlog and a long job ahead: where the
+stretch is small, a factor is little time.
+
 Ranks change when a job goes from one bucket of lengths to the next, not with every token. All ranks are on level 1;
 level 0 is for jobs that are lent an iteration (services.scheduler.machine.lending).
 """
@@ -55,6 +60,8 @@ ORDINARY_SPREAD, GREAT_SPREAD = 7.0, 10.0
 LONG_SHARE = 0.99
 """A long job is longer than this share of all jobs."""
 RESIDENT_FACTOR = 2.0
+SCARCE_SHARE = 0.5
+"""Where iterations take twice as long as the model says, or longer; in proportion where they take less."""
 ORDERED_LEVEL = 1
 MOST_AVERAGED = 256
 """Arrivals over which means are taken, once there are as many."""
@@ -82,7 +89,9 @@ class Gittins(WithoutLevels):
         self._profile: CostProfile | None = None
         self._token_s = 0.0
         self._long_job_s = 0.0
-        self._stretch = 0.0
+        self._stretch = self._scarce_share = 0.0
+        self._swapped_out: set[int] = set()
+        """Arrival numbers of the jobs that had begun and lost the device."""
         self._pace = 1.0
         self._mean_prefill_s = self._mean_square_prefill_s2 = 0.0
         self.backlog_s = 0.0
@@ -148,11 +157,16 @@ class Gittins(WithoutLevels):
 
     def residency_changed(self, job: Job) -> Rank | None:
         """The device is kept by whoever has it, unless somebody is clearly ahead."""
+        if job.state is not RESIDENT and job.finished_tokens:
+            self._swapped_out.add(job.arrival_number)
+        else:
+            self._swapped_out.discard(job.arrival_number)
         return self._placed_again(job)
 
     def leave(self, job: Job, reason: EndReason) -> None:
         """Learn from a job that completed. From one that was given up we know that it passed its buckets."""
         self.backlog_s = max(0.0, self.backlog_s - job.expected_s)
+        self._swapped_out.discard(job.arrival_number)
         made = job.known_tokens - job.prompt_tokens
         if not reason.completes or not made:
             return
@@ -173,10 +187,18 @@ class Gittins(WithoutLevels):
             self._token_s,
             self._long_job_s,
             self._stretch,
+            self._scarce_share,
             self._pace,
             self._fade_clock.faded_s,
         )
-        return (*means, *units, self._all_jobs.state_key(), tuple(tables), self._classes.state_key())
+        return (
+            *means,
+            *units,
+            tuple(sorted(self._swapped_out)),
+            self._all_jobs.state_key(),
+            tuple(tables),
+            self._classes.state_key(),
+        )
 
     # --- index and place ---------------------------------------------------------------------------------------------
 
@@ -185,14 +207,28 @@ class Gittins(WithoutLevels):
         return self._place(job, log(self._index_s(job)))
 
     def _place(self, job: Job, log_index: float) -> Rank:
-        if job.state is RESIDENT and job.finished_tokens:
-            log_index -= log(RESIDENT_FACTOR)
         behind_s = self.behind_s(log_index - self._mean_log_index)
+        if job.state is RESIDENT and job.finished_tokens:
+            behind_s -= self.margin_s
         return Rank(ORDERED_LEVEL, job.arrived_s + behind_s, job.arrival_number)
 
     def behind_s(self, log_factor: float) -> float:
         """How much later than another a job would have to have come, as its index is larger by a factor."""
-        return self._stretch * self._pace * (self.backlog_s + self._long_job_s) * log_factor
+        return self._stretch * self._unit_s * log_factor
+
+    @property
+    def margin_s(self) -> float:
+        """How much ahead of a job that has the device another must be to take it."""
+        factor_s = self.behind_s(log(RESIDENT_FACTOR))
+        if not self._swapped_out:
+            return factor_s
+        slowness = min(max(self._pace - 1.0, 0.0), 1.0)
+        return max(factor_s, slowness * self._scarce_share * self._unit_s)
+
+    @property
+    def _unit_s(self) -> float:
+        """What a response time is made of."""
+        return self._pace * (self.backlog_s + self._long_job_s)
 
     def _index_s(self, job: Job) -> float:
         return self._distribution(job).index_s(job.bucket, self._prefill_s(job), self._token_s)
@@ -227,6 +263,7 @@ class Gittins(WithoutLevels):
         way = (variance_s2 / mean_s**2 - ORDINARY_SPREAD) / (GREAT_SPREAD - ORDINARY_SPREAD)
         trust = min(1.0, lengths.completed_jobs / TRUSTED_JOBS)
         self._stretch = trust * STRETCH * (MOST_STRETCH / STRETCH) ** min(max(way, 0.0), 1.0)
+        self._scarce_share = trust * SCARCE_SHARE
 
     # --- what was learnt ---------------------------------------------------------------------------------------------
 

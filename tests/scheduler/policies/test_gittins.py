@@ -181,19 +181,50 @@ def test_all_ranks_are_behind_the_level_of_loans() -> None:
     assert rank_of(machine, A).level == ORDERED_LEVEL == 1
 
 
-def test_a_job_that_has_the_device_is_ahead_by_the_factor_and_loses_that_with_the_device() -> None:
+def machine_with_a_resident() -> CheckedScheduler:
+    """It learnt; A, B and C have come at the same time, and A has the device and has begun."""
     machine = machine_that_learnt([30])
-    machine.turn(Submit(A, 10, 100), Submit(B, 10, 100))
+    machine.turn(Submit(A, 10, 100), Submit(B, 10, 100), Submit(C, 10, 100))
     (plan,) = plans(machine.turn(resident(A)))
     machine.turn(machine.result(plan))
+    return machine
+
+
+def swap_out(machine: CheckedScheduler, job_id: JobId) -> None:
+    """The KV manager asks for the blocks of a running job and gets them."""
+    machine.turn(reclaim(job_id, None))
+    assert Ack(job_id) in told(machine.turn(machine.result(plans(machine.commands)[-1])))
+    machine.turn()
+
+
+def test_a_job_that_has_the_device_is_ahead_by_the_factor_and_loses_that_with_the_device() -> None:
+    machine = machine_with_a_resident()
     ahead = rank_of(machine, A)
     assert ahead < rank_of(machine, B)
-    machine.turn(reclaim(A, None))
-    assert Ack(A) in told(machine.turn(machine.result(plans(machine.commands)[-1])))
-    machine.turn()
     policy = policy_of(machine)
-    assert rank_of(machine, A).key - ahead.key == pytest.approx(policy.behind_s(log(RESIDENT_FACTOR)), rel=0.05)
+    assert policy.margin_s == policy.behind_s(log(RESIDENT_FACTOR))
+    swap_out(machine, A)
+    factor_s = policy.behind_s(log(RESIDENT_FACTOR))
+    assert rank_of(machine, A).key - ahead.key == pytest.approx(factor_s, rel=0.05)
     assert rank_of(machine, A) in [change.rank for change in orders(machine)]
+
+
+def test_where_moves_slow_the_worker_down_jobs_keep_a_device_that_has_no_room_for_longer() -> None:
+    machine = machine_with_a_resident()
+    policy = policy_of(machine)
+    policy.paced(2.0)
+    factor_s = policy.margin_s
+    swap_out(machine, A)
+    waiting = rank_of(machine, B)
+    (plan,) = plans(machine.turn(resident(B)))
+    machine.turn(machine.result(plan))
+    assert policy.margin_s > 2 * factor_s
+    assert waiting.key - rank_of(machine, B).key == pytest.approx(policy.margin_s, rel=0.1)
+    policy.paced(1.0)
+    assert policy.margin_s == policy.behind_s(log(RESIDENT_FACTOR))
+    policy.paced(2.0)
+    machine.turn(Cancel(A, EndReason.CANCELLED))
+    assert policy.margin_s == policy.behind_s(log(RESIDENT_FACTOR))
 
 
 def test_the_backlog_is_the_expected_work_of_the_living_jobs() -> None:
