@@ -98,49 +98,52 @@ static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const u
   }
 }
 
-#if defined(__AVX512F__)
-// Few rows times a panel of int8 weights, which are turned into words as they are multiplied: sums[rows][64].
-template <class T, int ROWS>
+// Few rows times a panel of int8 weights, which are turned into numbers as they are multiplied: sums[rows][64]. VECTORS of
+// each row's sums are kept in registers at a time.
+template <class T, int ROWS, int VECTORS>
 static void quantized_tile(const uint32_t* x, int64_t x_step, const int8_t* panel, int64_t words, float* sums) {
-  Vector sum[ROWS][TILE_VECTORS];
-  for (int r = 0; r < ROWS; ++r) {
-    for (int v = 0; v < TILE_VECTORS; ++v) sum[r][v] = zeros();
-  }
-  for (int64_t word = 0; word < words; ++word) {
-    const int8_t* from = panel + word * PANEL * WORD_NUMBERS<T>;
-    for (int64_t line = 0; line < PANEL * WORD_NUMBERS<T>; line += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(from + 4 * AHEAD_WORDS + line), _MM_HINT_T0);
-    }
-    Words w[TILE_VECTORS];
-    for (int v = 0; v < TILE_VECTORS; ++v) w[v] = words_of_bytes<T>(from + v * LANES * WORD_NUMBERS<T>);
+  constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<T>;
+  for (int first = 0; first < PANEL / LANES; first += VECTORS) {
+    Vector sum[ROWS][VECTORS];
     for (int r = 0; r < ROWS; ++r) {
-      const Words a = all_words(x[r * x_step + word]);
-      for (int v = 0; v < TILE_VECTORS; ++v) sum[r][v] = plus_product<T>(sum[r][v], a, w[v]);
+      for (int v = 0; v < VECTORS; ++v) sum[r][v] = zeros();
     }
-  }
-  for (int r = 0; r < ROWS; ++r) {
-    for (int v = 0; v < TILE_VECTORS; ++v) store(sums + r * PANEL + v * LANES, sum[r][v]);
+    const int8_t* from = panel + first * LANES * WORD_NUMBERS<T>;
+    for (int64_t word = 0; word < words; ++word, from += WORD_BYTES) {
+      for (int64_t line = 0; line < WORD_BYTES; line += 64) {
+        if (first == 0) _mm_prefetch(reinterpret_cast<const char*>(from + 4 * AHEAD_WORDS + line), _MM_HINT_T0);
+      }
+      ByteWords<T> w[VECTORS];
+      for (int v = 0; v < VECTORS; ++v) w[v] = byte_words<T>(from + v * LANES * WORD_NUMBERS<T>);
+      for (int r = 0; r < ROWS; ++r) {
+        const Words a = all_words(x[r * x_step + word]);
+        for (int v = 0; v < VECTORS; ++v) sum[r][v] = plus_product<T>(sum[r][v], a, w[v]);
+      }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      for (int v = 0; v < VECTORS; ++v) store(sums + r * PANEL + (first + v) * LANES, sum[r][v]);
+    }
   }
 }
 
+// Does nothing, and returns false, if so many rows are more than the registers hold.
 template <class T>
 static bool times_few_rows(const uint32_t* x, int64_t x_step, int64_t rows, const int8_t* panel, int64_t words,
                            float* sums) {
   switch (rows) {
-    case 1: quantized_tile<T, 1>(x, x_step, panel, words, sums); return true;
-    case 2: quantized_tile<T, 2>(x, x_step, panel, words, sums); return true;
-    case 3: quantized_tile<T, 3>(x, x_step, panel, words, sums); return true;
-    case 4: quantized_tile<T, 4>(x, x_step, panel, words, sums); return true;
-    case 5: quantized_tile<T, 5>(x, x_step, panel, words, sums); return true;
+#if defined(__AVX512F__)
+    case 1: quantized_tile<T, 1, 4>(x, x_step, panel, words, sums); return true;
+    case 2: quantized_tile<T, 2, 4>(x, x_step, panel, words, sums); return true;
+    case 3: quantized_tile<T, 3, 4>(x, x_step, panel, words, sums); return true;
+    case 4: quantized_tile<T, 4, 4>(x, x_step, panel, words, sums); return true;
+    case 5: quantized_tile<T, 5, 4>(x, x_step, panel, words, sums); return true;
+#else
+    case 1: quantized_tile<T, 1, 4>(x, x_step, panel, words, sums); return true;
+    case 2: quantized_tile<T, 2, 2>(x, x_step, panel, words, sums); return true;
+#endif
   }
   return false;
 }
-#else
-template <class T>
-static bool times_few_rows(const uint32_t*, int64_t, int64_t, const int8_t*, int64_t, float*) {
-  return false;
-}
-#endif
 
 // The same with int8 weights: a piece of the panel at a time is turned into words, in `piece`, unless rows are few.
 template <class T>

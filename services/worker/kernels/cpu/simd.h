@@ -53,13 +53,14 @@ static inline float greatest_of(Vector x) { return _mm512_reduce_max_ps(x.v); }
 static inline Words load_words(const uint32_t* x) { return {_mm512_loadu_si512(x)}; }
 static inline void store_words(uint32_t* out, Words x) { _mm512_storeu_si512(out, x.v); }
 static inline Words all_words(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
+static inline Vector as_vector(Words x) { return {_mm512_castsi512_ps(x.v)}; }
 
 template <class T>
 static inline Vector plus_product(Vector sum, Words a, Words b);
 
 template <>
 inline Vector plus_product<float>(Vector sum, Words a, Words b) {
-  return {_mm512_fmadd_ps(_mm512_castsi512_ps(a.v), _mm512_castsi512_ps(b.v), sum.v)};
+  return multiply_add(as_vector(a), as_vector(b), sum);
 }
 
 #if defined(__AVX512BF16__)
@@ -72,13 +73,14 @@ static inline void store_rounded(Bfloat16* out, Vector x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)rounded);
 }
 #else
+static inline Vector first_numbers(Words x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(x.v, 16))}; }
+static inline Vector second_numbers(Words x) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(x.v, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
 template <>
 inline Vector plus_product<Bfloat16>(Vector sum, Words a, Words b) {
-  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  sum.v = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16)),
-                          _mm512_castsi512_ps(_mm512_slli_epi32(b.v, 16)), sum.v);
-  return {_mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a.v, high)),
-                          _mm512_castsi512_ps(_mm512_and_si512(b.v, high)), sum.v)};
+  sum = multiply_add(first_numbers(a), first_numbers(b), sum);
+  return multiply_add(second_numbers(a), second_numbers(b), sum);
 }
 // To the nearest, ties to even; what is no number stays none.
 static inline void store_rounded(Bfloat16* out, Vector x) {
@@ -200,24 +202,26 @@ static inline void store_words(uint32_t* out, Words x) {
 static inline Words all_words(uint32_t x) {
   return {_mm256_set1_epi32(static_cast<int>(x)), _mm256_set1_epi32(static_cast<int>(x))};
 }
+static inline Vector as_vector(Words x) { return {_mm256_castsi256_ps(x.low), _mm256_castsi256_ps(x.high)}; }
 
 template <class T>
 static inline Vector plus_product(Vector sum, Words a, Words b);
 
 template <>
 inline Vector plus_product<float>(Vector sum, Words a, Words b) {
-  return {_mm256_fmadd_ps(_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(b.low), sum.low),
-          _mm256_fmadd_ps(_mm256_castsi256_ps(a.high), _mm256_castsi256_ps(b.high), sum.high)};
+  return multiply_add(as_vector(a), as_vector(b), sum);
 }
-static inline __m256 plus_pairs(__m256 sum, __m256i a, __m256i b) {
+static inline Vector first_numbers(Words x) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(x.low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x.high, 16))};
+}
+static inline Vector second_numbers(Words x) {
   const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-  sum = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)), sum);
-  return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high)),
-                         sum);
+  return {_mm256_castsi256_ps(_mm256_and_si256(x.low, high)), _mm256_castsi256_ps(_mm256_and_si256(x.high, high))};
 }
 template <>
 inline Vector plus_product<Bfloat16>(Vector sum, Words a, Words b) {
-  return {plus_pairs(sum.low, a.low, b.low), plus_pairs(sum.high, a.high, b.high)};
+  sum = multiply_add(first_numbers(a), first_numbers(b), sum);
+  return multiply_add(second_numbers(a), second_numbers(b), sum);
 }
 static inline __m256i rounded_half(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
@@ -303,6 +307,43 @@ inline Words words_of_bytes<Bfloat16>(const int8_t* x) {
           _mm256_or_si256(_mm256_srli_epi32(first.high, 16), second.high)};
 #endif
 }
+
+// What few rows are multiplied with at once: where there is no product of bfloat16, its numbers as float32, which has the
+// bits of the words' product.
+#if defined(__AVX512BF16__)
+template <class T>
+using ByteWords = Words;
+
+template <class T>
+static inline Words byte_words(const int8_t* x) {
+  return words_of_bytes<T>(x);
+}
+#else
+template <class T>
+struct ByteWords {
+  Vector number[sizeof(uint32_t) / sizeof(T)];
+};
+
+template <class T>
+static inline ByteWords<T> byte_words(const int8_t* x) {
+  ByteWords<T> found;
+  for (size_t n = 0; n < sizeof(uint32_t) / sizeof(T); ++n) found.number[n] = load_widened(x + n * LANES);
+  return found;
+}
+
+template <class T>
+static inline Vector plus_product(Vector sum, Words a, const ByteWords<T>& b);
+
+template <>
+inline Vector plus_product<float>(Vector sum, Words a, const ByteWords<float>& b) {
+  return multiply_add(as_vector(a), b.number[0], sum);
+}
+template <>
+inline Vector plus_product<Bfloat16>(Vector sum, Words a, const ByteWords<Bfloat16>& b) {
+  sum = multiply_add(first_numbers(a), b.number[0], sum);
+  return multiply_add(second_numbers(a), b.number[1], sum);
+}
+#endif
 
 // e^x. x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by its series up to r^7 / 7!, whose rest is below 1e-8. 0 below
 // -87.3, where the result would not be a normal number.

@@ -12,12 +12,14 @@ from services.worker.build import build
 from services.worker.kernels.cpu.decoder_library import InstructionSet
 from services.worker.kernels.cpu.packed_weights import quantized_panels
 from services.worker.kernels.kernel_choice import with_kernels
+from services.worker.model.batch import SequenceRows
 from services.worker.model.loader import filled_model
 from services.worker.model.served_decoder import ServedDecoder
 from services.worker.settings import EngineSettings
 from tests.builders.model_folders import tiny_model_folder
 from tests.builders.repository_paths import BUNDLED
 from tests.worker.model.reference_models import (
+    Pool,
     chunked_logits,
     instruction_sets,
     native_of,
@@ -30,37 +32,69 @@ MOST_LOST = 0.01
 """Of perplexity."""
 
 
-def round_weights(reference: Any) -> None:
-    """Every output's weights become whole multiples, up to 127, of a step of its own."""
-    with torch.no_grad():
-        for name, weight in reference.named_parameters():
-            if weight.dim() == 2 and "embed_tokens" not in name:
-                round_weights_of(weight)
+LLAMA = {"num_key_value_heads": 2, "hidden_size": 200, "intermediate_size": 300}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("qwen2", LLAMA),
+    "llama, tied": ("qwen2", {**LLAMA, "tie_word_embeddings": True}),
+    "opt": ("opt", {}),
+    "opt, projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+}
+DTYPES = [torch.float32, torch.bfloat16]
 
 
 @torch.no_grad()
-def round_weights_of(weight: torch.Tensor) -> None:
-    steps = weight.abs().amax(dim=1, keepdim=True) / 127
-    weight.copy_((weight / steps).round() * steps)
+def round_weights(reference: Any) -> None:
+    """Every output's weights become whole multiples, up to 127, of a step of its own. A table is not rounded, unless it
+    is the head as well.
+    """
+    head = reference.get_output_embeddings().weight
+    for name, weight in reference.named_parameters():
+        if weight.dim() == 2 and ("embed" not in name or weight is head):
+            steps = weight.abs().amax(dim=1, keepdim=True) / 127
+            weight.copy_((weight / steps).round() * steps)
 
 
 @pytest.mark.parametrize("instruction_set", instruction_sets())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tied", [False, True])
-def test_weights_that_int8_can_hold_give_the_logits_of_torch(
-    instruction_set: InstructionSet, dtype: torch.dtype, tied: bool
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", MODELS)
+def test_logits_are_those_of_torch_with_weights_that_are_rounded_likewise(
+    instruction_set: InstructionSet, dtype: torch.dtype, kind: str
 ) -> None:
-    reference = reference_model(
-        "qwen2", num_key_value_heads=2, hidden_size=200, intermediate_size=300, tie_word_embeddings=tied
-    )
-    if tied:
-        round_weights_of(reference.lm_head.weight)
-    round_weights(reference)
+    family, changes = MODELS[kind]
+    reference = reference_model(family, **changes).to(dtype).float()
+    if reference.config.tie_word_embeddings:
+        round_weights(reference)  # what int8 can hold stays as it is: the table of the engine is not rounded
     text, chunks = tokens(40), [30, 1, 8, 1]
     found = chunked_logits(native_of(reference, dtype, instruction_set, threads=2, quantized=True), text, chunks)
+    round_weights(reference)
     expected = chunked_logits(ours_of(reference), text, chunks)
     error = float((found - expected).abs().max() / expected.abs().max())
     assert error < (2e-5 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.parametrize("instruction_set", instruction_sets())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["llama, tied", "opt, projected"])
+def test_a_sequence_has_the_same_bits_in_chunks_and_in_batches_of_every_size(
+    instruction_set: InstructionSet, dtype: torch.dtype, kind: str
+) -> None:
+    """Few rows and many are multiplied in two ways."""
+    family, changes = MODELS[kind]
+    model = native_of(reference_model(family, **changes), dtype, instruction_set, threads=2, quantized=True)
+    text = tokens(31)
+    whole = chunked_logits(model, text, [31])[0]
+    assert torch.equal(chunked_logits(model, text, [1, 2, 3, 4, 5, 6, 9, 1])[-1], whole)
+    pool = Pool(model)
+    blocks = pool.blocks(31)
+    pool.run(model, [SequenceRows(0, 30, blocks)], [text[:30]])
+    for others in range(8):
+        rows = [SequenceRows(0, 1, pool.blocks(1)) for _ in range(others)]
+        inputs = [tokens(1, seed=number) for number in range(others)]
+        if others % 2:
+            rows.append(SequenceRows(0, 9, pool.blocks(9)))
+            inputs.append(tokens(9, seed=others))
+        found = pool.run(model, [SequenceRows(30, 31, blocks), *rows], [text[30:], *inputs])
+        assert torch.equal(found[0], whole)
 
 
 def test_an_outputs_greatest_weight_becomes_127_of_its_steps() -> None:
