@@ -2,7 +2,8 @@
 does not know by name, as the random models' are.
 
 Matrices stay bfloat16, vectors become float32, which llama.cpp asks for. Its rotary turn pairs neighbouring numbers
-where the folder's pairs the halves of a head, so the rows of the query and key matrices change places.
+where the folder's pairs the halves of a head, so the rows of the query and key matrices change places. A token that is
+a part of a character gets another text: see token_texts.
 """
 
 import json
@@ -11,6 +12,8 @@ from typing import Any
 
 import gguf
 import numpy
+
+from benchmarks.peer_engines.token_texts import whole_text
 
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -81,7 +84,7 @@ def _write_tokenizer(writer: Any, tokenizer: dict[str, Any], config: dict[str, A
     tokens += [(f"[unused{number}]", number) for number in range(len(tokens), config["vocab_size"])]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([token for token, _ in tokens])
+    writer.add_token_list([whole_text(token, number) for token, number in tokens])
     kinds = gguf.TokenType
     writer.add_token_types([kinds.CONTROL if number in special else kinds.NORMAL for _, number in tokens])
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
