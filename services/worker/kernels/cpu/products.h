@@ -11,6 +11,7 @@ namespace INSTRUCTION_SET {
 constexpr int64_t PANEL = 64;  // outputs
 constexpr int64_t PIECE_WORDS = 128;  // 32 KiB of a panel: they stay in the first cache for further rows
 constexpr int64_t UNIT_ROWS = 96;     // rows of a unit of work
+constexpr int64_t QUANTIZED_UNIT_ROWS = 192;  // more of them share what int8 weights are turned into
 constexpr int64_t LINE_WORDS = 16;
 constexpr int64_t AHEAD_WORDS = 2048;  // how far ahead a single tile fetches: 8 KiB
 

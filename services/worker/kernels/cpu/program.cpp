@@ -85,7 +85,9 @@ class Thread {
   template <class Use>
   void product(const Matrix& matrix, const T* x, int64_t rows, Use use) {
     const int64_t words = words_of<T>(matrix.inputs), x_step = words_of<T>(padded(matrix.inputs));
-    const int64_t panels = padded(matrix.outputs) / PANEL, row_units = (rows + UNIT_ROWS - 1) / UNIT_ROWS;
+    const int64_t panels = padded(matrix.outputs) / PANEL;
+    const int64_t unit_rows = matrix.quantized != nullptr ? QUANTIZED_UNIT_ROWS : UNIT_ROWS;
+    const int64_t row_units = (rows + unit_rows - 1) / unit_rows;
     const uint32_t* x_words = reinterpret_cast<const uint32_t*>(x);
     for (int64_t unit = team_take(engine_.team); unit < panels * row_units; unit = team_take(engine_.team)) {
       const int64_t panel = unit / row_units, part = unit % row_units;

@@ -32,7 +32,7 @@ struct Scratch {
   T* found;          // [rows, heads]
   T* gated;          // [rows, intermediate size]
   QueryRows* units;  // [rows]
-  float* sums;       // this thread's, [UNIT_ROWS, PANEL]
+  float* sums;       // this thread's, [QUANTIZED_UNIT_ROWS, PANEL]
   uint32_t* piece;   // this thread's, [PIECE_WORDS, PANEL]
   AttentionScratch<T> attention;  // this thread's
 
@@ -52,7 +52,7 @@ struct Scratch {
     attention.zero = arena.take<T>(head);
     for (int64_t number = 0; number < d.threads; ++number) {
       Arena own{base, arena.used};
-      float* own_sums = own.take<float>(UNIT_ROWS * PANEL);
+      float* own_sums = own.take<float>(QUANTIZED_UNIT_ROWS * PANEL);
       uint32_t* own_piece = own.take<uint32_t>(PIECE_WORDS * PANEL);
       AttentionScratch<T> mine = attention;
       mine.queries = own.take<T>(queries_of_unit * head);

@@ -40,6 +40,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt, projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
 }
 DTYPES = [torch.float32, torch.bfloat16]
+LENGTH = 250
+"""More rows than a unit of work has."""
 
 
 @torch.no_grad()
@@ -80,20 +82,21 @@ def test_a_sequence_has_the_same_bits_in_chunks_and_in_batches_of_every_size(
 ) -> None:
     """Few rows and many are multiplied in two ways."""
     family, changes = MODELS[kind]
-    model = native_of(reference_model(family, **changes), dtype, instruction_set, threads=2, quantized=True)
-    text = tokens(31)
-    whole = chunked_logits(model, text, [31])[0]
-    assert torch.equal(chunked_logits(model, text, [1, 2, 3, 4, 5, 6, 9, 1])[-1], whole)
-    pool = Pool(model)
-    blocks = pool.blocks(31)
-    pool.run(model, [SequenceRows(0, 30, blocks)], [text[:30]])
+    reference = reference_model(family, **{**changes, "max_position_embeddings": LENGTH})
+    model = native_of(reference, dtype, instruction_set, threads=2, quantized=True)
+    text, before = tokens(LENGTH), LENGTH - 1
+    whole = chunked_logits(model, text, [LENGTH])[0]
+    assert torch.equal(chunked_logits(model, text, [1, 2, 3, 4, 5, 6, before - 21, 1])[-1], whole)
+    pool = Pool(model, block_size=16)
+    blocks = pool.blocks(LENGTH)
+    pool.run(model, [SequenceRows(0, before, blocks)], [text[:before]])
     for others in range(8):
         rows = [SequenceRows(0, 1, pool.blocks(1)) for _ in range(others)]
         inputs = [tokens(1, seed=number) for number in range(others)]
         if others % 2:
             rows.append(SequenceRows(0, 9, pool.blocks(9)))
             inputs.append(tokens(9, seed=others))
-        found = pool.run(model, [SequenceRows(30, 31, blocks), *rows], [text[30:], *inputs])
+        found = pool.run(model, [SequenceRows(before, LENGTH, blocks), *rows], [text[before:], *inputs])
         assert torch.equal(found[0], whole)
 
 
