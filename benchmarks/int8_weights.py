@@ -10,14 +10,20 @@ import asyncio
 import math
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks.engines import EngineProcess, engine
 from benchmarks.goals_and_tables import Goal, Table, at_least, at_most
 from benchmarks.model_folders import ROOT, random_model
 from benchmarks.settings import BenchSettings
-from benchmarks.single_stream import DECODE_PROMPT_TOKENS, DECODE_TOKENS, PREFILL_TOKENS, QUICK_DECODE_TOKENS
+from benchmarks.single_stream import (
+    DECODE_TOKENS,
+    PREFILL_TOKENS,
+    QUICK_DECODE_TOKENS,
+    engine_decode,
+    engine_prefill,
+    medians_by_side,
+)
 from benchmarks.throughput import DEVICE_TOKENS
 
 BUNDLED = ROOT / "models" / "bundled"
@@ -36,14 +42,8 @@ def _engine(settings: BenchSettings, folder: Path, kind: str) -> AbstractAsyncCo
 
 
 async def _figures(one: EngineProcess, streams: list[int], decode_tokens: int) -> dict[str, float]:
-    figures = {}
-    for count in streams:
-        ran = await one.ask(
-            "single", prompt_tokens=DECODE_PROMPT_TOKENS, output_tokens=decode_tokens + 1, streams=count
-        )
-        figures[f"decode of {count}"] = count * decode_tokens / ran["decode_s"]
-    prefill = await one.ask("single", prompt_tokens=PREFILL_TOKENS, output_tokens=1)
-    return {**figures, f"prefill of {PREFILL_TOKENS}": PREFILL_TOKENS / prefill["prefill_s"]}
+    decodes = {f"decode of {count}": await engine_decode(one, decode_tokens, count) for count in streams}
+    return {**decodes, f"prefill of {PREFILL_TOKENS}": await engine_prefill(one)}
 
 
 async def _measure_model(settings: BenchSettings, preset: str) -> dict[str, Any]:
@@ -57,9 +57,7 @@ async def _measure_model(settings: BenchSettings, preset: str) -> dict[str, Any]
         for _ in range(settings.pick(ROUNDS, 1)):
             tokens = settings.pick(DECODE_TOKENS, QUICK_DECODE_TOKENS)
             runs.append({kind: await _figures(one, streams, tokens) for kind, one in both.items()})
-    medians = {
-        kind: {name: round(median(run[kind][name] for run in runs), 1) for name in runs[0][kind]} for kind in both
-    }
+    medians = medians_by_side(runs)
     ratios = {name: round(medians["int8"][name] / figure, 3) for name, figure in medians["bfloat16"].items()}
     return {**medians, "ratios": ratios, "runs": runs}
 

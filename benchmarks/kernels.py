@@ -6,7 +6,6 @@ machines drifts by the minute; medians are compared. The bounds are those of roo
 
 import asyncio
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks.engines import EngineProcess, engine
@@ -14,7 +13,7 @@ from benchmarks.goals_and_tables import Goal, Table, at_least
 from benchmarks.model_folders import random_model
 from benchmarks.roofline import bounds
 from benchmarks.settings import BenchSettings
-from benchmarks.single_stream import DECODE_PROMPT_TOKENS, DECODE_TOKENS, PREFILL_TOKENS, QUICK_DECODE_TOKENS
+from benchmarks.single_stream import DECODE_TOKENS, PREFILL_TOKENS, QUICK_DECODE_TOKENS, by_engine, medians_by_side
 from benchmarks.throughput import DEVICE_TOKENS, first_jobs
 
 KERNELS = ("native", "torch")
@@ -25,14 +24,9 @@ FIGURES = ("decode_tokens_per_s", "prefill_tokens_per_s", "offline_tokens_per_s"
 
 
 async def _figures(one: EngineProcess, trace: Path, decode_tokens: int) -> dict[str, float]:
-    prefill = await one.ask("single", prompt_tokens=PREFILL_TOKENS, output_tokens=1)
-    stream = await one.ask("single", prompt_tokens=DECODE_PROMPT_TOKENS, output_tokens=decode_tokens + 1)
+    alone = await by_engine(one, decode_tokens)
     offline = await one.ask("trace", file=str(trace))
-    return {
-        "decode_tokens_per_s": decode_tokens / stream["decode_s"],
-        "prefill_tokens_per_s": PREFILL_TOKENS / prefill["prefill_s"],
-        "offline_tokens_per_s": offline["output_tokens_per_s"],
-    }
+    return {**alone, "offline_tokens_per_s": offline["output_tokens_per_s"]}
 
 
 async def _measure_model(settings: BenchSettings, preset: str) -> dict[str, Any]:
@@ -51,9 +45,7 @@ async def _measure_model(settings: BenchSettings, preset: str) -> dict[str, Any]
         for _ in range(settings.pick(2, 1)):
             runs.append({name: await _figures(one, trace, decode_tokens) for name, one in both.items()})
         rates = await torch.ask("rates")
-    medians = {
-        name: {figure: round(median(run[name][figure] for run in runs), 1) for figure in FIGURES} for name in KERNELS
-    }
+    medians = medians_by_side(runs)
     ratios = {figure: round(medians["native"][figure] / medians["torch"][figure], 3) for figure in FIGURES}
     return {**medians, "ratios": ratios, "rates": rates, "bounds": bounds(folder, rates), "runs": runs}
 

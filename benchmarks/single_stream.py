@@ -4,6 +4,7 @@ through the services. Through the services, a prefill lasts from the request to 
 
 import asyncio
 import time
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -48,12 +49,31 @@ async def _through_services(client: GatewayClient, vocabulary_size: int, decode_
     }
 
 
-async def _by_engine(alone: EngineProcess, decode_tokens: int) -> dict[str, float]:
-    prefill = await alone.ask("single", prompt_tokens=PREFILL_TOKENS, output_tokens=1)
-    stream = await alone.ask("single", prompt_tokens=DECODE_PROMPT_TOKENS, output_tokens=decode_tokens + 1)
+async def engine_decode(alone: EngineProcess, decode_tokens: int, streams: int = 1) -> float:
+    """Tokens per second of one stream, or of several together, by the engine alone."""
+    told = await alone.ask(
+        "single", prompt_tokens=DECODE_PROMPT_TOKENS, output_tokens=decode_tokens + 1, streams=streams
+    )
+    return streams * decode_tokens / float(told["decode_s"])
+
+
+async def engine_prefill(alone: EngineProcess) -> float:
+    """Prompt tokens per second by the engine alone."""
+    told = await alone.ask("single", prompt_tokens=PREFILL_TOKENS, output_tokens=1)
+    return PREFILL_TOKENS / float(told["prefill_s"])
+
+
+async def by_engine(alone: EngineProcess, decode_tokens: int) -> dict[str, float]:
+    """Both, as the results name them."""
+    prefill = await engine_prefill(alone)
+    return {"decode_tokens_per_s": await engine_decode(alone, decode_tokens), "prefill_tokens_per_s": prefill}
+
+
+def medians_by_side(runs: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Of runs that measure the same figures on all sides: the median of each figure on each side."""
     return {
-        "decode_tokens_per_s": decode_tokens / stream["decode_s"],
-        "prefill_tokens_per_s": PREFILL_TOKENS / prefill["prefill_s"],
+        side: {name: round(median(run[side][name] for run in runs), 1) for name in figures}
+        for side, figures in runs[0].items()
     }
 
 
@@ -67,19 +87,12 @@ async def _measure_model(settings: BenchSettings, preset: str) -> dict[str, Any]
         GatewayClient(ready.address) as client,
     ):
         vocabulary_size = (await client.models())[0].vocabulary_size
-        await _by_engine(alone, 1)
+        await by_engine(alone, 1)
         await _through_services(client, vocabulary_size, 1)
         for _ in range(settings.pick(5, 2)):
             services = await _through_services(client, vocabulary_size, decode_tokens)
-            runs.append({"services": services, "engine": await _by_engine(alone, decode_tokens)})
-    medians = {
-        side: {
-            name: round(median(run[side][name] for run in runs), 1)
-            for name in ("decode_tokens_per_s", "prefill_tokens_per_s")
-        }
-        for side in ("services", "engine")
-    }
-    return {**medians, "runs": runs}
+            runs.append({"services": services, "engine": await by_engine(alone, decode_tokens)})
+    return {**medians_by_side(runs), "runs": runs}
 
 
 async def _measure(settings: BenchSettings) -> dict[str, Any]:

@@ -67,10 +67,8 @@ class Environment:
 
     def mark(self) -> str:
         """Changes whenever the environment must be made anew."""
-        told: list[object] = [self.requirements, self.overrides, sys.version_info[:3]]
-        if self.built_from:
-            told.append(self.built_from)
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        told = json.dumps([self.requirements, self.overrides, sys.version_info[:3], self.built_from])
+        return hashlib.sha256(told.encode()).hexdigest()
 
     def process_variables(self, threads: int) -> dict[str, str]:
         """The variables of its process."""

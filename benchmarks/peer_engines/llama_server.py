@@ -42,7 +42,7 @@ class LlamaServer:
     def __init__(self, settings: PeerSettings) -> None:
         file = settings.made / MODEL
         if not file.exists():
-            from benchmarks.peer_engines.gguf_file import write_gguf
+            from benchmarks.peer_engines.gguf_file import write_gguf  # needs gguf, which only the peer has
 
             write_gguf(settings.model, file)
         argv = [str(Path(sys.prefix) / SERVER), "--model", str(file), "--host", HOST, "--port", "0"]

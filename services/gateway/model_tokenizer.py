@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from services.domain.errors import ModelFolderError
+from services.gateway.generation.byte_level import byte_level_bytes
 from services.gateway.generation.detokenizer import (
     BytesDetokenizer,
     Detokenizer,
@@ -28,26 +29,6 @@ CHARACTERS_A_TOKEN = 6
 
 _SPACE_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 _SENTENCE_PIECE_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip"}
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level token stands for: a printable character stands for its own byte, and
-    those from 256 on for the remaining bytes in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_level_alphabet()
-
-
-def _byte_level_bytes(token: str) -> bytes:
-    try:
-        return bytes(_ALPHABET[character] for character in token)
-    except KeyError:
-        # An added token, which is written as plain text.
-        return token.encode()
 
 
 def _sentence_piece_bytes(token: str) -> bytes:
@@ -116,7 +97,7 @@ class ModelTokenizer:
         self._bytes: dict[int, bytes] = {}
         steps = _steps(described["decoder"])
         self._bytes_of = (
-            _byte_level_bytes if _is_byte_level(steps) else _sentence_piece_bytes if _is_sentence_piece(steps) else None
+            byte_level_bytes if _is_byte_level(steps) else _sentence_piece_bytes if _is_sentence_piece(steps) else None
         )
         self._longest_token_bytes = self._longest() if _never_shrinks(described) else None
 

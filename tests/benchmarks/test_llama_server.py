@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.peer_engines.llama_server import LlamaServerError, streamed_tokens
-from benchmarks.peer_engines.token_texts import BYTES, whole_text
+from benchmarks.peer_engines.token_texts import whole_text
 
 
 def event(tokens: list[int], predicted: int, stop: bool = False) -> bytes:
@@ -21,11 +21,6 @@ def test_a_token_that_was_not_streamed_is_an_error_and_no_endless_wait() -> None
         list(streamed_tokens([event([6], 2), event([], 2, stop=True)]))
     with pytest.raises(LlamaServerError, match="ended its answer after 1 tokens"):
         list(streamed_tokens([event([6], 1)]))
-
-
-def test_every_byte_has_a_character_of_its_own() -> None:
-    assert sorted(BYTES.values()) == list(range(256))
-    assert (BYTES["A"], BYTES["Ġ"], BYTES["Ċ"]) == (ord("A"), ord(" "), ord("\n"))
 
 
 @pytest.mark.parametrize(
