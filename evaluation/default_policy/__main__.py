@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evaluation.default_policy.cells import CELLS, CURVE_CELLS, QUICK_CELLS
-from evaluation.default_policy.drawing import draw_curve, draw_everywhere, draw_when
+from evaluation.default_policy.drawing import draw_curve, draw_everywhere, draw_waves, draw_when
 from evaluation.default_policy.judging import verdicts
 from evaluation.default_policy.pages import PAGE, filled, summary, table
 from evaluation.default_policy.results import Results, as_csv, read_results
@@ -47,7 +47,7 @@ def write_pages(results: Results, out: Path) -> str:
     judged = list(verdicts(results, CELLS))
     write_lines(out / "README.md", filled(PAGE.read_text(encoding="utf-8"), judged).splitlines())
     write_lines(out / "table.md", ["# Every point", "", summary(judged), "", *table(judged).splitlines()])
-    for draw in (draw_when, draw_everywhere):
+    for draw in (draw_when, draw_everywhere, draw_waves):
         draw(judged, out)
     draw_curve(results, out)
     return summary(judged)

@@ -30,6 +30,7 @@ FCFS_RESERVES = Contender("FCFS, reserves", PolicyName.FCFS, "defer")
 SKIP_JOIN = Contender("skip-join MLFQ", PolicyName.SKIP_JOIN_MLFQ, "proactive")
 GITTINS = Contender("gittins", PolicyName.GITTINS, "proactive")
 GITTINS_REACTIVE = Contender("gittins, no reserve", PolicyName.GITTINS, "reactive")
+GITTINS_SHARES = Contender("gittins, share 1", PolicyName.GITTINS, "proactive", 1.0)
 SRPT = Contender("SRPT oracle", PolicyName.SRPT, "proactive")
 FCFS_FORMS = (FCFS_RECOMPUTE, FCFS_SWAPS, FCFS_RESERVES)
 
@@ -146,17 +147,14 @@ SHAREGPT_CELLS = (
     Cell("ShareGPT-like, batch 64", A100, 64, Shape("sharegpt", 3500), (0.8, 0.95, 1.1), SEEDS),
     Cell("Alpaca-like", OPT_13B, 16, Shape("alpaca", 3500), (0.8, 0.95, 1.1), SEEDS),
 )
-WAVE_CELLS = (
-    Cell("wave, ShareGPT-like", H100, 256, Shape("sharegpt", 6000, wave=0.6), (0.8,), (1,)),
-    Cell(
-        "wave, Zipf 1.1",
-        H100,
-        256,
-        Shape("zipf", 10_000, theta=1.1, wave=0.6),
-        (0.75, 0.8, 0.85, 0.9, 0.95, 1.0),
-        (1,),
-    ),
+WAVE_CELLS = tuple(
+    Cell(f"wave, {title}", H100, 256, shape, loads, (2, 3), contenders=(*AMPLE, GITTINS_SHARES))
+    for title, shape, loads in (
+        ("ShareGPT-like", Shape("sharegpt", 6000, wave=0.6), (0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0, 1.1, 1.2)),
+        ("Zipf 1.1", Shape("zipf", 10_000, theta=1.1, wave=0.6), (0.75, 0.8, 0.85, 0.9, 1.0, 1.1, 1.15, 1.2)),
+    )
 )
+"""At enough loads to tell the one up to which nearly all jobs are within the limits."""
 CURVE_CELLS = tuple(
     Cell(
         title,

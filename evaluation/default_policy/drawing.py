@@ -10,8 +10,17 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from evaluation.default_policy.cells import CURVE_CELLS, FCFS_RECOMPUTE, GITTINS, SKIP_JOIN, SRPT, Contender
-from evaluation.default_policy.judging import Verdict
+from evaluation.default_policy.cells import (
+    CURVE_CELLS,
+    FCFS_RECOMPUTE,
+    GITTINS,
+    GITTINS_SHARES,
+    SKIP_JOIN,
+    SRPT,
+    WAVE_CELLS,
+    Contender,
+)
+from evaluation.default_policy.judging import MOST_JOBS, Verdict
 from evaluation.default_policy.results import Results
 from services.experiments.figure_pages import PLAIN, STYLE, write_page
 
@@ -95,6 +104,29 @@ def draw_everywhere(verdicts: Sequence[Verdict], out: Path) -> Path:
         axes.legend(loc="upper right", frameon=True)
         caption = "Mean job completion time over that of the best FCFS (line at 1; left is better). Simulated."
         return write_page(page, "Never the wrong choice?", caption, out, "everywhere")
+
+
+def draw_waves(verdicts: Sequence[Verdict], out: Path) -> Path:
+    """How many jobs are within the limits as the load of a wave grows."""
+    colours = COLOURS | {FCFS_RECOMPUTE: _FCFS_COLOUR, GITTINS_SHARES: COLOURS[GITTINS]}
+    with mpl.rc_context(STYLE):
+        page, grid = plt.subplots(1, len(WAVE_CELLS), figsize=(9, 3.6), layout="constrained", sharey=True)
+        for axes, cell in zip(grid, WAVE_CELLS, strict=True):
+            of_cell = [verdict for verdict in verdicts if verdict.cell == cell]
+            for contender, colour in colours.items():
+                withins = [verdict.of(contender).within for verdict in of_cell]
+                style = "--" if contender in (SRPT, GITTINS_SHARES) else "-"
+                axes.plot(cell.loads, withins, style, color=colour, marker="o", markersize=3, label=contender.label)
+            axes.axhline(MOST_JOBS, color="#cccccc", zorder=0)
+            axes.set_xlabel("load")
+            axes.set_title(cell.title)
+        grid[0].set_ylabel("jobs within the limits")
+        grid[0].legend(frameon=False)
+        caption = (
+            "Arrivals 60 % up and down, batch 256. The line is at 95 %; share 1 is --first-token-share 1. "
+            "Limits: first token within 2 s, then 0.1 s a token on average. Simulated."
+        )
+        return write_page(page, "Waves", caption, out, "waves")
 
 
 def draw_curve(results: Results, out: Path) -> Path:

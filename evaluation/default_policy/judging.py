@@ -1,13 +1,16 @@
 """Contenders over the best form of FCFS, and where the default policy misses what is asked of it. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from evaluation.default_policy.cells import FCFS_FORMS, FCFS_RESERVES, GITTINS, SKIP_JOIN, SRPT, Cell, Contender
 from evaluation.default_policy.results import Results
 
 MOST_MEAN, MOST_P99, LEAST_THROUGHPUT = 1.05, 1.2, 0.99
 MOST_SILENCE_S = {"ample": 2.0, "quarter": 5.0}
+MOST_JOBS = 0.95
+"""The share of jobs within the limits at which a rate counts as sustained."""
 LEAST_WITHIN = -0.001
 """Differences of the share of jobs within the limits that are called none: one job in a thousand."""
 
@@ -85,6 +88,17 @@ def verdicts(results: Results, cells: tuple[Cell, ...]) -> Iterator[Verdict]:
             )
             within = results.mean(cell, load, best, "within")
             yield Verdict(cell, load, best, base["mean_s"], base["p99_s"], within, standings)
+
+
+def most_load(verdicts: Sequence[Verdict], contender: Contender) -> float | None:
+    """The load up to which MOST_JOBS are within the limits, between the last that holds and the first that does not by
+    a straight line. `verdicts` are those of one cell by load; None: the loads do not tell.
+    """
+    points = [(verdict.load, verdict.of(contender).within) for verdict in verdicts]
+    for (low, before), (high, after) in pairwise(points):
+        if before >= MOST_JOBS > after:
+            return low + (high - low) * (before - MOST_JOBS) / (before - after)
+    return None
 
 
 SHOWN = (FCFS_RESERVES, SKIP_JOIN, GITTINS, SRPT)

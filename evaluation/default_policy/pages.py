@@ -3,14 +3,16 @@ results.
 
 In the page `{{mean|CELL|LOAD|CONTENDER}}` becomes how many times the mean completion time of the best FCFS a contender
 has; `gain` its inverse; `p95`, `p99`, `throughput`, `within`, `silence_s` and `moved_gb` likewise; `fcfs_mean_s`,
-`fcfs_p99_s` and `fcfs_within` are those of the best FCFS itself, without a contender.
+`fcfs_p99_s` and `fcfs_within` are those of the best FCFS itself, without a contender. `{{rate|CELL|CONTENDER}}` becomes
+how many times the rate at which 95 % of the jobs are within the limits is FCFS's.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from evaluation.default_policy.judging import SHOWN, Standing, Verdict
+from evaluation.default_policy.cells import FCFS_RECOMPUTE
+from evaluation.default_policy.judging import SHOWN, Standing, Verdict, most_load
 
 PAGE = Path(__file__).with_name("page.txt")
 _PLACE = re.compile(r"\{\{([^{}]+)\}\}")
@@ -42,17 +44,28 @@ def filled(text: str, verdicts: Sequence[Verdict]) -> str:
     by_place = {(verdict.cell.title, f"{verdict.load:g}"): verdict for verdict in verdicts}
 
     def number(match: re.Match[str]) -> str:
-        what, cell, load, *contender = match[1].split("|")
+        what, cell, *rest = match[1].split("|")
         try:
+            if what == "rate":
+                return _rate([verdict for verdict in verdicts if verdict.cell.title == cell], *rest)
+            load, *contender = rest
             verdict = by_place[cell, load]
             if what in _OF_FCFS:
                 return _OF_FCFS[what](verdict)
             standing = next(one for one in verdict.standings if one.contender.label == contender[0])
             return _OF_CONTENDER[what](standing)
-        except (KeyError, IndexError, StopIteration):
+        except (KeyError, IndexError, StopIteration, ValueError, TypeError):
             raise PageError(f"no such number: {match[0]}") from None
 
     return _PLACE.sub(number, text)
+
+
+def _rate(verdicts: Sequence[Verdict], label: str) -> str:
+    """Over that of the FCFS that recomputes. Raises StopIteration or ValueError if the results do not tell."""
+    one = next(standing.contender for standing in verdicts[0].standings if standing.contender.label == label)
+    loads = [most_load(verdicts, contender) for contender in (one, FCFS_RECOMPUTE)]
+    ours, fcfs = (load for load in loads if load is not None)
+    return f"{ours / fcfs:.2f}x"
 
 
 def table(verdicts: Sequence[Verdict]) -> str:

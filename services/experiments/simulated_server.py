@@ -25,6 +25,7 @@ _SCHEDULER = (
     "promotions_per_step",
     "silence_limit",
     "first_token_limit",
+    "per_token_limit",
     "first_token_share",
     "length_predictor",
     "charge",

@@ -44,6 +44,17 @@ class JobState(Enum):
 # most checks of a state.
 OUT, RESIDENT, DRAINING, CLOSING, ENDED = JobState
 
+
+class LoanKind(Enum):
+    """What a job is lent iterations at the head of the order for."""
+
+    SILENCE = "silence"
+    FIRST_TOKEN = "first token"
+    LATER_TOKENS = "later tokens"
+
+    __hash__ = object.__hash__
+
+
 LEGAL_MOVES: Mapping[JobState, frozenset[JobState]] = {
     JobState.OUT: frozenset({JobState.RESIDENT, JobState.CLOSING}),
     JobState.RESIDENT: frozenset({JobState.DRAINING, JobState.CLOSING, JobState.OUT}),
@@ -122,6 +133,8 @@ class Job:
     last_token_s: float | None = None
     lent_to_token: int | None = None
     """It is lent iterations at the head of the order, up to the one that computes this position; None: it is not."""
+    loan_kind: LoanKind = LoanKind.SILENCE
+    """Of its loan, or the last one."""
     held_tokens: int = 0
     """Its capacity, as counted by lending: 0 before it is first planned."""
     next_far_loan_s: float = 0.0

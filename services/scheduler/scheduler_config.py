@@ -37,9 +37,9 @@ class Charge(StrEnum):
 class SchedulerConfig:
     """`prefill_chunk_tokens` None: a prefill is one entry. `starvation_limit_s` None: no job is promoted.
 
-    `demotion_levels` is the paper's eta. `silence_limit_s`, `first_token_limit_s` and `first_token_share` are those of
-    services.scheduler.machine.lending; a limit of None: nothing is lent for it. Queued tokens are the prompt tokens
-    plus max_tokens of all admitted jobs that have not ended.
+    `demotion_levels` is the paper's eta. `silence_limit_s`, `first_token_limit_s`, `per_token_limit_s` and
+    `first_token_share` are those of services.scheduler.machine.lending; a limit of None: nothing is lent for it. Queued
+    tokens are the prompt tokens plus max_tokens of all admitted jobs that have not ended.
     """
 
     policy: PolicyName = PolicyName.GITTINS
@@ -53,6 +53,7 @@ class SchedulerConfig:
     promotions_per_step: int = 1
     silence_limit_s: float | None = 1.5
     first_token_limit_s: float | None = 1.0
+    per_token_limit_s: float | None = 0.1
     first_token_share: float = 0.05
     length_predictor: LengthPredictor = LengthPredictor.OFF
     charge: Charge = Charge.WALL

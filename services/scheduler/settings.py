@@ -85,12 +85,19 @@ class SchedulerSettings(RecordingSettings, ServedTlsSettings):
         le=86_400,
         description="seconds after which policy gittins lends a job that has not started its prefill; off: never",
     )
+    per_token_limit: float | None = Field(
+        0.1,
+        gt=0,
+        le=86_400,
+        description="seconds in which policy gittins tries to have each later token of a job follow, on average, by "
+        "lending it tokens; off: never",
+    )
     first_token_share: float = Field(
         0.05,
         ge=0,
         le=1,
-        description="share of the server's time that may be lent for prefills ahead of their turn: more means earlier "
-        "first tokens and longer job completion times under load",
+        description="share of the server's time that may be lent to keep jobs within the limits on first and later "
+        "tokens where that delays others: more means more jobs within them and longer job completion times under load",
     )
     length_predictor: LengthPredictor = Field(
         LengthPredictor.OFF,
@@ -190,6 +197,7 @@ class SchedulerSettings(RecordingSettings, ServedTlsSettings):
             promotions_per_step=self.promotions_per_step,
             silence_limit_s=self.silence_limit,
             first_token_limit_s=self.first_token_limit,
+            per_token_limit_s=self.per_token_limit,
             first_token_share=self.first_token_share,
             length_predictor=self.length_predictor,
             charge=self.charge,

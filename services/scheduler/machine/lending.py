@@ -1,4 +1,4 @@
-"""Lending: a job that waits too long for a token gets an iteration at the head of the order, then returns to its place.
+"""Lending: a job that waits too long for a token gets iterations at the head of the order, then returns to its place.
 
 A promotion forgets a job's past and so changes the order for good; under load every waiting job is promoted, and the
 order is gone. A loan leaves the order as it is. The iteration is charged as always.
@@ -6,13 +6,15 @@ order is gone. A loan leaves the order as it is. The iteration is charged as alw
 - Silence: a started job that has made no token for `silence_limit_s` is lent one iteration, longest silence first. If
 its KV is not on the device, it is lent one at most every FAR_PERIOD_S, for FAR_TOKENS tokens, because bringing its KV
 back costs more than the tokens.
-- First tokens: a job that has waited for `first_token_limit_s` and has not started is lent its prefill. There is one
-such loan at a time, to the job that came last, because jobs that came long before it are late in any case. All
-of them together take at most `first_token_share` of the server's time, up to FIRST_TOKEN_CREDIT_S saved up: a prefill
-ahead of its turn delays all jobs before it. No prefill is lent when more jobs have started than loans can keep from
-falling silent.
+- First tokens: a job that has waited for `first_token_limit_s` and has not started is lent its prefill, the one that
+came last first, because jobs that came long before it are late in any case. No prefill is lent when more jobs have
+started than loans can keep within the limits.
+- Later tokens: a job that is about to make them slower than one in `per_token_limit_s` on average is lent a few
+(token_deadlines.py), as long as its KV is on the device.
 
-At most a quarter of a batch is lent. A step is the end of an iteration.
+Loans for first and later tokens are paid from one account (loan_account.py), those for silence are not. Of a batch no
+more is lent than SILENCE_ROWS for silence, FIRST_ROWS for first tokens and LATER_ROWS for later ones. A step is the end
+of an iteration.
 """
 
 from collections import deque
@@ -20,24 +22,23 @@ from math import inf
 
 from services.domain.cost import CostProfile
 from services.domain.protocol import Rank
-from services.scheduler.job import CLOSING, ENDED, RESIDENT, Job
+from services.scheduler.job import CLOSING, ENDED, RESIDENT, Job, LoanKind
+from services.scheduler.machine.loan_account import KEPT_SHARE, LATER_ROWS, LoanAccount
 from services.scheduler.machine.ranking import Ranking
 from services.scheduler.machine.timers import Timers
+from services.scheduler.machine.token_deadlines import TokenDeadlines
+from services.scheduler.policies.scheduling_policy import WorkShape
 from services.scheduler.scheduler_config import SchedulerConfig
 
 LENT_LEVEL = 0
-LENT_SHARE = 0.25
-"""The greatest share of a batch that is lent."""
+SILENCE_ROWS, FIRST_ROWS = 1 / 4, 1 / 32
+"""Shares of a batch, but at least one job."""
 FAR_PERIOD_S = 4.0
 FAR_TOKENS = 16
-FIRST_TOKEN_CREDIT_S = 2.0
 MOST_POOL_SHARE = 0.8
 """Share of the device pool that started jobs may hold for a prefill to be lent."""
-KEPT_SHARE = 0.35
-"""Share of the loans for silence that are counted on when prefills are lent; the others make up for delays."""
-STEP_WEIGHT = 0.05
 LOOKS_PER_STEP = 64
-"""Most timers, and most late jobs, examined per step."""
+"""Most timers, and most late jobs, examined per step, or as many as a batch has rows."""
 LEAST_SWEEP = 1024
 
 
@@ -48,11 +49,18 @@ class Lending:
         self._enabled = enabled
         self._silence_limit_s = inf if config.silence_limit_s is None else config.silence_limit_s
         self._first_token_limit_s = inf if config.first_token_limit_s is None else config.first_token_limit_s
-        self._first_token_share = config.first_token_share
-        self._max_batch = config.max_batch
-        self._most_lent = max(1, int(config.max_batch * LENT_SHARE))
+        most_silent = max(1, int(config.max_batch * SILENCE_ROWS))
+        self._most = {
+            LoanKind.SILENCE: most_silent,
+            LoanKind.FIRST_TOKEN: max(1, int(config.max_batch * FIRST_ROWS)),
+            LoanKind.LATER_TOKENS: int(config.max_batch * LATER_ROWS),
+        }
+        self._lent = dict.fromkeys(LoanKind, 0)
+        self._looks = max(LOOKS_PER_STEP, config.max_batch)
+        self._account = LoanAccount(config, most_silent)
         self._ranking = ranking
-        self._profile: CostProfile | None = None
+        limit_s = config.per_token_limit_s
+        self._deadlines = TokenDeadlines(KEPT_SHARE * limit_s) if enabled and limit_s is not None else None
         self._first_timers = Timers()
         self._silence_timers = Timers()
         self._late: list[Job] = []
@@ -61,20 +69,19 @@ class Lending:
         self._silent: deque[Job] = deque()
         """Jobs past the limit of silence, longest first; some are not silent any more, or have ended."""
         self._returning: list[Job] = []
-        self._first_loan: Job | None = None
-        self._credit_s = 0.0
-        self._stepped_s: float | None = None
-        self._step_s = 0.0
-        """Average seconds between steps."""
         self._pool_tokens = 0
         self.held_tokens = 0
         """Capacity of the resident jobs that have been planned."""
-        self.lent_jobs = 0
         self.started_jobs = 0
+
+    @property
+    def lent_jobs(self) -> int:
+        """Jobs that are lent something."""
+        return sum(self._lent.values())
 
     def calibrate(self, profile: CostProfile, device_pool_tokens: int) -> None:
         """A worker joined: take its cost model and the size of its device pool."""
-        self._profile = profile
+        self._account.calibrate(profile)
         self._pool_tokens = device_pool_tokens
         self.held_tokens = 0
 
@@ -102,6 +109,8 @@ class Lending:
         self.started_jobs += 1
         if self._enabled and self._silence_limit_s < inf:
             self._silence_timers.push(now_s + self._silence_limit_s, job)
+        if self._deadlines is not None:
+            self._deadlines.sampled_first(job, now_s)
 
     def ended(self, job: Job) -> None:
         self.held(job, 0)
@@ -127,34 +136,34 @@ class Lending:
 
     def state_key(self) -> tuple[object, ...]:
         """All that later loans depend on besides the jobs."""
-        lists = (self._late, self._silent, self._returning, [] if self._first_loan is None else [self._first_loan])
-        ids = tuple(tuple(job.job_id for job in jobs) for jobs in lists)
-        return (*ids, self._credit_s, self._stepped_s, self._step_s)
+        ids = tuple(tuple(job.job_id for job in jobs) for jobs in (self._late, self._silent, self._returning))
+        behind = () if self._deadlines is None else self._deadlines.state_key()
+        return (*ids, *self._account.state_key(), behind)
 
     # --- decisions ---------------------------------------------------------------------------------------------------
 
-    def step(self, now_s: float) -> None:
-        """An iteration ended: lend what is due."""
+    def step(self, now_s: float, work: WorkShape) -> None:
+        """An iteration ended: lend what is due. `work` is that of the jobs served lately."""
         if not self._enabled:
             return
-        self._pass_time(now_s)
+        self._account.pass_time(now_s, len(self._ranking), work)
         self._look_at_timers(now_s)
-        looks = LOOKS_PER_STEP
-        while self._silent and self.lent_jobs < self._most_lent and looks:
+        looks = self._looks
+        while self._silent and self._may_lend(LoanKind.SILENCE) and looks:
             looks -= 1
             self._lend_for_silence(self._silent.popleft(), now_s)
-        if self.lent_jobs < self._most_lent and self._first_loan is None and self._credit_s > 0.0 and self._room():
-            self._lend_first_token(now_s)
+        if self._deadlines is not None and self._account.keeps_later_tokens:
+            self._deadlines.look(now_s, self._looks)
+            self._lend_later_tokens(self._deadlines, now_s)
+            if self._deadlines.has_waiting:
+                return
+        self._lend_first_tokens(now_s)
 
-    def _pass_time(self, now_s: float) -> None:
-        if self._stepped_s is not None:
-            elapsed_s = now_s - self._stepped_s
-            self._step_s += STEP_WEIGHT * (min(elapsed_s, self._silence_limit_s) - self._step_s)
-            self._credit_s = min(self._credit_s + self._first_token_share * elapsed_s, FIRST_TOKEN_CREDIT_S)
-        self._stepped_s = now_s
+    def _may_lend(self, kind: LoanKind) -> bool:
+        return self._lent[kind] < self._most[kind]
 
     def _look_at_timers(self, now_s: float) -> None:
-        for _ in range(LOOKS_PER_STEP):
+        for _ in range(self._looks):
             if (job := self._silence_timers.pop_due(now_s)) is None:
                 break
             if job.state in (CLOSING, ENDED):
@@ -164,7 +173,7 @@ class Lending:
                 self._silence_timers.push(due_s, job)
             else:
                 self._silent.append(job)
-        for _ in range(LOOKS_PER_STEP):
+        for _ in range(self._looks):
             if (job := self._first_timers.pop_due(now_s)) is None:
                 break
             if self._may_start(job):
@@ -187,47 +196,41 @@ class Lending:
             far = job.state is not RESIDENT
             if far:
                 job.next_far_loan_s = now_s + FAR_PERIOD_S
-            self._lend(job, job.expected_tokens + (FAR_TOKENS - 1 if far else 0), now_s)
+            self.lend(LoanKind.SILENCE, job, FAR_TOKENS if far else 1, now_s)
         self._silence_timers.push(max(now_s, self._silent_at_s(job, now_s)), job)
 
-    def _lend_first_token(self, now_s: float) -> None:
-        for _ in range(LOOKS_PER_STEP):
-            if not self._late:
+    def _lend_later_tokens(self, deadlines: TokenDeadlines, now_s: float) -> None:
+        while self._may_lend(LoanKind.LATER_TOKENS) and self._account.has_credit:
+            if (due := deadlines.take(now_s, self._account.gain_s)) is None:
+                return
+            job, tokens = due
+            self._account.pay_tokens(tokens)
+            self.lend(LoanKind.LATER_TOKENS, job, tokens, now_s)
+
+    def _lend_first_tokens(self, now_s: float) -> None:
+        for _ in range(self._looks):
+            if not (self._late and self._may_lend(LoanKind.FIRST_TOKEN) and self._account.has_credit):
                 return
             job = self._late[-1]
-            if not self._may_start(job):
-                self._late.pop()
-            elif self.held_tokens + job.known_tokens > MOST_POOL_SHARE * self._pool_tokens:
-                return
-            else:
-                self._late.pop()
-                self._credit_s -= self._prefill_s(job)
-                self._first_loan = job
-                self._lend(job, job.expected_tokens, now_s)
-                return
+            if self._may_start(job):
+                full = self.held_tokens + job.known_tokens > MOST_POOL_SHARE * self._pool_tokens
+                if full or not self._account.has_room(self.started_jobs):
+                    return
+                self._account.pay_prefill(job)
+                self.lend(LoanKind.FIRST_TOKEN, job, 1, now_s)
+            self._late.pop()
 
     def _may_start(self, job: Job) -> bool:
         return job.state not in (CLOSING, ENDED) and job.first_planned_s is None
 
-    def _room(self) -> bool:
-        """Whether loans can keep another started job from falling silent."""
-        if self._silence_limit_s == inf:
-            return True
-        loans = self._silence_limit_s / self._step_s * self._most_lent if self._step_s > 0.0 else 0.0
-        return self.started_jobs < self._max_batch + KEPT_SHARE * loans
-
-    def _prefill_s(self, job: Job) -> float:
-        assert self._profile is not None, "calibrate must be called first"
-        return self._profile.prefill_beside_s(job.known_tokens, self._max_batch)
-
-    def _lend(self, job: Job, to_token: int, now_s: float) -> None:
+    def lend(self, kind: LoanKind, job: Job, tokens: int, now_s: float) -> None:
+        """Lend the job all iterations up to the one that makes this many tokens."""
         most = job.prompt_tokens + job.max_tokens - 1
-        job.lent_to_token = min(to_token, most)
-        self.lent_jobs += 1
+        job.lent_to_token = min(job.expected_tokens + tokens - 1, most)
+        job.loan_kind = kind
+        self._lent[kind] += 1
         self._ranking.lend(job, Rank(LENT_LEVEL, now_s, job.arrival_number))
 
     def _forget(self, job: Job) -> None:
         job.lent_to_token = None
-        self.lent_jobs -= 1
-        if self._first_loan is job:
-            self._first_loan = None
+        self._lent[job.loan_kind] -= 1

@@ -37,6 +37,10 @@ class Ranking:
         self._first_may_differ = False
         """The first job may have changed since `hold_top` was last called."""
 
+    def __len__(self) -> int:
+        """All living jobs."""
+        return len(self._by_arrival)
+
     @property
     def top(self) -> Job | None:
         """The job that is held on top, or was most recently."""

@@ -122,7 +122,7 @@ class Scheduler:
         self.lending.take_back()
         self.residency.settle()
         if self._stepped:
-            self.lending.step(now_s)
+            self.lending.step(now_s, self.policy.work)
         for job, place in self.policy.settle():
             self.ranking.place(job, place)
         self.ranking.hold_top()

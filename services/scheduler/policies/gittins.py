@@ -49,6 +49,7 @@ from services.scheduler.policies.length_distribution import (
     end_in_bucket,
     pass_buckets,
 )
+from services.scheduler.policies.scheduling_policy import WorkShape
 from services.scheduler.policies.without_levels import WithoutLevels
 
 STRETCH, MOST_STRETCH = 0.25, 4.0
@@ -187,6 +188,7 @@ class Gittins(WithoutLevels):
             self._token_s,
             self._long_job_s,
             self._stretch,
+            self.work,
             self._scarce_share,
             self._pace,
             self._fade_clock.faded_s,
@@ -260,8 +262,11 @@ class Gittins(WithoutLevels):
         mean_s = self._mean_prefill_s + self._token_s * lengths.mean_rest_tokens(0)
         variance_s2 = self._mean_square_prefill_s2 - self._mean_prefill_s**2
         variance_s2 += self._token_s**2 * lengths.variance_tokens
-        way = (variance_s2 / mean_s**2 - ORDINARY_SPREAD) / (GREAT_SPREAD - ORDINARY_SPREAD)
+        spread = variance_s2 / mean_s**2
+        way = (spread - ORDINARY_SPREAD) / (GREAT_SPREAD - ORDINARY_SPREAD)
         trust = min(1.0, lengths.completed_jobs / TRUSTED_JOBS)
+        if lengths.completed_jobs >= TRUSTED_JOBS:
+            self.work = WorkShape(spread, self._mean_prefill_s / mean_s)
         self._stretch = trust * STRETCH * (MOST_STRETCH / STRETCH) ** min(max(way, 0.0), 1.0)
         self._scarce_share = trust * SCARCE_SHARE
 

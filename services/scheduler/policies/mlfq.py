@@ -21,6 +21,7 @@ from services.domain.cost import CostProfile
 from services.domain.generation import EndReason
 from services.domain.protocol import Rank
 from services.scheduler.job import Job
+from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK
 
 MOST_LEVELS = 64
 
@@ -42,6 +43,7 @@ class Mlfq:
         self.closed_level: int | None = None
         self.displaces = True
         self.lends = False
+        self.work = UNKNOWN_WORK
         self.lengths = None
         self._ratio = quantum_ratio
         self._demotion_levels = demotion_levels

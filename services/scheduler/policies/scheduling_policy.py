@@ -6,13 +6,24 @@ job. It keeps no list of jobs: the machine keeps them sorted by place, so that n
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from services.domain.cost import CostProfile
 from services.domain.generation import EndReason
 from services.domain.protocol import Rank
 from services.scheduler.job import Job
 from services.scheduler.policies.length_distribution import LengthDistribution
+
+
+class WorkShape(NamedTuple):
+    """What the work of jobs is like: its squared coefficient of variation, and the share of it that is prefills."""
+
+    spread: float
+    prefill_share: float
+
+
+UNKNOWN_WORK = WorkShape(0.0, 1.0)
+"""As long as too few jobs have ended, and under a policy that learns nothing: the shape for which least is lent."""
 
 
 class SchedulingPolicy(Protocol):
@@ -28,6 +39,9 @@ class SchedulingPolicy(Protocol):
     """
     lends: bool
     """Whether jobs that wait too long for a token are lent an iteration at the head of the order."""
+
+    work: WorkShape
+    """Of the jobs served lately."""
 
     @property
     def lengths(self) -> LengthDistribution | None:

@@ -7,6 +7,7 @@ from services.domain.generation import EndReason
 from services.domain.protocol import Rank
 from services.scheduler.job import Job
 from services.scheduler.policies.length_distribution import LengthDistribution
+from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK
 
 
 class WithoutLevels:
@@ -16,6 +17,7 @@ class WithoutLevels:
     closed_level: int | None = None
     displaces = True
     lends = False
+    work = UNKNOWN_WORK
 
     @property
     def lengths(self) -> LengthDistribution | None:

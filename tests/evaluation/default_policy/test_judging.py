@@ -17,7 +17,7 @@ from evaluation.default_policy.cells import (
     Cell,
     Contender,
 )
-from evaluation.default_policy.judging import Verdict, verdicts
+from evaluation.default_policy.judging import Verdict, most_load, verdicts
 from evaluation.default_policy.pages import PAGE, PageError, filled, summary, table
 from evaluation.default_policy.results import Results, ResultsError, as_csv, read_results
 from evaluation.default_policy.running import NUMBERS, Offered, RunOf, execute
@@ -84,6 +84,26 @@ def test_the_page_takes_its_numbers_from_the_results() -> None:
     assert filled(text, judged) == "0.25x 4.0x 2.0 s 50%"
     for wrong in ("{{mean|tiny|2|gittins}}", "{{mean|tiny|1|nobody}}", "{{speed|tiny|1|gittins}}", "{{mean|tiny|1}}"):
         with pytest.raises(PageError, match=wrong[2:8]):
+            filled(wrong, judged)
+
+
+def test_a_rate_is_that_of_the_load_up_to_which_nearly_all_jobs_are_within_the_limits() -> None:
+    cell = Cell("wave", "llama-3-8b-h100", 4, Shape("zipf", 40, theta=1.2), (0.5, 1.0, 1.5, 2.0), (3,))
+    within = {FCFS_RECOMPUTE: (1.0, 0.9, 0.5, 0.2), GITTINS: (1.0, 1.0, 0.9, 0.9), SRPT: (1.0, 1.0, 1.0, 1.0)}
+    runs = {
+        RunOf(cell, load, seed, one): dict.fromkeys(NUMBERS, 1.0) | {"within": within.get(one, within[SRPT])[place]}
+        for place, load in enumerate(cell.loads)
+        for seed in cell.seeds
+        for one in cell.contenders
+    }
+    points = {(cell, load, seed): Offered(1.0, 1000) for cell, load, seed in cell.points()}
+    judged = list(verdicts(read_results(as_csv(runs, points).splitlines()), (cell,)))
+    assert most_load(judged, FCFS_RECOMPUTE) == pytest.approx(0.75)
+    assert most_load(judged, GITTINS) == pytest.approx(1.25)
+    assert most_load(judged, SRPT) is None
+    assert filled("{{rate|wave|gittins}}", judged) == "1.67x"
+    for wrong in ("{{rate|wave|SRPT oracle}}", "{{rate|wave|nobody}}", "{{rate|sea|gittins}}", "{{rate|wave}}"):
+        with pytest.raises(PageError, match="no such number"):
             filled(wrong, judged)
 
 

@@ -6,14 +6,16 @@ import pytest
 
 from services.domain.ids import JobId
 from services.domain.protocol import Order
+from services.scheduler.job import LoanKind
 from services.scheduler.machine.lending import (
     FAR_PERIOD_S,
     FAR_TOKENS,
-    FIRST_TOKEN_CREDIT_S,
     LENT_LEVEL,
-    LENT_SHARE,
+    SILENCE_ROWS,
 )
+from services.scheduler.machine.loan_account import CREDIT_S, LATER_ROWS
 from services.scheduler.machine.scheduler_events import Submit
+from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from tests.builders.cost_profiles import proportional_cost
 from tests.scheduler.machine.checked_scheduler import CheckedScheduler, entries, plans, told
@@ -25,8 +27,8 @@ COST = proportional_cost(0.001, 0.02)
 
 
 def lending(**knobs: object) -> SchedulerConfig:
-    """Batches of 4, of which one job is lent, and plenty for first tokens."""
-    small = {"max_batch": 4, "plans_in_flight": 1, "first_token_share": 1.0} | knobs
+    """Batches of 4, of which one job is lent for silence, plenty for first tokens and nothing for later ones."""
+    small = {"max_batch": 4, "plans_in_flight": 1, "first_token_share": 1.0, "per_token_limit_s": None} | knobs
     return SchedulerConfig(policy=PolicyName.GITTINS, **small)  # type: ignore[arg-type]
 
 
@@ -111,11 +113,48 @@ def test_a_loan_is_one_iteration_and_the_kv_manager_hears_of_both_moves() -> Non
     assert levels[levels.index(LENT_LEVEL) + 1] == 1
 
 
-def test_at_most_a_quarter_of_a_batch_is_lent_at_a_time() -> None:
+def short_among_long(long_jobs: int) -> list[Arrival]:
+    """A job of 20 tokens that comes last."""
+    return [*crowd(long_jobs, output_tokens=300), Arrival("short", 10, 20, 0.5)]
+
+
+def per_later_token_s(run: TraceOutcome, job: str, output_tokens: int) -> float:
+    return (run.finished_s[job] - run.first_token_s[job]) / (output_tokens - 1)
+
+
+def test_a_job_that_would_make_later_tokens_too_slowly_is_lent_them() -> None:
+    without, _ = served(lending(), short_among_long(4))
+    assert per_later_token_s(without, "short", 20) > 0.2
+    run, _ = served(lending(per_token_limit_s=0.1), short_among_long(4))
+    assert 0.02 < per_later_token_s(run, "short", 20) < 0.1
+    assert all(per_later_token_s(run, f"j{number:02}", 300) < 0.1 for number in range(4))
+
+
+def test_later_tokens_are_paid_from_the_account_where_they_delay_others() -> None:
+    many = short_among_long(40)
+    knobs = {"per_token_limit_s": 0.1, "first_token_limit_s": 0.3}
+    run, _ = served(lending(first_token_share=1.0, **knobs), many)
+    within = sum(per_later_token_s(run, job, 300) < 0.1 for job in run.finished_s if job != "short")
+    poor, _ = served(lending(first_token_share=0.0, **knobs), many)
+    assert within == 40
+    assert poor.first_token_s["short"] > 30.0
+    assert run.first_token_s["short"] < 30.0
+
+
+def test_not_more_of_a_batch_is_lent_for_later_tokens_than_its_share() -> None:
+    config = lending(max_batch=8, first_token_limit_s=0.05, silence_limit_s=None, per_token_limit_s=0.1)
+    serving = ServedTrace(config, crowd(40, output_tokens=60), COST)
+    most = 0
+    while serving.iterate():
+        most = max(most, serving.machine.scheduler.lending.lent_jobs)
+    assert 2 < most <= int(8 * LATER_ROWS) + 1, "and one for a first token"
+
+
+def test_at_most_a_quarter_of_a_batch_is_lent_for_silence() -> None:
     config = lending(max_batch=8, first_token_limit_s=0.05, silence_limit_s=0.1)
     serving = ServedTrace(config, crowd(40, output_tokens=60), COST)
     at_once = [len(jobs) for jobs in lent_by_turn(serving)]
-    assert max(at_once) == int(8 * LENT_SHARE) == 2
+    assert max(at_once) == int(8 * SILENCE_ROWS) + 1 == 3, "and one for a first token"
 
 
 def test_prefills_that_are_lent_take_no_more_than_their_share_of_the_time_and_the_newest_come_first() -> None:
@@ -124,7 +163,7 @@ def test_prefills_that_are_lent_take_no_more_than_their_share_of_the_time_and_th
     config = lending(first_token_share=0.5, max_batch=2, silence_limit_s=None)
     serving = ServedTrace(config, jobs, COST)
     lent = [job for jobs in lent_by_turn(serving, until_s=30.0) for job in jobs]
-    assert 4 <= len(lent) == len(set(lent)) <= (FIRST_TOKEN_CREDIT_S + 0.5 * 30.0) / 0.5 + 1
+    assert 4 <= len(lent) == len(set(lent)) <= (CREDIT_S + 0.5 * 30.0) / 0.5 + 1
     while_they_came = [job for job in lent if serving.run.first_token_s[job] < 6.0]
     assert len(while_they_came) > 2
     for job in while_they_came:
@@ -184,8 +223,7 @@ def test_a_lent_decode_takes_nothing_of_the_token_budget() -> None:
     machine.turn(resident(A))
     machine.turn(machine.result(plans(machine.commands)[-1]))
     job = machine.scheduler.jobs[A]
-    job.lent_to_token = job.expected_tokens + 10
-    machine.scheduler.lending.lent_jobs += 1
+    machine.scheduler.lending.lend(LoanKind.SILENCE, job, 11, machine.now_s)
     (plan,) = plans(machine.turn(machine.result(plans(machine.commands)[-1]), resident(B)))
     assert entries(plan) == [("a", 3, 4), ("b", 0, 3)]
 
@@ -195,7 +233,7 @@ def test_only_gittins_lends() -> None:
         machine = CheckedScheduler(SchedulerConfig(policy=policy))
         machine.start(COST)
         machine.turn(Submit(A, 10, 10), at_s=1.0)
-        machine.scheduler.lending.step(100.0)
+        machine.scheduler.lending.step(100.0, UNKNOWN_WORK)
         assert machine.scheduler.lending.lent_jobs == 0
 
 

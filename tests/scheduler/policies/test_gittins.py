@@ -13,6 +13,7 @@ from services.scheduler.machine.scheduler_events import Cancel, Submit
 from services.scheduler.policies.gittins import ORDERED_LEVEL, RESIDENT_FACTOR, TRUSTED_JOBS, Gittins
 from services.scheduler.policies.length_classes import PROMPT_CLASSES, KeyedClasses
 from services.scheduler.policies.length_distribution import EDGES
+from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK
 from services.scheduler.scheduler_config import LengthPredictor, PolicyName, SchedulerConfig
 from tests.builders.cost_profiles import proportional_cost
 from tests.scheduler.machine.checked_scheduler import CheckedScheduler, ended, entries, plans, told
@@ -225,6 +226,18 @@ def test_where_moves_slow_the_worker_down_jobs_keep_a_device_that_has_no_room_fo
     policy.paced(2.0)
     machine.turn(Cancel(A, EndReason.CANCELLED))
     assert policy.margin_s == policy.behind_s(log(RESIDENT_FACTOR))
+
+
+def test_the_shape_of_the_work_is_learnt_from_the_jobs_that_were_served() -> None:
+    fresh = policy_of(machine_of())
+    assert fresh.work == UNKNOWN_WORK
+    alike = policy_of(machine_that_learnt([100, 110])).work
+    apart = policy_of(machine_that_learnt([2, 2, 2, 2, 2, 2, 2, 1000])).work.spread
+    assert alike.spread < 0.1
+    # A prefill takes 10 ms, 105 tokens of 20 ms each take 2.1 s.
+    assert alike.prefill_share == pytest.approx(0.01 / 2.11, rel=0.3)
+    # One in eight is 500 times as long: about seven, by buckets and with jobs that still run somewhat more.
+    assert 5.0 < apart < 15.0
 
 
 def test_the_backlog_is_the_expected_work_of_the_living_jobs() -> None:

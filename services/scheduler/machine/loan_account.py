@@ -1,0 +1,133 @@
+"""What may be lent so that jobs stay within the limits on first and later tokens: an account of the server's time.
+
+A prefill ahead of its turn, and tokens for jobs that would fall behind, delay whoever is before them in the order. So
+loans are paid in seconds of the server's time from an account that grows by a share of the time that passes.
+
+In two cases nearly all of the time may be lent. With little more jobs than fit a batch (FEW_JOBS) loans delay almost
+nobody, where it is rows of the batch that are short; where most of the work is prefills, they would only change the
+order of these. And with all jobs that can share the server and still be within the limit on later tokens, if that costs
+no mean completion time: a single server that its jobs share evenly makes them wait 2 / (1 + C2) times as long as first
+come, first served does, where C2 is the squared coefficient of variation of their work (Pollaczek and Khinchine for the
+one; M/G/1 processor sharing, which does not depend on it, for the other). That is no longer from C2 = 1 on. Beyond that
+many jobs not all can be within the limits, and whoever is lent something takes it from somebody else: then the share
+holds.
+
+Where the spread is GREAT_SPREAD or more, no later tokens are lent at all: a few jobs are most of the work there, nearly
+all others are within the limits without loans, and what the few were lent would come from these.
+"""
+
+from math import inf
+
+from services.domain.cost import CostProfile
+from services.scheduler.job import Job
+from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK, WorkShape
+from services.scheduler.scheduler_config import SchedulerConfig
+
+CREDIT_S = 2.0
+"""Most that is saved up."""
+FREE_SPREAD, SAFE_SPREAD = 1.0, 1.25
+"""Squared coefficients of variation of the work: from the first on sharing begins to be free, from the second on it
+is for any number of jobs.
+"""
+GREAT_SPREAD = 8.5
+FEW_JOBS = 1.5
+"""Times a batch."""
+FEW_PREFILLS, MANY_PREFILLS = 0.25, 0.5
+"""Shares of prefills in the work: up to the first few jobs are lent freely, from the second on none are for that."""
+KEPT_SHARE = 0.95
+"""Share of the limit on later tokens in which they are to come."""
+LATER_ROWS = 3 / 4
+"""Most of a batch that is lent to jobs that would fall behind."""
+STEP_WEIGHT = 0.05
+SILENCE_SHARE = 0.35
+"""Share of the loans for silence that are counted on when prefills are lent; the others make up for delays."""
+
+
+class LoanAccount:
+    """The account, and how many started jobs loans can serve. A step is the end of an iteration."""
+
+    def __init__(self, config: SchedulerConfig, most_silence_loans: int) -> None:
+        self._share = config.first_token_share
+        self._max_batch = config.max_batch
+        self._silence_limit_s = inf if config.silence_limit_s is None else config.silence_limit_s
+        self._kept_s = inf if config.per_token_limit_s is None else KEPT_SHARE * config.per_token_limit_s
+        self._most_silence_loans = most_silence_loans
+        self._profile: CostProfile | None = None
+        self._work = UNKNOWN_WORK
+        self._credit_s = 0.0
+        self._stepped_s: float | None = None
+        self._step_s = 0.0
+        """Average seconds between steps."""
+
+    def calibrate(self, profile: CostProfile) -> None:
+        """Take the seconds of prefills from the profile."""
+        self._profile = profile
+
+    def state_key(self) -> tuple[object, ...]:
+        """All that later loans depend on."""
+        return (self._work, self._credit_s, self._stepped_s, self._step_s)
+
+    def pass_time(self, now_s: float, living_jobs: int, work: WorkShape) -> None:
+        """A step: the account grows by a share of the time since the last one."""
+        self._work = work
+        if self._stepped_s is not None:
+            elapsed_s = now_s - self._stepped_s
+            self._step_s += STEP_WEIGHT * (min(elapsed_s, self._silence_limit_s) - self._step_s)
+            share = 1.0 if living_jobs <= self._free_jobs() else self._share
+            self._credit_s = min(self._credit_s + share * elapsed_s, CREDIT_S)
+        self._stepped_s = now_s
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether something may be lent."""
+        return self._credit_s > 0.0
+
+    @property
+    def keeps_later_tokens(self) -> bool:
+        """Whether iterations are short enough for jobs to take turns within the limit on later tokens, and the spread
+        of their work is not great.
+        """
+        return self._turns > 1.0 and self._work.spread < GREAT_SPREAD
+
+    @property
+    def gain_s(self) -> float:
+        """How much a job that is behind makes up for with each token. Positive where later tokens can be kept."""
+        return self._kept_s - self._step_s
+
+    def pay_prefill(self, job: Job) -> None:
+        """The job is lent its prefill."""
+        assert self._profile is not None, "calibrate must be called first"
+        self._credit_s -= self._profile.prefill_beside_s(job.known_tokens, self._max_batch)
+
+    def pay_tokens(self, tokens: int) -> None:
+        """A job is lent a row of so many iterations."""
+        self._credit_s -= tokens * self._step_s / self._max_batch
+
+    def has_room(self, started_jobs: int) -> bool:
+        """Whether loans can keep one more started job within the limits, or at least from falling silent."""
+        batch = self._max_batch
+        if self.keeps_later_tokens:
+            rows = int(batch * LATER_ROWS)
+            return started_jobs < batch - rows + self._turns * rows
+        if self._silence_limit_s == inf:
+            return True
+        loans = self._silence_limit_s / self._step_s * self._most_silence_loans if self._step_s > 0.0 else 0.0
+        return started_jobs < batch + SILENCE_SHARE * loans
+
+    @property
+    def _turns(self) -> float:
+        """How many jobs can take turns at a row of the batch; 0 where it is not known, or not limited."""
+        return self._kept_s / self._step_s if self._step_s > 0.0 and self._kept_s < inf else 0.0
+
+    def _free_jobs(self) -> float:
+        """Up to so many living jobs sharing the server costs little or nothing."""
+        if not self.keeps_later_tokens:
+            return 0.0
+        most = self._turns / KEPT_SHARE
+        few = min(FEW_JOBS, most) * _way(self._work.prefill_share, MANY_PREFILLS, FEW_PREFILLS)
+        return self._max_batch * (few + (most - few) * _way(self._work.spread, FREE_SPREAD, SAFE_SPREAD))
+
+
+def _way(value: float, start: float, end: float) -> float:
+    """How much of the way from start to end it has gone, from 0 to 1."""
+    return min(max((value - start) / (end - start), 0.0), 1.0)

@@ -1,0 +1,118 @@
+"""How much is lent so that jobs stay within the limits: a share of the time, or nearly all of it where that is free."""
+
+import pytest
+
+from services.scheduler.machine.loan_account import (
+    CREDIT_S,
+    FEW_JOBS,
+    FEW_PREFILLS,
+    FREE_SPREAD,
+    GREAT_SPREAD,
+    MANY_PREFILLS,
+    SAFE_SPREAD,
+    LoanAccount,
+)
+from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK, WorkShape
+from services.scheduler.scheduler_config import SchedulerConfig
+from tests.builders.cost_profiles import proportional_cost
+
+STEP_S = 0.02
+LONG = 400
+"""Steps after which their average time is known."""
+
+
+def account(steps: int = LONG, **knobs: object) -> LoanAccount:
+    """One of a batch of 8 with iterations of 20 ms, after so many of them. In 0.095 s, which is the limit less a
+    twentieth, 4.75 jobs can take turns at a row.
+    """
+    made = LoanAccount(SchedulerConfig(max_batch=8, **knobs), most_silence_loans=2)  # type: ignore[arg-type]
+    made.calibrate(proportional_cost(0.001, STEP_S))
+    for step in range(steps + 1):
+        made.pass_time(STEP_S * step, 10_000, UNKNOWN_WORK)
+    return made
+
+
+def tokens_lent(made: LoanAccount) -> int:
+    """How many tokens can be lent before the account is empty."""
+    count = 0
+    while made.has_credit:
+        made.pay_tokens(1)
+        count += 1
+    return count
+
+
+def test_beyond_what_can_be_kept_a_share_of_the_time_is_lent() -> None:
+    assert tokens_lent(account(100, first_token_share=0.0)) == 0
+    # A token is an eighth of 20 ms. The average of the steps begins at 0, so a token seems cheaper at first.
+    assert tokens_lent(account(LONG, first_token_share=0.05)) == pytest.approx(0.05 * LONG * 8, rel=0.01)
+    assert tokens_lent(account(LONG, first_token_share=0.1)) == pytest.approx(0.1 * LONG * 8, rel=0.01)
+
+
+def test_no_more_than_two_seconds_are_saved_up() -> None:
+    assert tokens_lent(account(4 * LONG, first_token_share=1.0)) == pytest.approx(CREDIT_S / STEP_S * 8, rel=0.01)
+
+
+def earns(made: LoanAccount, living_jobs: int, spread: float, prefill_share: float) -> bool:
+    """Whether an account whose share is 0 gets anything while there are so many jobs. What it got with the first steps,
+    whose average time began at 0, is spent before.
+    """
+    while made.has_credit:
+        made.pay_tokens(1)
+    for step in range(1, 100):
+        made.pass_time(STEP_S * (LONG + step), living_jobs, WorkShape(spread, prefill_share))
+    return made.has_credit
+
+
+@pytest.mark.parametrize(
+    ("living_jobs", "spread", "prefill_share", "free"),
+    [
+        (12, 0.0, FEW_PREFILLS, True),  # FEW_JOBS times the batch
+        (13, 0.0, FEW_PREFILLS, False),
+        (6, 0.0, 0.375, True),  # half as many where prefills are half of the way to being most of the work
+        (7, 0.0, 0.375, False),
+        (1, 0.0, MANY_PREFILLS, False),
+        (13, FREE_SPREAD, 0.0, False),
+        (39, SAFE_SPREAD, 0.0, True),  # 0.1 s are five iterations: so many can take turns at each of eight rows
+        (41, SAFE_SPREAD, 0.0, False),
+        (39, SAFE_SPREAD, 1.0, True),
+        (39, GREAT_SPREAD - 0.1, 0.0, True),
+        (1, GREAT_SPREAD, 0.0, False),
+        (25, 1.125, 0.0, True),  # half of the way: the mean of 12 and 40
+        (27, 1.125, 0.0, False),
+    ],
+)
+def test_all_time_is_lent_while_that_is_free(living_jobs: int, spread: float, prefill_share: float, free: bool) -> None:
+    assert int(FEW_JOBS * 8) == 12
+    assert earns(account(first_token_share=0.0), living_jobs, spread, prefill_share) is free
+
+
+def test_slow_iterations_keep_no_later_tokens_and_nothing_is_free() -> None:
+    slow = account(first_token_share=0.0, per_token_limit_s=0.021)
+    assert not slow.keeps_later_tokens
+    assert not earns(slow, 1, 2.0, 0.0)
+    quick = account(first_token_share=0.0, per_token_limit_s=0.022)
+    assert quick.keeps_later_tokens
+    assert earns(quick, 1, 2.0, 0.0)
+    assert not account(per_token_limit_s=None).keeps_later_tokens
+
+
+def test_where_a_few_jobs_are_most_of_the_work_no_later_tokens_are_lent() -> None:
+    made = account()
+    assert made.keeps_later_tokens
+    made.pass_time(STEP_S * (LONG + 1), 10, WorkShape(GREAT_SPREAD, 0.0))
+    assert not made.keeps_later_tokens
+
+
+def test_as_many_jobs_may_have_started_as_loans_can_keep_within_the_limits() -> None:
+    made = account()
+    # Two rows by rank, and 4.75 jobs at each of the six that are lent.
+    assert made.has_room(30)
+    assert not made.has_room(31)
+
+
+def test_without_a_limit_on_later_tokens_as_many_as_loans_can_keep_from_falling_silent() -> None:
+    made = account(per_token_limit_s=None)
+    # 1.5 s are 75 iterations, two jobs each; a third of that is counted on.
+    assert made.has_room(8 + 52)
+    assert not made.has_room(8 + 53)
+    assert account(per_token_limit_s=None, silence_limit_s=None).has_room(1_000_000)
