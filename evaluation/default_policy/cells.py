@@ -151,6 +151,7 @@ WAVE_CELLS = tuple(
     Cell(f"wave, {title}", H100, 256, shape, loads, (2, 3), contenders=(*AMPLE, GITTINS_SHARES))
     for title, shape, loads in (
         ("ShareGPT-like", Shape("sharegpt", 6000, wave=0.6), (0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0, 1.1, 1.2)),
+        ("Alpaca-like", Shape("alpaca", 20_000, wave=0.6), (0.7, 0.75, 0.8, 0.85, 0.9, 1.0)),
         ("Zipf 1.1", Shape("zipf", 10_000, theta=1.1, wave=0.6), (0.75, 0.8, 0.85, 0.9, 1.0, 1.1, 1.15, 1.2)),
     )
 )

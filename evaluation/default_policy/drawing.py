@@ -110,7 +110,7 @@ def draw_waves(verdicts: Sequence[Verdict], out: Path) -> Path:
     """How many jobs are within the limits as the load of a wave grows."""
     colours = COLOURS | {FCFS_RECOMPUTE: _FCFS_COLOUR, GITTINS_SHARES: COLOURS[GITTINS]}
     with mpl.rc_context(STYLE):
-        page, grid = plt.subplots(1, len(WAVE_CELLS), figsize=(9, 3.6), layout="constrained", sharey=True)
+        page, grid = plt.subplots(1, len(WAVE_CELLS), figsize=(12, 3.6), layout="constrained", sharey=True)
         for axes, cell in zip(grid, WAVE_CELLS, strict=True):
             of_cell = [verdict for verdict in verdicts if verdict.cell == cell]
             for contender, colour in colours.items():
