@@ -27,6 +27,7 @@ from services.experiments.figure_pages import PLAIN, STYLE, write_page
 COLOURS = {SKIP_JOIN: "#30638e", GITTINS: "#d1495b", SRPT: "#3d9970"}
 DRAWN = (SKIP_JOIN, GITTINS, SRPT)
 _FCFS_COLOUR = "#4a4e57"
+_LIMITS = "Limits: first token within 2 s, then 0.1 s a token on average. Simulated."
 _TICKS = (0.1, 0.2, 0.5, 1, 2, 5)
 
 
@@ -122,10 +123,8 @@ def draw_waves(verdicts: Sequence[Verdict], out: Path) -> Path:
             axes.set_title(cell.title)
         grid[0].set_ylabel("jobs within the limits")
         grid[0].legend(frameon=False)
-        caption = (
-            "Arrivals 60 % up and down, batch 256. The line is at 95 %; share 1 is --first-token-share 1. "
-            "Limits: first token within 2 s, then 0.1 s a token on average. Simulated."
-        )
+        setting = "Arrivals 60 % up and down, batch 256. The line is at 95 %; share 1 is --first-token-share 1."
+        caption = f"{setting} {_LIMITS}"
         return write_page(page, "Waves", caption, out, "waves")
 
 
@@ -146,8 +145,5 @@ def draw_curve(results: Results, out: Path) -> Path:
             axes.set_xlabel("mean completion time over FCFS's")
             axes.set_ylabel("jobs within the limits")
             axes.set_title(f"real chats, batch {cell.batch}, load {load:g}")
-        caption = (
-            "Each point is a value of --first-token-share; the square is FCFS. "
-            "Limits: first token within 2 s, then 0.1 s a token on average. Simulated."
-        )
+        caption = f"Each point is a value of --first-token-share; the square is FCFS. {_LIMITS}"
         return write_page(page, "First tokens against completion times", caption, out, "first-token-share")

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TypeGuard
 
 import grpc
 import pytest
@@ -39,8 +38,9 @@ def nonsense_of(worker: FakeWorkerForScheduler) -> wire.WorkerLinkRequest:
     return wire.WorkerLinkRequest(result=wire.IterationResult(epoch=worker.epoch, plan_number=NONSENSE_PLAN))
 
 
-def is_result(item: Inbound) -> TypeGuard[WorkerSaid]:
-    return isinstance(item, WorkerSaid)
+def result_plans(items: Sequence[Inbound]) -> set[PlanNumber]:
+    """The plans whose results are among these."""
+    return {item.result.result.plan_number for item in items if isinstance(item, WorkerSaid)}
 
 
 @asynccontextmanager
@@ -116,7 +116,7 @@ async def test_what_ends_a_group_leaves_the_other_the_log_probabilities_of_that_
                 await one.call.write(nonsense_of(one))
                 await zero.run(plan)
                 awaited = {NONSENSE_PLAN, plan.plan_number}  # results of plans before may be among those held
-                await until(lambda: awaited <= {one.result.result.plan_number for one in held if is_result(one)})
+                await until(lambda: awaited <= result_plans(held))
             for item in held:  # all of it is taken in one turn
                 inbox.post(item)
             assert isinstance(await error_at_end(one.call), NotReadyError)

@@ -65,7 +65,7 @@ class LoanAccount:
 
     def state_key(self) -> tuple[object, ...]:
         """All that later loans depend on."""
-        return (self._work, self._credit_s, self._stepped_s, self._step_s)
+        return (self._credit_s, self._stepped_s, self._step_s)
 
     def pass_time(self, now_s: float, living_jobs: int, work: WorkShape) -> None:
         """A step: the account grows by a share of the time since the last one."""
