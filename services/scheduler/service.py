@@ -29,7 +29,7 @@ from services.wire.gateway_scheduler import cancel_from_wire, limits_to_wire, su
 from services.wire.operator_scheduler import interval_from_wire, max_jobs_from_wire, status_to_wire
 from services.wire.scheduler_worker import (
     draining_from_wire,
-    plan_to_wire,
+    plans_to_wire,
     result_from_wire,
     scored_from_wire,
     worker_facts_from_wire,
@@ -106,10 +106,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         scored: list[ScoredPrompt] = []
         async for request in requests:
             match request.WhichOneof("message"):
-                case "result":
-                    result = result_from_wire(request.result)
-                    self._driver.inbox.post(WorkerSaid(peer, replace(result, scored=tuple(scored))))
-                    scored = []
+                case "results":
+                    for result in map(result_from_wire, request.results.results):
+                        self._driver.inbox.post(WorkerSaid(peer, replace(result, scored=tuple(scored))))
+                        scored = []
                 case "scored" if len(scored) < MOST_SCORED:
                     scored.append(scored_from_wire(request.scored))
                 case "draining":
@@ -124,11 +124,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, peer: WorkerStream, write: Callable[[wire.WorkerLinkResponse], Awaitable[None]]
     ) -> None:
         while True:
-            for plan in await peer.take():
-                if plan is None:
-                    await write(wire.WorkerLinkResponse(released=wire.WorkerReleased()))
-                else:
-                    await write(wire.WorkerLinkResponse(plan=plan_to_wire(peer.epoch, *plan)))
+            waiting = await peer.take()
+            for plans in plans_to_wire(peer.epoch, [plan for plan in waiting if plan is not None]):
+                await write(wire.WorkerLinkResponse(plans=plans))
+            if None in waiting:
+                await write(wire.WorkerLinkResponse(released=wire.WorkerReleased()))
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):

@@ -6,7 +6,7 @@ readers raise ProtocolError for what only a bug of the peer can cause; an invali
 Sampling parameters are single precision on the wire.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
@@ -28,6 +28,8 @@ from services.wire.shared_fields import (
 
 MOST_WORKER_ID = 128
 MOST_DRAIN_S = 3600.0
+MOST_TOKENS_TOGETHER = 65_536
+"""Of the prompts in one message of plans: a third of a megabyte."""
 
 
 def spec_to_wire(spec: JobSpec) -> wire.JobSpec:
@@ -57,6 +59,22 @@ def plan_to_wire(epoch: Epoch, number: PlanNumber, entries: Iterable[PlanWork]) 
         if next_token_id is not None:
             entry.next_token_id = next_token_id
     return message
+
+
+def plans_to_wire(epoch: Epoch, plans: Sequence[tuple[PlanNumber, Sequence[PlanWork]]]) -> Iterator[wire.Plans]:
+    """The plans in order, as few messages as hold at most MOST_TOKENS_TOGETHER tokens of prompts each; a plan that has
+    more is alone.
+    """
+    together, tokens = wire.Plans(), 0
+    for number, entries in plans:
+        more = sum(len(entry.token_ids) for entry in entries)
+        if together.plans and tokens + more > MOST_TOKENS_TOGETHER:
+            yield together
+            together, tokens = wire.Plans(), 0
+        together.plans.append(plan_to_wire(epoch, number, entries))
+        tokens += more
+    if together.plans:
+        yield together
 
 
 def plan_from_wire(message: wire.Plan) -> Plan:

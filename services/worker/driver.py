@@ -231,10 +231,11 @@ class WorkerDriver:
 
     # --- what the ranks say ------------------------------------------------------------------------------------------
 
-    def result_ready(self, result: WorkerResult) -> None:
-        """A plan has been run."""
-        if self._epoch is not None and result.result.epoch == self._epoch.number:
-            self._epoch.results.put(result)
+    def results_ready(self, results: Sequence[WorkerResult]) -> None:
+        """Plans have been run."""
+        for result in results:
+            if self._epoch is not None and result.result.epoch == self._epoch.number:
+                self._epoch.results.put(result)
 
     def answered(self, epoch: Epoch, answer: Applied | Done) -> None:
         """A command is in force, or its copies have ended."""

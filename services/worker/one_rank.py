@@ -6,7 +6,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from services.domain.errors import ProtocolError
@@ -14,6 +14,7 @@ from services.domain.ids import Epoch
 from services.domain.iteration import Plan, WorkerResult
 from services.domain.protocol import Applied, Done, KvToWorker
 from services.domain.worker_facts import WorkerFacts
+from services.worker.held_results import HeldResults
 from services.worker.ranks import HearsRanks
 
 MOST_WAITING_PLANS = 64
@@ -46,6 +47,7 @@ class OneRank:
         self._epoch = Epoch(0)
         self._engine_in_use = threading.Lock()
         self._ended = threading.Event()
+        self._results = HeldResults(self._say_results)
         post(self._run)
 
     def attach(self, hears: HearsRanks) -> None:
@@ -109,13 +111,18 @@ class OneRank:
         with self._engine_in_use:
             if plan.epoch != self._epoch:
                 return
+            self._results.begin(plan)
             try:
                 result = self._engine.run(plan)
             except Exception as error:  # passed to the epoch, which ends with it
                 failure = error
+                self._results.drop()
                 self._post(lambda hears: hears.failed(plan.epoch, failure))
                 return
-        self._post(lambda hears: hears.result_ready(result))
+        self._results.add(plan, result, self._plans.qsize())
+
+    def _say_results(self, results: Sequence[WorkerResult]) -> None:
+        self._post(lambda hears: hears.results_ready(results))
 
     def _next(self) -> Plan | None:
         try:

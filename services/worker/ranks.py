@@ -1,5 +1,6 @@
 """What the worker's driver needs of the ranks that do the work, one or several, and what it hears from them."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from services.domain.ids import Epoch
@@ -11,7 +12,7 @@ from services.domain.worker_facts import WorkerFacts
 class HearsRanks(Protocol):
     """Called on the event loop. What belongs to an epoch that has ended is to be dropped."""
 
-    def result_ready(self, result: WorkerResult) -> None: ...
+    def results_ready(self, results: Sequence[WorkerResult]) -> None: ...
     def answered(self, epoch: Epoch, answer: Applied | Done) -> None: ...
     def failed(self, epoch: Epoch, error: Exception) -> None: ...
 

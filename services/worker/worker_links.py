@@ -77,21 +77,29 @@ async def run_scheduler_stream(
     epoch = Epoch(0)
 
     def to_wire(some: Sequence[WorkerResult | WorkerDraining]) -> Iterable[wire.WorkerLinkRequest]:
+        together = wire.IterationResults()
         for one in some:
+            is_alone = isinstance(one, WorkerDraining) or bool(one.scored)
+            if is_alone and together.results:
+                yield wire.WorkerLinkRequest(results=together)
+                together = wire.IterationResults()
             if isinstance(one, WorkerDraining):
                 yield wire.WorkerLinkRequest(draining=draining_to_wire(one))
                 continue
             for scored in one.scored:
                 yield wire.WorkerLinkRequest(scored=scored_to_wire(epoch, scored))
-            message = wire.WorkerLinkRequest(result=result_to_wire(one))
+            result = result_to_wire(one)
             # The ranks have a number of their own for it.
-            message.result.epoch = epoch
-            yield message
+            result.epoch = epoch
+            together.results.append(result)
+        if together.results:
+            yield wire.WorkerLinkRequest(results=together)
 
     def on_message(message: wire.WorkerLinkResponse) -> None:
-        if message.HasField("plan"):
-            if message.plan.epoch == epoch:
-                hears.take_plan(plan_from_wire(message.plan))
+        if message.HasField("plans"):
+            for plan in message.plans.plans:
+                if plan.epoch == epoch:
+                    hears.take_plan(plan_from_wire(plan))
         elif message.HasField("released"):
             hears.released()
 

@@ -103,10 +103,11 @@ def observe_worker(trace: Trace) -> None:
 
     behind(WorkerDriver, "_take_commands", note_tables)
 
-    def note_iteration(_: Any, result: Any) -> None:
-        trace.write(time.monotonic(), plan=result.result.plan_number)
+    def note_iterations(_: Any, results: Any) -> None:
+        for result in results:
+            trace.write(time.monotonic(), plan=result.result.plan_number)
 
-    behind(WorkerDriver, "result_ready", note_iteration)
+    behind(WorkerDriver, "results_ready", note_iterations)
 
 
 def lines_of(trace: Path) -> list[dict[str, Any]]:

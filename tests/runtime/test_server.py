@@ -82,7 +82,8 @@ class FakeSchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         async for request in requests:
             if request.HasField("hello"):
                 raise SupersededError("a newer worker took the group")
-            yield scheduler_pb2.WorkerLinkResponse(plan=scheduler_pb2.Plan(plan_number=request.result.plan_number))
+            plans = [scheduler_pb2.Plan(plan_number=result.plan_number) for result in request.results.results]
+            yield scheduler_pb2.WorkerLinkResponse(plans=scheduler_pb2.Plans(plans=plans))
 
 
 class RunningServer:
@@ -168,10 +169,11 @@ async def test_a_broken_message_in_a_stream_ends_it_as_an_invalid_argument() -> 
     async with running() as fixture:
         link: Any = fixture.channel.stream_stream(f"/{SCHEDULER}/WorkerLink")
         call = link(timeout=SOON_S)
-        good = scheduler_pb2.WorkerLinkRequest(result=scheduler_pb2.IterationResult(plan_number=7))
+        results = scheduler_pb2.IterationResults(results=[scheduler_pb2.IterationResult(plan_number=7)])
+        good = scheduler_pb2.WorkerLinkRequest(results=results)
         await call.write(good.SerializeToString())
         answer = scheduler_pb2.WorkerLinkResponse.FromString(await call.read())
-        assert answer.plan.plan_number == 7
+        assert answer.plans.plans[0].plan_number == 7
         await call.write(b"\xff\xff\xff")
         assert isinstance(from_grpc(await refusal(call.read)), InvalidFieldError)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from collections import deque
 from typing import Any
 
 import grpc
@@ -58,6 +59,7 @@ class FakeWorkerForScheduler:
         self._prompts: dict[str, int] = {}
         self._wants: dict[str, bool] = {}
         self._busy_s = 0.0
+        self._unread: deque[Plan] = deque()
         self.duration_s = 0.001
         """What it says of each iteration."""
 
@@ -71,10 +73,12 @@ class FakeWorkerForScheduler:
 
     async def read_plan(self, limit_s: float | None = LIMIT_S) -> Plan:
         """The next plan, which is not run."""
-        async with asyncio.timeout(limit_s):
-            response = await self.call.read()
-        assert response is not grpc.aio.EOF, await self.call.details()
-        return plan_from_wire(response.plan)
+        if not self._unread:
+            async with asyncio.timeout(limit_s):
+                response = await self.call.read()
+            assert response is not grpc.aio.EOF, await self.call.details()
+            self._unread.extend(map(plan_from_wire, response.plans.plans))
+        return self._unread.popleft()
 
     async def drain(self, limit_s: float) -> None:
         """Say that this worker is about to end."""
@@ -83,12 +87,14 @@ class FakeWorkerForScheduler:
     async def until_released(self) -> None:
         """Run plans until no job needs this worker."""
         while True:
+            while self._unread:
+                await self.run(self._unread.popleft())
             async with asyncio.timeout(LIMIT_S):
                 response = await self.call.read()
             assert response is not grpc.aio.EOF, await self.call.details()
             if response.HasField("released"):
                 return
-            await self.run(plan_from_wire(response.plan))
+            self._unread.extend(map(plan_from_wire, response.plans.plans))
 
     async def step(self, limit_s: float | None = LIMIT_S) -> Plan:
         """Run the next plan."""
@@ -119,7 +125,7 @@ class FakeWorkerForScheduler:
         ended = {token.job_id for token in tokens if token.end_of_sequence}
         failures = {job_id: why for job_id, why in self.failures.items() if job_id in ended}
         message = result_to_wire(WorkerResult(result, logprobs, counters, failures))
-        await self.call.write(wire.WorkerLinkRequest(result=message))
+        await self.call.write(wire.WorkerLinkRequest(results=wire.IterationResults(results=[message])))
 
     async def serve(self) -> None:
         """Run plans for ever."""

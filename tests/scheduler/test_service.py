@@ -231,7 +231,8 @@ async def test_a_worker_that_breaks_the_protocol_is_dropped_and_jobs_go_on_with_
     async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=4)
         await worker.step()
-        await worker.call.write(wire.WorkerLinkRequest(result=wire.IterationResult(epoch=1, plan_number=99)))
+        nonsense = wire.IterationResults(results=[wire.IterationResult(epoch=1, plan_number=99)])
+        await worker.call.write(wire.WorkerLinkRequest(results=nonsense))
         assert isinstance(await error_at_end(worker.call), NotReadyError)
         second = FakeWorkerForScheduler(served.channel)
         await second.join()

@@ -35,7 +35,8 @@ NONSENSE_PLAN = PlanNumber(77)
 
 def nonsense_of(worker: FakeWorkerForScheduler) -> wire.WorkerLinkRequest:
     """The result of a plan that there never was."""
-    return wire.WorkerLinkRequest(result=wire.IterationResult(epoch=worker.epoch, plan_number=NONSENSE_PLAN))
+    result = wire.IterationResult(epoch=worker.epoch, plan_number=NONSENSE_PLAN)
+    return wire.WorkerLinkRequest(results=wire.IterationResults(results=[result]))
 
 
 def result_plans(items: Sequence[Inbound]) -> set[PlanNumber]:

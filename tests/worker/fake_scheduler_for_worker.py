@@ -1,6 +1,7 @@
 """The scheduler's end of its WorkerLink, over real gRPC: it does as the test says."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,6 +21,7 @@ class SchedulerStream(WorkerStream):
     def __init__(self, hello: wire.WorkerHello, epoch: int) -> None:
         super().__init__(hello)
         self.epoch = Epoch(epoch)
+        self._unread: deque[WorkerResult] = deque()
 
     @property
     def facts(self) -> WorkerFacts:
@@ -27,10 +29,12 @@ class SchedulerStream(WorkerStream):
 
     def send_plan(self, number: int, *entries: PlanWork, epoch: int | None = None) -> None:
         of = self.epoch if epoch is None else Epoch(epoch)
-        self.send(wire.WorkerLinkResponse(plan=plan_to_wire(of, PlanNumber(number), entries)))
+        self.send(wire.WorkerLinkResponse(plans=wire.Plans(plans=[plan_to_wire(of, PlanNumber(number), entries)])))
 
     async def next_result(self) -> WorkerResult:
-        return result_from_wire((await self.next()).result)
+        if not self._unread:
+            self._unread.extend(map(result_from_wire, (await self.next()).results.results))
+        return self._unread.popleft()
 
 
 class FakeSchedulerForWorker(scheduler_pb2_grpc.SchedulerServiceServicer):

@@ -627,7 +627,7 @@ class WorkerLinkRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HELLO_FIELD_NUMBER: _builtins.int
-    RESULT_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     SCORED_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -635,8 +635,8 @@ class WorkerLinkRequest(_message.Message):
         """First on the stream."""
 
     @_builtins.property
-    def result(self) -> Global___IterationResult:
-        """A finished iteration."""
+    def results(self) -> Global___IterationResults:
+        """Finished iterations, in the order of their plans."""
 
     @_builtins.property
     def draining(self) -> Global___WorkerDraining:
@@ -650,19 +650,43 @@ class WorkerLinkRequest(_message.Message):
         self,
         *,
         hello: Global___WorkerHello | None = ...,
-        result: Global___IterationResult | None = ...,
+        results: Global___IterationResults | None = ...,
         draining: Global___WorkerDraining | None = ...,
         scored: Global___ScoredPrompt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "result", b"result", "scored", b"scored"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "results", b"results", "scored", b"scored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "result", b"result", "scored", b"scored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "results", b"results", "scored", b"scored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "result", "draining", "scored"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "results", "draining", "scored"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___WorkerLinkRequest: _TypeAlias = WorkerLinkRequest  # noqa: Y015
+
+@_typing.final
+class IterationResults(_message.Message):
+    """The results of iterations that travel together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___IterationResult]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___IterationResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IterationResults: _TypeAlias = IterationResults  # noqa: Y015
 
 @_typing.final
 class ScoredPrompt(_message.Message):
@@ -1035,15 +1059,15 @@ class WorkerLinkResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WELCOME_FIELD_NUMBER: _builtins.int
-    PLAN_FIELD_NUMBER: _builtins.int
+    PLANS_FIELD_NUMBER: _builtins.int
     RELEASED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___WorkerWelcome:
         """First on the stream."""
 
     @_builtins.property
-    def plan(self) -> Global___Plan:
-        """The next iteration."""
+    def plans(self) -> Global___Plans:
+        """The next iterations."""
 
     @_builtins.property
     def released(self) -> Global___WorkerReleased:
@@ -1053,14 +1077,14 @@ class WorkerLinkResponse(_message.Message):
         self,
         *,
         welcome: Global___WorkerWelcome | None = ...,
-        plan: Global___Plan | None = ...,
+        plans: Global___Plans | None = ...,
         released: Global___WorkerReleased | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "plan", b"plan", "released", b"released", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "plans", b"plans", "released", b"released", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "plan", b"plan", "released", b"released", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "plans", b"plans", "released", b"released", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "plan", "released"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "plans", "released"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -1104,6 +1128,30 @@ class WorkerWelcome(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerWelcome: _TypeAlias = WorkerWelcome  # noqa: Y015
+
+@_typing.final
+class Plans(_message.Message):
+    """Plans that were made together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Plan]:
+        """At least one, in the order of their numbers."""
+
+    def __init__(
+        self,
+        *,
+        plans: _abc.Iterable[Global___Plan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plans", b"plans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Plans: _TypeAlias = Plans  # noqa: Y015
 
 @_typing.final
 class Plan(_message.Message):

@@ -43,6 +43,9 @@ AHEAD_SCAN = 32
 AHEAD_ASKS = 4
 """The most jobs asked for ahead in one turn: room ahead is never urgent."""
 
+FEW_PLANS, USUAL_PLANS = 2, 4
+"""Under way where none are made ahead: plans that name a job, and plans together, unless a pipeline is longer."""
+
 PROMOTED_SCAN = 4
 """The most HOST jobs, longest wait first, that are examined for an upload ahead of their promotion."""
 
@@ -69,11 +72,16 @@ def blocks_wanted(ledger: Ledger, job: KvJob, knobs: KvConfig) -> int:
         tokens = job.finished + 1
         return ledger.blocks_for(tokens if tokens > job.known else job.known)
     if state is DEVICE:
-        short = job.table_tokens - job.planned <= knobs.lookahead_tokens
+        short = job.table_tokens - job.planned <= lookahead_of(job, knobs)
         return 1 if short and job.assign is None and job.table_tokens < job.most else 0
     if state is WAITING:
         return ledger.blocks_for(knobs.policy.tokens_at_once(job.known, job.most))
     return 0
+
+
+def lookahead_of(job: KvJob, knobs: KvConfig) -> int:
+    """L of PROTOCOL rule 16. Each plan that is made ahead uses up the job's capacity one iteration earlier."""
+    return knobs.lookahead_tokens + max(0, job.plans - FEW_PLANS)
 
 
 # --- 1. the window ---------------------------------------------------------------------------------------------------
@@ -86,9 +94,8 @@ def _serve_window(ledger: Ledger, knobs: KvConfig, reserve: int) -> int:
     window = ledger.order.slice(0, ledger.max_batch)
     if not ledger.displaces:
         window.sort(key=lambda job: job.state is not DEVICE)
-    lookahead_tokens = knobs.lookahead_tokens
     for place, job in enumerate(window):
-        if job.table_tokens - job.planned > lookahead_tokens:
+        if job.table_tokens - job.planned > lookahead_of(job, knobs):
             continue  # most jobs need nothing in most turns: skip them early
         wanted = blocks_wanted(ledger, job, knobs)
         if wanted == 0 or wanted > ledger.device.count:
@@ -152,7 +159,14 @@ def _protected(ledger: Ledger, job: KvJob, knobs: KvConfig) -> bool:
     loses nothing.
     """
     loses = ledger.displaces or job.finished > 0
-    return loses and job.passed_over < knobs.protected_plans and bool(ledger.plans)
+    return loses and job.passed_over < protected_plans(ledger, knobs) and bool(ledger.plans)
+
+
+def protected_plans(ledger: Ledger, knobs: KvConfig) -> int:
+    """So many plans without it protect a job that was brought in. Those made ahead were made before the scheduler heard
+    of it.
+    """
+    return knobs.protected_plans + max(0, len(ledger.plans) - USUAL_PLANS)
 
 
 # --- 2. room ahead ---------------------------------------------------------------------------------------------------
@@ -202,12 +216,12 @@ def _serve_ahead(ledger: Ledger, knobs: KvConfig, reserve: int, now_s: float) ->
     keep = reserve + ceil(ledger.arrival_blocks) if policy.reclaims else 0
     if ledger.device.free_count <= keep:
         return
-    lookahead_tokens = knobs.lookahead_tokens
     behind = ledger.order.slice(ledger.max_batch, 2 * ledger.max_batch)
     wanting = {
         job: wanted
         for job in behind
-        if job.table_tokens - job.planned <= lookahead_tokens and (wanted := blocks_wanted(ledger, job, knobs)) > 0
+        if job.table_tokens - job.planned <= lookahead_of(job, knobs)
+        and (wanted := blocks_wanted(ledger, job, knobs)) > 0
     }
     if policy.uploads_ahead:
         execute_s, limit_s = ledger.execute_s(), ledger.starvation_limit_s

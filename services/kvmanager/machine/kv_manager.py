@@ -37,7 +37,7 @@ from services.domain.protocol import (
 )
 from services.domain.server_status import PoolUsage
 from services.kvmanager.machine import moves
-from services.kvmanager.machine.decisions import decide
+from services.kvmanager.machine.decisions import decide, protected_plans
 from services.kvmanager.machine.enst import enst_s
 from services.kvmanager.machine.kv_job import ASKED, DEVICE, KvJob, KvState
 from services.kvmanager.machine.kv_manager_events import (
@@ -279,8 +279,9 @@ def _planned(ledger: Ledger, knobs: KvConfig, message: Planned, now_s: float) ->
     if message.plan_number in ledger.plans:
         raise ProtocolError(f"the scheduler announced plan {message.plan_number} twice")
     ledger.plans[message.plan_number] = message.entries
+    most_passes = protected_plans(ledger, knobs)
     for job in ledger.brought_in.values():
-        if job.state is DEVICE and not job.plans and job.passed_over < knobs.protected_plans:
+        if job.state is DEVICE and not job.plans and job.passed_over < most_passes:
             job.passed_over += 1
 
 

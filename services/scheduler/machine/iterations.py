@@ -33,6 +33,7 @@ from services.scheduler.machine.batching import build_batch
 from services.scheduler.machine.charging import Charging
 from services.scheduler.machine.lending import Lending
 from services.scheduler.machine.pace import Pace
+from services.scheduler.machine.plan_lead import PlanLead
 from services.scheduler.machine.promotion import Promotion
 from services.scheduler.machine.ranking import Ranking
 from services.scheduler.machine.scheduler_counters import SchedulerCounters
@@ -106,6 +107,7 @@ class Iterations:
         """What the jobs still cost."""
         self._charging = Charging(config.charge)
         self._pace = Pace()
+        self.lead = PlanLead(config.plans_in_flight)
         self._chunked = config.prefill_chunk_tokens is not None
         self._next_plan = 0
         self.passed_over: set[JobId] = set()
@@ -118,16 +120,25 @@ class Iterations:
         return self._next_plan
 
     @property
-    def most_unfinished(self) -> int:
-        """Plans that may be unfinished: by default one on each stage of the worker, and one that waits for the
-        first.
+    def may_plan(self) -> bool:
+        """Whether one more plan may be under way. Beyond the least number of them none is made while a job of the last
+        one waits for blocks, else it would be left out of iterations that begin after it has got them.
         """
-        return self._config.plans_in_flight or self.stage_count + 1
+        under_way = len(self.unfinished)
+        if under_way < self.lead.least:
+            return True
+        if under_way >= self.lead.most:
+            return False
+        return all(
+            job.is_ready or job.state is not RESIDENT or job.expected_tokens - job.prompt_tokens >= job.max_tokens
+            for job in self.unfinished[-1].jobs
+        )
 
     def calibrate(self, profile: CostProfile, stage_count: int) -> None:
         """A worker joined: plan numbers restart at 0."""
         self._charging.calibrate(profile)
         self._pace.calibrate(profile, stage_count)
+        self.lead.calibrate(stage_count)
         self._policy.paced(self._pace.factor)
         self.stage_count = stage_count
         self._next_plan = 0
@@ -223,6 +234,7 @@ class Iterations:
         """Take the result of the oldest plan. Raises ProtocolError if the result does not match that plan."""
         tokens = self._checked(result)
         flight = self.unfinished.popleft()
+        self.lead.finished(result.duration_s)
         if self._pace.finished(flight.entries, flight.made_s, now_s):
             self._policy.paced(self._pace.factor)
         outcome = Outcome()

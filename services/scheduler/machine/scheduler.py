@@ -8,7 +8,7 @@ One turn takes all waiting events in order and then acts on them, in an order th
 4. Release of ended jobs that no unfinished plan names (rule 3), before the answers to the ReclaimRequests that those
 jobs may have caused;
 5. Refuse, or draining and Ack once no unfinished plan names the job (rule 4);
-6. plans, while fewer than `plans_in_flight` are under way and some job can run.
+6. plans, while fewer than may be are under way (plan_lead.py) and some job can run.
 
 A worker's epoch opens with Jobs: every job is OUT, and nothing is valid (rule 23). When the stream to the KV manager
 is lost, the tables that it kept for this epoch are lost too, so the worker is dropped and comes back with a new epoch.
@@ -350,7 +350,7 @@ class Scheduler:
         if not self.linked:
             return
         iterations = self.iterations
-        while len(iterations.unfinished) < iterations.most_unfinished:
+        while iterations.may_plan:
             flight = iterations.make(now_s)
             if flight is None:
                 return

@@ -190,7 +190,7 @@ class LedGroup:
                             self._hears.answered(self._epoch, answer)
                     case Report(result):
                         if self._hears is not None:
-                            self._hears.result_ready(result)
+                            self._hears.results_ready((result,))
                     case Hello():
                         if self._formed is not None and not self._formed.done():
                             self._formed.set_result(None)

@@ -5,7 +5,7 @@ fakes.
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import ClassVar
@@ -44,8 +44,9 @@ class Heard:
         self.answers: asyncio.Queue[Applied | Done] = asyncio.Queue()
         self.failures: asyncio.Queue[tuple[Epoch, Exception]] = asyncio.Queue()
 
-    def result_ready(self, result: WorkerResult) -> None:
-        self.results.put_nowait(result)
+    def results_ready(self, results: Sequence[WorkerResult]) -> None:
+        for result in results:
+            self.results.put_nowait(result)
 
     def answered(self, epoch: Epoch, answer: Applied | Done) -> None:
         self.answers.put_nowait(answer)

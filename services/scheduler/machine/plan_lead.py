@@ -1,0 +1,54 @@
+"""How many plans may be under way at once.
+
+One on each stage of the worker, and one that waits for the first: then the worker finds its next plan when it has ended
+one. That is enough where an iteration takes longer than the messages about it. Where it takes less, as with a small
+model, the worker would wait for plans, and the services would take more of the processor than the model does. So of
+iterations that take less than half of LEAD_S more are planned ahead, and their plans and results travel together. What
+is planned ahead is what a job that arrives waits for: LEAD_S, which one iteration of a large model takes, too.
+"""
+
+LEAD_S = 0.02
+"""Of compute, in iterations of average length that are planned and have not ended."""
+MOST_AHEAD = 8
+"""Plans, however short: an end of sequence is seen up to so many iterations late, which are then computed in vain."""
+WEIGHT = 1 / 16
+"""Of the latest iteration in the average duration."""
+
+
+class PlanLead:
+    """Looks at the iterations of one worker; a new worker begins anew. `fixed` (`--plans-in-flight`) says how many,
+    whatever they take.
+    """
+
+    def __init__(self, fixed: int | None) -> None:
+        self._fixed = fixed
+        self._stages = 1
+        self._iteration_s = 0.0
+        """Average seconds of an iteration's compute; 0: none has ended so far."""
+
+    def calibrate(self, stage_count: int) -> None:
+        """A worker of so many pipeline stages joined."""
+        self._stages, self._iteration_s = stage_count, 0.0
+
+    def finished(self, duration_s: float) -> None:
+        """An iteration ended; its compute took `duration_s` seconds."""
+        if self.looks_ahead:
+            weight = WEIGHT if self._iteration_s > 0.0 else 1.0
+            self._iteration_s += weight * (duration_s - self._iteration_s)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether more plans than `least` may be made at all. Stages of a pipeline run plans side by side."""
+        return self._fixed is None and self._stages == 1
+
+    @property
+    def least(self) -> int:
+        """So many plans are under way whenever jobs can run."""
+        return self._fixed or self._stages + 1
+
+    @property
+    def most(self) -> int:
+        """So many may be."""
+        if not self.looks_ahead or self._iteration_s == 0.0:
+            return self.least
+        return max(self.least, min(MOST_AHEAD, int(LEAD_S / self._iteration_s)))
