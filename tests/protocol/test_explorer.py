@@ -38,6 +38,9 @@ INSTANCES = {
         (JobSize(3, 3), JobSize(2, 3)), 3, 2, block_size=2, lookahead_tokens=1, max_batch=2, late_arrivals=True
     ),
     "one plan at a time, naive MLFQ": replace(ONE_FITS, policy=PolicyName.MLFQ, plans_in_flight=1, host_blocks=1),
+    "plans ahead, an early end and a cancel": Instance(
+        (JobSize(1, 5), JobSize(1, 2)), 5, 5, plans_in_flight=5, cancels=frozenset({1}), early_ends=frozenset({0})
+    ),
     "prefills that are cut": Instance(
         (JobSize(2, 3), JobSize(2, 2)), 4, 3, policy=PolicyName.MLFQ_KILL, profile=STEEP_PROFILE, cancels=frozenset({0})
     ),

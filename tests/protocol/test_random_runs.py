@@ -35,7 +35,7 @@ def instances(draw: st.DrawFn) -> Instance:
         policy=draw(st.sampled_from(PolicyName)),
         kv_policy=draw(st.sampled_from(KV_POLICY_NAMES)),
         max_batch=draw(st.integers(1, 4)),
-        plans_in_flight=draw(st.integers(1, 3)),
+        plans_in_flight=draw(st.sampled_from([1, 2, 3, 8])),
         lookahead_tokens=draw(st.integers(0, 3)),
         reserve_share=draw(st.sampled_from([0.25, 0.5])),
         protected_plans=draw(st.integers(0, 4)),

@@ -76,6 +76,17 @@ def test_the_tokens_of_a_plan_may_be_an_array() -> None:
     assert scheduler_worker.plan_from_wire(message).entries[0].token_ids == (7, 8, 9)
 
 
+def test_plans_travel_together_as_far_as_their_prompts_are_small() -> None:
+    half = scheduler_worker.MOST_TOKENS_TOGETHER // 2
+
+    def plan(number: int, tokens: int) -> tuple[PlanNumber, list[PlanWork]]:
+        return PlanNumber(number), [PlanWork(JobId("a/0"), 0, tokens, array("I", [7]) * tokens, None, None)]
+
+    sizes = [half, half, 1, 0, 3 * half, 2]
+    messages = scheduler_worker.plans_to_wire(Epoch(1), [plan(number, size) for number, size in enumerate(sizes)])
+    assert [[one.plan_number for one in message.plans] for message in messages] == [[0, 1], [2, 3], [4], [5]]
+
+
 @given(st.data(), tokens, counters, seconds)
 def test_a_result_comes_back_as_it_was_sent(
     data: st.DataObject, made: list[SampledToken], own: WorkerCounters, duration_s: float

@@ -207,6 +207,19 @@ def test_13_the_top_job_may_use_the_idle_reserve() -> None:
     assert kv.free() == (1, 8)
 
 
+def test_13_plans_made_before_the_scheduler_heard_of_a_job_do_not_use_up_its_protection() -> None:
+    kv = CheckedKvManager("reactive", device=2, block_size=32)
+    kv.settle(kv.arrive("a", 1, 30))
+    for place in range(8):
+        kv.plan(("a", place, place + 1))
+    assert kv.settle(kv.arrive("b", 1, 30)) == [resident("b", 32)]
+    kv.arrive("c", 1, 30, key=1.5)
+    heard = []
+    for place in range(8, 16):
+        heard.append([*kv.finish(place - 7), *kv.plan(("a", place, place + 1))])
+    assert heard == [[]] * 7 + [[reclaim("b", "c")]]
+
+
 # --- 14: after a refusal --------------------------------------------------------------------------------------------
 
 
@@ -292,6 +305,14 @@ def test_16_a_block_is_appended_when_the_capacity_left_is_no_more_than_the_looka
     assert kv.plan(("a", 0, 1)) == []
     assert kv.plan(("a", 1, 2)) == [Assign(command(2), JobId("a"), blocks(1))]
     assert kv.applied(2) == [grown("a", 8)]
+
+
+def test_16_plans_made_ahead_use_up_the_capacity_earlier_so_the_block_comes_earlier() -> None:
+    kv = CheckedKvManager(knobs("reactive", lookahead=1), device=4, block_size=8, max_batch=4)
+    kv.settle(kv.arrive("a", 1, 20))
+    for place in range(4):
+        assert kv.plan(("a", place, place + 1)) == []
+    assert len(kv.plan(("a", 4, 5))) == 1, "5 plans name it: three more than two, and 3 tokens are left"
 
 
 def test_16_one_growth_of_a_job_is_under_way_at_a_time() -> None:
