@@ -230,12 +230,14 @@ class Iterations:
         self.unfinished.append(flight)
         return flight
 
-    def finish(self, result: IterationResult, now_s: float) -> Outcome:
-        """Take the result of the oldest plan. Raises ProtocolError if the result does not match that plan."""
+    def finish(self, result: IterationResult, now_s: float, together: int = 1) -> Outcome:
+        """Take the result of the oldest plan, one of so many that came together. Raises ProtocolError if the result
+        does not match that plan.
+        """
         tokens = self._checked(result)
         flight = self.unfinished.popleft()
         self.lead.finished(result.duration_s)
-        if self._pace.finished(flight.entries, flight.made_s, now_s):
+        if self._pace.finished(flight.entries, flight.made_s, now_s, together):
             self._policy.paced(self._pace.factor)
         outcome = Outcome()
         plan_number = result.plan_number

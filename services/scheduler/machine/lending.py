@@ -142,11 +142,11 @@ class Lending:
 
     # --- decisions ---------------------------------------------------------------------------------------------------
 
-    def step(self, now_s: float, work: WorkShape) -> None:
-        """An iteration ended: lend what is due. `work` is that of the jobs served lately."""
+    def step(self, now_s: float, iterations: int, work: WorkShape) -> None:
+        """So many iterations ended: lend what is due. `work` is that of the jobs served lately."""
         if not self._enabled:
             return
-        self._account.pass_time(now_s, len(self._ranking), work)
+        self._account.pass_time(now_s, iterations, len(self._ranking), work)
         self._look_at_timers(now_s)
         looks = self._looks
         while self._silent and self._may_lend(LoanKind.SILENCE) and looks:

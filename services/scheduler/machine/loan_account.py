@@ -44,7 +44,9 @@ SILENCE_SHARE = 0.35
 
 
 class LoanAccount:
-    """The account, and how many started jobs loans can serve. A step is the end of an iteration."""
+    """The account, and how many started jobs loans can serve. A step is the end of one iteration, or of several whose
+    results came together.
+    """
 
     def __init__(self, config: SchedulerConfig, most_silence_loans: int) -> None:
         self._share = config.first_token_share
@@ -57,7 +59,7 @@ class LoanAccount:
         self._credit_s = 0.0
         self._stepped_s: float | None = None
         self._step_s = 0.0
-        """Average seconds between steps."""
+        """Average seconds from the end of an iteration to that of the next."""
 
     def calibrate(self, profile: CostProfile) -> None:
         """Take the seconds of prefills from the profile."""
@@ -67,12 +69,13 @@ class LoanAccount:
         """All that later loans depend on."""
         return (self._credit_s, self._stepped_s, self._step_s)
 
-    def pass_time(self, now_s: float, living_jobs: int, work: WorkShape) -> None:
-        """A step: the account grows by a share of the time since the last one."""
+    def pass_time(self, now_s: float, iterations: int, living_jobs: int, work: WorkShape) -> None:
+        """A step of so many iterations: the account grows by a share of the time since the last one."""
         self._work = work
         if self._stepped_s is not None:
             elapsed_s = now_s - self._stepped_s
-            self._step_s += STEP_WEIGHT * (min(elapsed_s, self._silence_limit_s) - self._step_s)
+            took_s = min(elapsed_s, self._silence_limit_s) / iterations
+            self._step_s += min(1.0, STEP_WEIGHT * iterations) * (took_s - self._step_s)
             share = 1.0 if living_jobs <= self._free_jobs() else self._share
             self._credit_s = min(self._credit_s + share * elapsed_s, CREDIT_S)
         self._stepped_s = now_s

@@ -3,7 +3,8 @@
 A profile is measured alone, on an idle machine. In service an iteration also waits for copies, messages and whoever
 shares the worker's cores, and takes up to some times as long. Seconds that are compared with each other do not mind;
 those that are compared with a clock do. So from time to time the time from one result to the next, or from the plan to
-its result where the worker was idle before, is set against what the model says of that batch.
+its result where the worker was idle before, is set against what the model says of that batch. Of results that come
+together each took an equal part of the time.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ class Pace:
         self._stages = 1
         self._finished = 0
         self._looks = 0
-        self._last_result_s = 0.0
+        self._before_s = self._last_result_s = 0.0
+        """The times of the last result, and of the last that came before it and not with it."""
         self._took_s = self._modelled_s = 0.0
         self.factor = 1.0
         """An iteration takes so many times as long as the model says."""
@@ -39,12 +41,16 @@ class Pace:
         """A worker joined, whose stages run an iteration each at a time."""
         self._profile, self._stages = profile, stage_count
         self._finished = self._looks = 0
-        self._last_result_s = self._took_s = self._modelled_s = 0.0
+        self._before_s = self._last_result_s = self._took_s = self._modelled_s = 0.0
         self.factor = 1.0
 
-    def finished(self, entries: Sequence[PlanEntry], made_s: float, now_s: float) -> bool:
-        """The result of a plan came that was made at `made_s`. Returns whether `factor` may have changed."""
-        since_s, self._last_result_s = max(self._last_result_s, made_s), now_s
+    def finished(self, entries: Sequence[PlanEntry], made_s: float, now_s: float, together: int = 1) -> bool:
+        """The result of a plan came that was made at `made_s`, one of so many together. Returns whether `factor` may
+        have changed.
+        """
+        if together == 1 or now_s > self._last_result_s:
+            self._before_s, self._last_result_s = self._last_result_s, now_s
+        took_s = (now_s - max(self._before_s, made_s)) / together
         self._finished += 1
         if self._finished % EVERY:
             return False
@@ -54,7 +60,7 @@ class Pace:
         context_tokens = sum(contexts) / len(contexts) if contexts else 0.0
         self._looks += 1
         left = 1.0 - 1.0 / min(self._looks, MOST_LOOKS)
-        self._took_s = left * self._took_s + (now_s - since_s)
+        self._took_s = left * self._took_s + took_s
         modelled_s = self._profile.iteration_s(prefills, len(contexts), context_tokens) / self._stages
         self._modelled_s = left * self._modelled_s + modelled_s
         if self._looks < LEAST_LOOKS:

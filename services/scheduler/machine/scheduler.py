@@ -14,7 +14,7 @@ A worker's epoch opens with Jobs: every job is OUT, and nothing is valid (rule 2
 is lost, the tables that it kept for this epoch are lost too, so the worker is dropped and comes back with a new epoch.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from services.domain.errors import ProtocolError
 from services.domain.generation import EndReason
@@ -103,15 +103,16 @@ class Scheduler:
         self.deadlines = Timers()
         self._arrivals = 0
         self._wake_s: float | None = None
-        self._stepped = False
+        self._stepped = self._results = 0
+        """Iterations that ended in this turn, and results that came with it."""
         self.idle_step_left = True
         """Whether the one step of promotions that is allowed while no plan is under way is still available."""
         self._out: list[Command] = []
 
-    def handle(self, events: Iterable[Event], now_s: float) -> list[Command]:
+    def handle(self, events: Sequence[Event], now_s: float) -> list[Command]:
         """Take all events of a turn. Raises ProtocolError if `strict` and a peer broke the protocol."""
         self._out = []
-        self._stepped = False
+        self._stepped, self._results = 0, sum(isinstance(event, IterationResult) for event in events)
         for event in events:
             try:
                 self._take(event, now_s)
@@ -122,7 +123,7 @@ class Scheduler:
         self.lending.take_back()
         self.residency.settle()
         if self._stepped:
-            self.lending.step(now_s, self.policy.work)
+            self.lending.step(now_s, self._stepped, self.policy.work)
         for job, place in self.policy.settle():
             self.ranking.place(job, place)
         self.ranking.hold_top()
@@ -239,8 +240,8 @@ class Scheduler:
         """An iteration ended; results of an earlier epoch are dropped (rule 19)."""
         if result.epoch != self.epoch or not self.linked:
             return
-        outcome = self.iterations.finish(result, now_s)
-        self._stepped = True
+        outcome = self.iterations.finish(result, now_s, self._results)
+        self._stepped += 1
         self._to_kv(Finished(result.plan_number, result.cut_job_ids))
         self._out.extend(outcome.emits)
         for job, reason in outcome.ended:

@@ -233,7 +233,7 @@ def test_only_gittins_lends() -> None:
         machine = CheckedScheduler(SchedulerConfig(policy=policy))
         machine.start(COST)
         machine.turn(Submit(A, 10, 10), at_s=1.0)
-        machine.scheduler.lending.step(100.0, UNKNOWN_WORK)
+        machine.scheduler.lending.step(100.0, 1, UNKNOWN_WORK)
         assert machine.scheduler.lending.lent_jobs == 0
 
 

@@ -28,7 +28,7 @@ def account(steps: int = LONG, **knobs: object) -> LoanAccount:
     made = LoanAccount(SchedulerConfig(max_batch=8, **knobs), most_silence_loans=2)  # type: ignore[arg-type]
     made.calibrate(proportional_cost(0.001, STEP_S))
     for step in range(steps + 1):
-        made.pass_time(STEP_S * step, 10_000, UNKNOWN_WORK)
+        made.pass_time(STEP_S * step, 1, 10_000, UNKNOWN_WORK)
     return made
 
 
@@ -48,6 +48,14 @@ def test_beyond_what_can_be_kept_a_share_of_the_time_is_lent() -> None:
     assert tokens_lent(account(LONG, first_token_share=0.1)) == pytest.approx(0.1 * LONG * 8, rel=0.01)
 
 
+def test_iterations_whose_results_come_together_are_as_long_as_those_that_come_one_by_one() -> None:
+    made = account(0, first_token_share=0.05)
+    for step in range(1, LONG // 4 + 1):
+        made.pass_time(4 * STEP_S * step, 4, 10_000, UNKNOWN_WORK)
+    assert made.gain_s == pytest.approx(account(LONG).gain_s, rel=0.001)
+    assert tokens_lent(made) == pytest.approx(0.05 * LONG * 8, rel=0.01)
+
+
 def test_no_more_than_two_seconds_are_saved_up() -> None:
     assert tokens_lent(account(4 * LONG, first_token_share=1.0)) == pytest.approx(CREDIT_S / STEP_S * 8, rel=0.01)
 
@@ -59,7 +67,7 @@ def earns(made: LoanAccount, living_jobs: int, spread: float, prefill_share: flo
     while made.has_credit:
         made.pay_tokens(1)
     for step in range(1, 100):
-        made.pass_time(STEP_S * (LONG + step), living_jobs, WorkShape(spread, prefill_share))
+        made.pass_time(STEP_S * (LONG + step), 1, living_jobs, WorkShape(spread, prefill_share))
     return made.has_credit
 
 
@@ -99,7 +107,7 @@ def test_slow_iterations_keep_no_later_tokens_and_nothing_is_free() -> None:
 def test_where_a_few_jobs_are_most_of_the_work_no_later_tokens_are_lent() -> None:
     made = account()
     assert made.keeps_later_tokens
-    made.pass_time(STEP_S * (LONG + 1), 10, WorkShape(GREAT_SPREAD, 0.0))
+    made.pass_time(STEP_S * (LONG + 1), 1, 10, WorkShape(GREAT_SPREAD, 0.0))
     assert not made.keeps_later_tokens
 
 
