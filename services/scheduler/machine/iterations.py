@@ -121,17 +121,18 @@ class Iterations:
 
     @property
     def may_plan(self) -> bool:
-        """Whether one more plan may be under way. Beyond the least number of them none is made while a job of the last
-        one waits for blocks, else it would be left out of iterations that begin after it has got them.
+        """Whether one more plan may be under way. Beyond the least number of them one is made only if nobody is left
+        out: every job was in the last one and can go on, or has its last token under way.
         """
         under_way = len(self.unfinished)
         if under_way < self.lead.least:
             return True
-        if under_way >= self.lead.most:
+        if under_way >= self.lead.most or len(self._ranking) > self._config.max_batch:
             return False
+        last = self.unfinished[-1].plan_number
         return all(
-            job.is_ready or job.state is not RESIDENT or job.expected_tokens - job.prompt_tokens >= job.max_tokens
-            for job in self.unfinished[-1].jobs
+            (job.is_ready and job.last_plan == last) or job.expected_tokens - job.prompt_tokens >= job.max_tokens
+            for job in self._ranking.living()
         )
 
     def calibrate(self, profile: CostProfile, stage_count: int) -> None:

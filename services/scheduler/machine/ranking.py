@@ -51,6 +51,10 @@ class Ranking:
         """Whether the top job has run since it came to the top."""
         return self._top_ran
 
+    def living(self) -> Iterator[Job]:
+        """All living jobs, in the order of their arrival."""
+        return iter(self._by_arrival.values())
+
     def by_rank(self) -> Iterator[Job]:
         """All living jobs, in the order in which they would run. O(jobs)."""
         return iter(sorted(self._by_arrival.values(), key=lambda job: job.rank))

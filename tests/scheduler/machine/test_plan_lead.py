@@ -102,6 +102,20 @@ def test_no_plan_is_made_ahead_while_a_job_waits_for_blocks_that_it_would_have_w
     assert under_way(machine) == MOST_AHEAD
 
 
+def test_nothing_is_planned_ahead_past_a_job_that_waits_for_a_place() -> None:
+    machine = started(fcfs(max_batch=1), A, B)
+    first, _ = plans(machine.turn(resident(A), resident(B)))
+    assert len(plans(machine.turn(machine.result(first, duration_s=SHORT_S)))) == 1
+
+
+def test_nothing_is_planned_ahead_past_a_job_whose_blocks_are_on_their_way() -> None:
+    machine = started(fcfs(), A, B)
+    first, _ = plans(machine.turn(resident(A)))
+    assert len(plans(machine.turn(machine.result(first, duration_s=SHORT_S)))) == 1
+    made = plans(machine.turn(resident(B)))
+    assert made == [], "two plans are under way, in which it is not"
+
+
 def test_a_job_whose_last_token_is_under_way_does_not_keep_others_from_being_planned_ahead() -> None:
     machine = started(fcfs())
     machine.turn(Submit(A, 10, 4), Submit(B, 10, 100))
