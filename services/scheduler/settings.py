@@ -61,8 +61,9 @@ class SchedulerSettings(RecordingSettings, ServedTlsSettings):
         None,
         ge=1,
         le=16,
-        description="iterations planned ahead, including the running ones; off: one more than the worker has pipeline "
-        "stages; set the KV manager's --kv-lookahead-tokens to at least two more, or jobs wait for blocks",
+        description="iterations planned ahead, including the running ones; more make small models faster where "
+        "processors are scarce, and let a job wait longer for its turn; off: one more than the worker has pipeline "
+        "stages, and up to 8 short ones for a job that is alone",
     )
     quantum_ratio: float = Field(
         2.0,

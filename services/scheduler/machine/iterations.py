@@ -121,19 +121,16 @@ class Iterations:
 
     @property
     def may_plan(self) -> bool:
-        """Whether one more plan may be under way. Beyond the least number of them one is made only if nobody is left
-        out: every job was in the last one and can go on, or has its last token under way.
+        """Whether one more plan may be under way. Beyond the least number of them one is made only for a job that is
+        alone, and was in the last one: not while it waits for blocks.
         """
         under_way = len(self.unfinished)
         if under_way < self.lead.least:
             return True
-        if under_way >= self.lead.most or len(self._ranking) > self._config.max_batch:
+        if under_way >= self.lead.most or len(self._ranking) != 1:
             return False
-        last = self.unfinished[-1].plan_number
-        return all(
-            (job.is_ready and job.last_plan == last) or job.expected_tokens - job.prompt_tokens >= job.max_tokens
-            for job in self._ranking.living()
-        )
+        alone = next(self._ranking.living())
+        return alone.is_ready and alone.last_plan == self.unfinished[-1].plan_number
 
     def calibrate(self, profile: CostProfile, stage_count: int) -> None:
         """A worker joined: plan numbers restart at 0."""

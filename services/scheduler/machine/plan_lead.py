@@ -1,19 +1,20 @@
 """How many plans may be under way at once.
 
 One on each stage of the worker, and one that waits for the first: then the worker finds its next plan when it has ended
-one. That is enough where an iteration takes longer than the messages about it. Where it takes less, as with a small
-model, the worker would wait for plans, and the services would take more of the processor than the model does. So of
-iterations that take less than half of LEAD_S more are planned ahead, and their plans and results travel together.
+one, and who runs is decided after every iteration. Where iterations take less time than the messages about them, as
+with a small model, the worker waits for plans, and the services take more of the processor than the model does. So for
+a job that is alone more are planned ahead, if an iteration takes less than half of LEAD_S; their plans and results
+travel together. Nobody else is there who could run. One that arrives then waits for what was planned ahead: LEAD_S,
+which one iteration of a large model takes, too.
 
-What is planned ahead is what a job that arrives waits for: LEAD_S, which one iteration of a large model takes, too. But
-nothing is planned ahead past a job that is there and could run: as long as jobs wait for a place in the batch, for
-blocks or for their KV, who runs is decided after every iteration, and the place of one that ended is taken at once.
+`--plans-in-flight` plans as many ahead for any number of jobs. That makes a small model faster where processors are
+scarce, and lets the place of a job that ended early stay empty for as many iterations.
 """
 
 LEAD_S = 0.02
 """Of compute, in iterations of average length that are planned and have not ended."""
 MOST_AHEAD = 8
-"""Plans, however short: an end of sequence is seen up to so many iterations late, which were then for nothing."""
+"""Plans, however short: an end of sequence is seen so many iterations late at most."""
 WEIGHT = 1 / 16
 """Of the latest iteration in the average duration."""
 

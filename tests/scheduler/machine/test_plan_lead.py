@@ -1,4 +1,6 @@
-"""Plans ahead: as many as short iterations need, and no more than a job that arrives can wait for."""
+"""Plans ahead for a job that is alone: as many as short iterations need, and no more than one that arrives can wait
+for.
+"""
 
 import pytest
 
@@ -92,37 +94,34 @@ def test_iterations_of_a_large_model_have_no_plans_ahead() -> None:
     assert len(plans(machine.turn(machine.result(first, duration_s=0.04)))) == 1
 
 
-def test_no_plan_is_made_ahead_while_a_job_waits_for_blocks_that_it_would_have_when_the_plan_begins() -> None:
-    machine = started(fcfs(), A, B)
-    first, _ = plans(machine.turn(resident(A, capacity=13), resident(B)))
-    assert plans(machine.turn(machine.result(first, duration_s=SHORT_S))) != []
-    assert under_way(machine) == 3, "the third plan is the last for which A has room"
-    made = plans(machine.turn(grown(A, 100)))
-    assert all([name for name, _, _ in entries(plan)] == [A, B] for plan in made)
+def test_no_plan_is_made_ahead_while_the_job_waits_for_blocks() -> None:
+    machine = started(fcfs(), A)
+    first, _ = plans(machine.turn(resident(A, capacity=14)))
+    machine.turn(machine.result(first, duration_s=SHORT_S))
+    assert under_way(machine) == 4, "the fourth plan is the last for which it has room"
+    machine.turn(grown(A, 100))
     assert under_way(machine) == MOST_AHEAD
 
 
-def test_nothing_is_planned_ahead_past_a_job_that_waits_for_a_place() -> None:
-    machine = started(fcfs(max_batch=1), A, B)
-    first, _ = plans(machine.turn(resident(A), resident(B)))
-    assert len(plans(machine.turn(machine.result(first, duration_s=SHORT_S)))) == 1
-
-
-def test_nothing_is_planned_ahead_past_a_job_whose_blocks_are_on_their_way() -> None:
-    machine = started(fcfs(), A, B)
+def test_no_token_beyond_the_last_is_planned_ahead() -> None:
+    machine = started(fcfs(), A, output=5)
     first, _ = plans(machine.turn(resident(A)))
-    assert len(plans(machine.turn(machine.result(first, duration_s=SHORT_S)))) == 1
-    made = plans(machine.turn(resident(B)))
-    assert made == [], "two plans are under way, in which it is not"
-
-
-def test_a_job_whose_last_token_is_under_way_does_not_keep_others_from_being_planned_ahead() -> None:
-    machine = started(fcfs())
-    machine.turn(Submit(A, 10, 4), Submit(B, 10, 100))
-    first, _ = plans(machine.turn(resident(A), resident(B)))
     machine.turn(machine.result(first, duration_s=SHORT_S))
-    flights = machine.scheduler.iterations.unfinished
-    assert [len(flight.jobs) for flight in flights] == [2, 2, 2, 1, 1, 1, 1, 1]
+    assert under_way(machine) == 4
+
+
+@pytest.mark.parametrize("other_is_resident", [True, False])
+def test_with_a_second_job_who_runs_is_decided_after_every_iteration(other_is_resident: bool) -> None:
+    machine = short_iterations(A)
+    assert under_way(machine) == MOST_AHEAD
+    machine.turn(Submit(B, 10, 100))
+    if other_is_resident:
+        machine.turn(resident(B))
+    waiting = [plan for plan in plans(machine.commands) if plan.plan_number > 0]
+    for plan in waiting[:-2]:
+        assert plans(machine.turn(machine.result(plan, duration_s=SHORT_S))) == []
+    (made,) = plans(machine.turn(machine.result(waiting[-2], duration_s=SHORT_S)))
+    assert [name for name, _, _ in entries(made)] == ([A, B] if other_is_resident else [A])
 
 
 def test_who_ends_early_is_released_when_the_plans_ahead_have_ended() -> None:
