@@ -102,6 +102,8 @@ async def run_scheduler_stream(
                     hears.take_plan(plan_from_wire(plan))
         elif message.HasField("released"):
             hears.released()
+        else:
+            raise ProtocolError("a scheduler's message must be plans, or that the worker may go")
 
     peer = f"the scheduler at {address}"
     async with (

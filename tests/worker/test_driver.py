@@ -267,6 +267,15 @@ async def test_a_plan_that_can_not_be_right_ends_the_epoch_and_is_logged(
     assert "a plan that can't be right" in caplog.text
 
 
+async def test_a_scheduler_whose_messages_are_of_another_version_ends_the_epoch_and_is_logged(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler, _ = await rig.next_epoch()
+    scheduler.send(wire.WorkerLinkResponse())
+    await rig.next_epoch()
+    assert "must be plans" in caplog.text
+
+
 async def test_a_command_that_can_not_be_right_ends_the_epoch_and_is_logged(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
