@@ -3,7 +3,7 @@
 Where iterations are short the scheduler plans several ahead (services.scheduler.machine.plan_lead), and to both ends a
 message costs more than what is in it, because it wakes threads on cores that compute. So a result waits while more
 plans are at hand than results wait: half of the plans are then left for the way to the scheduler and back. It waits
-for HOLD_LIMIT_S at most, and not at all if somebody waits for it: after a prefill, a first token; with the end of a
+for about HOLD_LIMIT_S, and not at all if somebody waits for it: after a prefill, a first token; with the end of a
 sequence or an entry that was passed over, a place in the batch.
 
 With two plans in flight no result ever waits.
@@ -20,7 +20,9 @@ HOLD_LIMIT_S = 0.01
 class HeldResults:
     """`say` gets what goes, in order. Used on the stepping thread."""
 
-    def __init__(self, say: Callable[[Sequence[WorkerResult]], None], clock: Callable[[], float] = time.perf_counter):
+    def __init__(
+        self, say: Callable[[Sequence[WorkerResult]], None], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._say = say
         self._clock = clock
         self._held: list[WorkerResult] = []
