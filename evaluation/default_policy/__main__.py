@@ -9,6 +9,7 @@ from pathlib import Path
 
 from evaluation.default_policy.cells import CELLS, CURVE_CELLS, QUICK_CELLS
 from evaluation.default_policy.drawing import draw_curve, draw_everywhere, draw_waves, draw_when
+from evaluation.default_policy.drawn import DRAWN_CELLS
 from evaluation.default_policy.judging import verdicts
 from evaluation.default_policy.pages import PAGE, filled, summary, table
 from evaluation.default_policy.results import Results, as_csv, read_results
@@ -25,7 +26,10 @@ def _parser() -> argparse.ArgumentParser:
     made = parser("default_policy", "Judge the default policy against FCFS in its best form, by simulation.")
     made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"folder to write [{DEFAULT_OUT}]")
     made.add_argument("--quick", action="store_true", help="a look in seconds: a table of two cells, printed only")
-    made.add_argument("--from-csv", action="store_true", help="write page and pictures again from results.csv")
+    made.add_argument(
+        "--drawn", action="store_true", help="judge it on 100 drawn workloads instead: drawn.csv, drawn.md"
+    )
+    made.add_argument("--from-csv", action="store_true", help="write what is drawn and written again from the CSV")
     made.add_argument("--processes", type=positive_int, default=os.cpu_count() or 1, help="processes [all cores]")
     return made
 
@@ -53,6 +57,13 @@ def write_pages(results: Results, out: Path) -> str:
     return summary(judged)
 
 
+def write_drawn(results: Results, out: Path) -> str:
+    """The table of the drawn cells; returns the summary."""
+    judged = list(verdicts(results, DRAWN_CELLS))
+    write_lines(out / "drawn.md", ["# Drawn workloads", "", summary(judged), "", *table(judged).splitlines()])
+    return summary(judged)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code is 0 whatever the verdicts are."""
     arguments = _parser().parse_args(argv)
@@ -61,11 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(table(list(verdicts(read_results(as_csv(runs, points).splitlines()), QUICK_CELLS))))
         return ExitCode.OK
     make_writable(arguments.out)
-    file = arguments.out / "results.csv"
+    file = arguments.out / ("drawn.csv" if arguments.drawn else "results.csv")
     if not arguments.from_csv:
-        runs, points = execute((*CELLS, *CURVE_CELLS), arguments.processes, _Lines())
+        cells = DRAWN_CELLS if arguments.drawn else (*CELLS, *CURVE_CELLS)
+        runs, points = execute(cells, arguments.processes, _Lines())
         write_lines(file, as_csv(runs, points).splitlines())
-    print(write_pages(read_results(file.read_text(encoding="utf-8").splitlines()), arguments.out))
+    write = write_drawn if arguments.drawn else write_pages
+    print(write(read_results(file.read_text(encoding="utf-8").splitlines()), arguments.out))
     return ExitCode.OK
 
 

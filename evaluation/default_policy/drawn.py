@@ -1,0 +1,64 @@
+"""Cells that nobody chose: workload, server and load are drawn, so that the default policy is also judged where its
+constants were not. A number always draws the same cell. Pure.
+"""
+
+from random import Random
+
+from evaluation.default_policy.cells import (
+    A100,
+    FCFS_FORMS,
+    FCFS_RECOMPUTE,
+    GITTINS,
+    H100,
+    OPT_13B,
+    SRPT,
+    Cell,
+)
+from evaluation.default_policy.traffic import Shape
+
+DRAWN = 100
+LEAST_JOBS, MOST_JOBS, JOBS_OF_A_BATCH = 2500, 12_000, 45
+"""Jobs of a run: enough for the batch to be filled many times."""
+CONV_JOBS, CODE_JOBS = 6000, 3500
+FIRST_SEED = 100
+"""Other seeds than those of the chosen cells."""
+LONGEST_TOKENS = (256, 512, 1024)
+
+
+def drawn_cell(number: int) -> Cell:
+    """The cell of a number."""
+    draw = Random(f"sweep/{number}")
+    kind = draw.choice(["conv", "code", "zipf", "zipf", "zipf", "sharegpt", "sharegpt", "alpaca"])
+    batch = draw.choice([8, 16, 32, 64, 128, 256])
+    profile = draw.choice([H100, A100, OPT_13B])
+    cv, wave = float(draw.choice([1, 1, 2, 4])), draw.choice([0.0, 0.0, 0.0, 0.6])
+    jobs = min(MOST_JOBS, max(LEAST_JOBS, JOBS_OF_A_BATCH * batch))
+    cv = 1.0 if wave else cv
+    what = f"{kind}, wave" if wave and kind not in ("conv", "code") else f"{kind}, CV {cv:g}"
+    if kind == "conv":
+        shape, what = Shape("conv", min(jobs, CONV_JOBS)), "conv"
+    elif kind == "code":
+        cv = float(draw.choice([1, 4, 13]))
+        shape, what, batch = Shape("code", CODE_JOBS, cv=cv), f"code, CV {cv:g}", max(batch, 32)
+    elif kind == "zipf":
+        theta = draw.choice([0.9, 1.0, 1.2, 1.35, 1.5, 1.7, 1.9])
+        shape = Shape("zipf", jobs, theta=theta, longest_tokens=draw.choice(LONGEST_TOKENS), cv=cv, wave=wave)
+        what = what.replace("zipf", f"Zipf {theta:g} to {shape.longest_tokens}")
+    elif kind == "sharegpt":
+        sigma = draw.choice([None, None, 0.7, 1.3])
+        shape = Shape("sharegpt", jobs, sigma=sigma, cv=cv, wave=wave)
+        what = what.replace("sharegpt", "ShareGPT-like" if sigma is None else f"ShareGPT-like, sigma {sigma:g}")
+    else:
+        shape, what = Shape("alpaca", 2 * jobs, cv=cv, wave=wave), what.replace("alpaca", "Alpaca-like")
+    pool, chunk = draw.choice(["ample", "ample", "quarter"]), draw.choice([None, None, None, 512])
+    if shape.kind in ("conv", "code") and profile == OPT_13B:
+        profile = H100  # prompts of these are longer than its context
+    load = draw.choice([0.6, 0.8, 0.9, 0.95, 1.0, 1.1, 1.2, 1.3])
+    forms = FCFS_FORMS if pool == "quarter" else (FCFS_RECOMPUTE,)
+    extras = [*(["a quarter of the KV"] if pool == "quarter" else []), *([f"chunks of {chunk}"] if chunk else [])]
+    title = ", ".join([f"{number}: {what}, {profile}, batch {batch}", *extras])
+    contenders = (*forms, GITTINS, SRPT)
+    return Cell(title, profile, batch, shape, (load,), (FIRST_SEED + number,), pool, chunk, contenders)
+
+
+DRAWN_CELLS = tuple(map(drawn_cell, range(DRAWN)))
