@@ -10,7 +10,7 @@ from pathlib import Path
 from evaluation.default_policy.cells import CELLS, CURVE_CELLS, QUICK_CELLS
 from evaluation.default_policy.drawing import draw_curve, draw_everywhere, draw_waves, draw_when
 from evaluation.default_policy.drawn import DRAWN_CELLS
-from evaluation.default_policy.judging import verdicts
+from evaluation.default_policy.judging import Verdict, verdicts
 from evaluation.default_policy.pages import PAGE, filled, summary, table
 from evaluation.default_policy.results import Results, as_csv, read_results
 from evaluation.default_policy.running import execute
@@ -50,17 +50,20 @@ def write_pages(results: Results, out: Path) -> str:
     """Page, table and pictures; returns the summary."""
     judged = list(verdicts(results, CELLS))
     write_lines(out / "README.md", filled(PAGE.read_text(encoding="utf-8"), judged).splitlines())
-    write_lines(out / "table.md", ["# Every point", "", summary(judged), "", *table(judged).splitlines()])
     for draw in (draw_when, draw_everywhere, draw_waves):
         draw(judged, out)
     draw_curve(results, out)
-    return summary(judged)
+    return _write_table("Every point", judged, out / "table.md")
 
 
 def write_drawn(results: Results, out: Path) -> str:
     """The table of the drawn cells; returns the summary."""
-    judged = list(verdicts(results, DRAWN_CELLS))
-    write_lines(out / "drawn.md", ["# Drawn workloads", "", summary(judged), "", *table(judged).splitlines()])
+    return _write_table("Drawn workloads", list(verdicts(results, DRAWN_CELLS)), out / "drawn.md")
+
+
+def _write_table(title: str, judged: Sequence[Verdict], file: Path) -> str:
+    """Returns the summary."""
+    write_lines(file, [f"# {title}", "", summary(judged), "", *table(judged).splitlines()])
     return summary(judged)
 
 

@@ -33,23 +33,22 @@ def drawn_cell(number: int) -> Cell:
     profile = draw.choice([H100, A100, OPT_13B])
     cv, wave = float(draw.choice([1, 1, 2, 4])), draw.choice([0.0, 0.0, 0.0, 0.6])
     jobs = min(MOST_JOBS, max(LEAST_JOBS, JOBS_OF_A_BATCH * batch))
-    cv = 1.0 if wave else cv
-    what = f"{kind}, wave" if wave and kind not in ("conv", "code") else f"{kind}, CV {cv:g}"
+    cv, arrivals = (1.0, "wave") if wave else (cv, f"CV {cv:g}")
     if kind == "conv":
         shape, what = Shape("conv", min(jobs, CONV_JOBS)), "conv"
     elif kind == "code":
         cv = float(draw.choice([1, 4, 13]))
         shape, what, batch = Shape("code", CODE_JOBS, cv=cv), f"code, CV {cv:g}", max(batch, 32)
     elif kind == "zipf":
-        theta = draw.choice([0.9, 1.0, 1.2, 1.35, 1.5, 1.7, 1.9])
-        shape = Shape("zipf", jobs, theta=theta, longest_tokens=draw.choice(LONGEST_TOKENS), cv=cv, wave=wave)
-        what = what.replace("zipf", f"Zipf {theta:g} to {shape.longest_tokens}")
+        theta, longest = draw.choice([0.9, 1.0, 1.2, 1.35, 1.5, 1.7, 1.9]), draw.choice(LONGEST_TOKENS)
+        shape = Shape("zipf", jobs, theta=theta, longest_tokens=longest, cv=cv, wave=wave)
+        what = f"Zipf {theta:g} to {longest}, {arrivals}"
     elif kind == "sharegpt":
         sigma = draw.choice([None, None, 0.7, 1.3])
         shape = Shape("sharegpt", jobs, sigma=sigma, cv=cv, wave=wave)
-        what = what.replace("sharegpt", "ShareGPT-like" if sigma is None else f"ShareGPT-like, sigma {sigma:g}")
+        what = f"ShareGPT-like, {arrivals}" if sigma is None else f"ShareGPT-like, sigma {sigma:g}, {arrivals}"
     else:
-        shape, what = Shape("alpaca", 2 * jobs, cv=cv, wave=wave), what.replace("alpaca", "Alpaca-like")
+        shape, what = Shape("alpaca", 2 * jobs, cv=cv, wave=wave), f"Alpaca-like, {arrivals}"
     pool, chunk = draw.choice(["ample", "ample", "quarter"]), draw.choice([None, None, None, 512])
     if shape.kind in ("conv", "code") and profile == OPT_13B:
         profile = H100  # prompts of these are longer than its context

@@ -72,16 +72,17 @@ def blocks_wanted(ledger: Ledger, job: KvJob, knobs: KvConfig) -> int:
         tokens = job.finished + 1
         return ledger.blocks_for(tokens if tokens > job.known else job.known)
     if state is DEVICE:
-        short = job.table_tokens - job.planned <= lookahead_of(job, knobs)
-        return 1 if short and job.assign is None and job.table_tokens < job.most else 0
+        return 1 if runs_short(job, knobs) and job.assign is None and job.table_tokens < job.most else 0
     if state is WAITING:
         return ledger.blocks_for(knobs.policy.tokens_at_once(job.known, job.most))
     return 0
 
 
-def lookahead_of(job: KvJob, knobs: KvConfig) -> int:
-    """L of PROTOCOL rule 16. Each plan that is made ahead uses up the job's capacity one iteration earlier."""
-    return knobs.lookahead_tokens + max(0, job.plans - FEW_PLANS)
+def runs_short(job: KvJob, knobs: KvConfig) -> bool:
+    """Whether no more than L of its capacity are unplanned (PROTOCOL 16). Each plan that is made ahead uses up the
+    capacity one iteration earlier.
+    """
+    return job.table_tokens - job.planned <= knobs.lookahead_tokens + max(0, job.plans - FEW_PLANS)
 
 
 # --- 1. the window ---------------------------------------------------------------------------------------------------
@@ -95,7 +96,7 @@ def _serve_window(ledger: Ledger, knobs: KvConfig, reserve: int) -> int:
     if not ledger.displaces:
         window.sort(key=lambda job: job.state is not DEVICE)
     for place, job in enumerate(window):
-        if job.table_tokens - job.planned > lookahead_of(job, knobs):
+        if not runs_short(job, knobs):
             continue  # most jobs need nothing in most turns: skip them early
         wanted = blocks_wanted(ledger, job, knobs)
         if wanted == 0 or wanted > ledger.device.count:
@@ -218,10 +219,7 @@ def _serve_ahead(ledger: Ledger, knobs: KvConfig, reserve: int, now_s: float) ->
         return
     behind = ledger.order.slice(ledger.max_batch, 2 * ledger.max_batch)
     wanting = {
-        job: wanted
-        for job in behind
-        if job.table_tokens - job.planned <= lookahead_of(job, knobs)
-        and (wanted := blocks_wanted(ledger, job, knobs)) > 0
+        job: wanted for job in behind if runs_short(job, knobs) and (wanted := blocks_wanted(ledger, job, knobs)) > 0
     }
     if policy.uploads_ahead:
         execute_s, limit_s = ledger.execute_s(), ledger.starvation_limit_s

@@ -228,7 +228,7 @@ class Iterations:
         self.unfinished.append(flight)
         return flight
 
-    def finish(self, result: IterationResult, now_s: float, together: int = 1) -> Outcome:
+    def finish(self, result: IterationResult, now_s: float, together: int) -> Outcome:
         """Take the result of the oldest plan, one of so many that came together. Raises ProtocolError if the result
         does not match that plan.
         """

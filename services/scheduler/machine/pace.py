@@ -44,7 +44,7 @@ class Pace:
         self._before_s = self._last_result_s = self._took_s = self._modelled_s = 0.0
         self.factor = 1.0
 
-    def finished(self, entries: Sequence[PlanEntry], made_s: float, now_s: float, together: int = 1) -> bool:
+    def finished(self, entries: Sequence[PlanEntry], made_s: float, now_s: float, together: int) -> bool:
         """The result of a plan came that was made at `made_s`, one of so many together. Returns whether `factor` may
         have changed.
         """

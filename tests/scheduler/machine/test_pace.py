@@ -76,5 +76,5 @@ def test_time_in_which_the_worker_had_nothing_to_do_does_not_count(profile: Cost
     for _ in range(EVERY * LEAST_LOOKS):
         made_s = now_s + 5.0
         now_s = made_s + profile.iteration_s([], 4, 20.0)
-        pace.finished(DECODES, made_s, now_s)
+        pace.finished(DECODES, made_s, now_s, 1)
     assert pace.factor == 1.0
