@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from fastserve.v1 import inference_pb2 as api
+from services.gateway.model_tokenizer import ModelTokenizer
 from tests.builders.generate_requests import ids_request, text_request
 from tests.builders.repository_paths import BUNDLED
 from tests.builders.schemas import schema_of
@@ -88,8 +89,10 @@ async def test_choices_differ_and_are_the_same_for_the_same_seed(client: Client)
 
 
 async def test_text_is_that_of_the_tokens_and_a_stop_string_across_a_token_border_cuts_it(client: Client) -> None:
-    pieces = [message.text async for message in client.open(text_request(PROMPT, max_tokens=24, **GREEDY))]
+    whole = await client.one(text_request(PROMPT, max_tokens=24, **GREEDY))
+    pieces = [ModelTokenizer(BUNDLED).decode([token_id]) for token_id in whole.token_ids]
     text = "".join(pieces)
+    assert whole.text == text
     borders = [pieces[at][-1:] + pieces[at + 1][:2] for at in range(6, len(pieces) - 1) if pieces[at + 1]]
     stop = next(border for border in borders if len(border) == 3)
     made = await client.one(text_request(PROMPT, max_tokens=24, stop=["never said", stop], **GREEDY))
