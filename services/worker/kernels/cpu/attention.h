@@ -28,6 +28,29 @@ struct QueryRows {
   int64_t position;
 };
 
+// Cuts `count` rows of a pass, of which `row_of` gives each in rising order, into units of at most `most_rows` rows that
+// lie side by side in one sequence. Returns how many there are.
+template <class RowOf>
+static int64_t cut_into_units(const Step& step, int64_t first_row, int64_t count, int64_t most_rows, RowOf row_of,
+                              QueryRows* units) {
+  int64_t unit_count = 0, end = -first_row, number = 0;
+  for (int64_t sequence = 0; sequence < step.sequences && number < count; ++sequence) {
+    // A sequence's rows are the last ones of its context.
+    end += step.context_lengths[sequence] - step.positions[first_row + end];
+    while (number < count && row_of(number) < end) {
+      const int64_t row = row_of(number);
+      QueryRows unit{sequence, row, 0, step.positions[first_row + row]};
+      while (number < count && unit.row_count < most_rows && row_of(number) == row + unit.row_count &&
+             row_of(number) < end) {
+        ++unit.row_count;
+        ++number;
+      }
+      units[unit_count++] = unit;
+    }
+  }
+  return unit_count;
+}
+
 // The memory of one thread.
 template <class T>
 struct AttentionScratch {

@@ -5,7 +5,8 @@
 // A step is one call: embedding, layers, head. Its rows are cut into passes of at most PASS_ROWS, so that buffers stay
 // small; a later pass finds the keys and values of an earlier one in the pool. All threads run the same program
 // (program.cpp) and meet at a barrier after each phase; within a phase they take numbered units of work until none is
-// left. Which thread computes a unit changes no bit of it.
+// left. Which thread computes a unit changes no bit of it. Of the last layer, rows that get no logits take part until
+// their keys and values are kept: for a prompt's prefill the rest of that layer is one row.
 //
 // Every number is added up in an order that depends on nothing but the shapes of the model: a row has the same bits
 // in every batch, whether its position is computed by a prefill, a chunk or a decode, on any number of threads.

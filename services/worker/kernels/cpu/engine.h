@@ -11,6 +11,7 @@ struct Pass {
   int64_t rows;
   int64_t first_logit;
   int64_t logits;
+  bool is_gathered;  // of its rows, those with logits are left
 };
 
 struct Engine {

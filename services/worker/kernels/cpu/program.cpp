@@ -21,7 +21,7 @@ class Thread {
   void run() {
     int64_t logit = 0;
     for (int64_t row = 0; row < step_.rows; row += PASS_ROWS) {
-      pass_ = {row, least(PASS_ROWS, step_.rows - row), logit, 0};
+      pass_ = {row, least(PASS_ROWS, step_.rows - row), logit, 0, false};
       while (logit < step_.logit_count && step_.logit_rows[logit] < row + pass_.rows) ++logit;
       pass_.logits = logit - pass_.first_logit;
       if (!run_pass()) return;
@@ -31,7 +31,7 @@ class Thread {
  private:
   bool run_pass() {
     if (thread_ == 0) {
-      engine_.query_units = cut_into_units();
+      engine_.query_units = cut(pass_.rows, [](int64_t row) { return row; });
       ask();
     }
     if (step_.hidden_in != nullptr) take_rows(); else embed_rows();
@@ -57,8 +57,11 @@ class Thread {
     meet();
     turn_and_keep(layer, number);
     meet();
+    const bool narrows = step_.hidden_out == nullptr && number + 1 == step_.stop_layer && pass_.logits < pass_.rows;
+    if (narrows && !narrow_attention()) return;
     attend_all(layer, number);
     meet();
+    if (narrows) gather_logit_rows();
     add_product(layer.attention_output, s_.found);
     meet();
     if (engine_.cut) return;
@@ -75,6 +78,36 @@ class Thread {
 
   void meet() { team_barrier(engine_.team); }
 
+  // What the last layer makes of a row without logits nobody reads, once its keys and values are kept. False: there is
+  // no row left.
+  bool narrow_attention() {
+    if (pass_.logits == 0) return false;
+    if (thread_ == 0) engine_.query_units = cut(pass_.logits, [this](int64_t number) { return logit_row(number); });
+    meet();
+    return true;
+  }
+
+  // From here on the pass has the rows with logits alone, side by side.
+  void gather_logit_rows() {
+    if (thread_ == 0) {
+      const int64_t size = padded(d_.hidden_size), found_size = padded(d_.heads * d_.head_size);
+      for (int64_t number = 0; number < pass_.logits; ++number) {
+        const int64_t row = logit_row(number);
+        if (row == number) continue;
+        std::memcpy(s_.hidden + number * size, s_.hidden + row * size, size * sizeof(float));
+        std::memcpy(s_.found + number * found_size, s_.found + row * found_size, found_size * sizeof(T));
+      }
+    }
+    meet();
+    pass_.rows = pass_.logits;
+    pass_.is_gathered = true;
+  }
+
+  // The row of the pass that gets this one of its logits.
+  int64_t logit_row(int64_t number) const {
+    return pass_.is_gathered ? number : step_.logit_rows[pass_.first_logit + number] - pass_.first_row;
+  }
+
   void ask() {
     if (!step_goes_on(&step_)) engine_.cut = 1;
   }
@@ -87,11 +120,13 @@ class Thread {
     const int64_t words = words_of<T>(matrix.inputs), x_step = words_of<T>(padded(matrix.inputs));
     const int64_t panels = padded(matrix.outputs) / PANEL;
     const int64_t unit_rows = matrix.quantized != nullptr ? QUANTIZED_UNIT_ROWS : UNIT_ROWS;
-    const int64_t row_units = (rows + unit_rows - 1) / unit_rows;
+    const int64_t row_units = (rows + unit_rows - 1) / unit_rows, tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     const uint32_t* x_words = reinterpret_cast<const uint32_t*>(x);
     for (int64_t unit = team_take(engine_.team); unit < panels * row_units; unit = team_take(engine_.team)) {
       const int64_t panel = unit / row_units, part = unit % row_units;
-      const int64_t begin = rows * part / row_units, stop = rows * (part + 1) / row_units;
+      // Whole tiles, but for the last.
+      const int64_t begin = tiles * part / row_units * TILE_ROWS;
+      const int64_t stop = least(tiles * (part + 1) / row_units * TILE_ROWS, rows);
       if (matrix.quantized != nullptr) {
         times_quantized_panel<T>(x_words + begin * x_step, x_step, stop - begin,
                                  matrix.quantized + panel * words * PANEL * WORD_NUMBERS<T>, words, s_.piece, s_.sums);
@@ -153,7 +188,10 @@ class Thread {
 
   template <class Work>
   void each(int64_t count, Work work) {
-    for (int64_t one = team_take(engine_.team); one < count; one = team_take(engine_.team)) work(one);
+    const int64_t share = greatest(1, count / (16 * d_.threads));
+    for (int64_t one = team_take(engine_.team) * share; one < count; one = team_take(engine_.team) * share) {
+      for (int64_t stop = least(one + share, count); one < stop; ++one) work(one);
+    }
   }
 
   float* hidden_row(int64_t row) { return s_.hidden + row * padded(d_.hidden_size); }
@@ -244,7 +282,7 @@ class Thread {
   void head() {
     const int64_t size = padded(d_.hidden_size), narrow = padded(d_.embedding_size);
     each(pass_.logits, [&](int64_t number) {
-      const float* hidden = hidden_row(step_.logit_rows[pass_.first_logit + number] - pass_.first_row);
+      const float* hidden = hidden_row(logit_row(number));
       if (d_.norm.weight != nullptr) {
         norm_by(d_.norm, hidden, d_.hidden_size, d_.epsilon, s_.normed + number * size);
       } else {
@@ -307,18 +345,11 @@ class Thread {
 
   // --- attention ----------------------------------------------------------------------------------------------------
 
-  int64_t cut_into_units() {
-    const int64_t most_rows = greatest(1, UNIT_QUERIES / (d_.heads / d_.kv_heads));
-    int64_t units = 0, row = 0;
-    for (int64_t sequence = 0; sequence < step_.sequences; ++sequence) {
-      const int64_t rows = step_.context_lengths[sequence] - step_.positions[row];
-      const int64_t begin = greatest(row, pass_.first_row), stop = least(row + rows, pass_.first_row + pass_.rows);
-      for (int64_t at = begin; at < stop; at += most_rows) {
-        s_.units[units++] = {sequence, at - pass_.first_row, least(most_rows, stop - at), step_.positions[at]};
-      }
-      row += rows;
-    }
-    return units;
+  // The units of `count` rows of the pass, of which `row_of` gives each in rising order.
+  template <class RowOf>
+  int64_t cut(int64_t count, RowOf row_of) {
+    return cut_into_units(step_, pass_.first_row, count, greatest(1, UNIT_QUERIES / (d_.heads / d_.kv_heads)), row_of,
+                          s_.units);
   }
 
   // The last units of a prefill look at most, so they go first. A unit of several kv heads is the first one's.

@@ -4,6 +4,7 @@ import ctypes
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +65,33 @@ def test_greedy_output_in_float32_is_torchs_wherever_it_is_clear() -> None:
         text = torch.cat((text, expected.argmax().view(1)))
         rows = SequenceRows(len(text) - 1, len(text), blocks)
     assert clear > 30
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"num_key_value_heads": 2}),
+        ("opt", {}),
+        ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    ],
+)
+def test_rows_get_the_same_logits_when_the_last_layer_leaves_out_those_without(
+    family: str, changes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Two passes; sequences that sample, whose first rows are scored, that do both, and of which nothing is asked."""
+    model = native_of(reference_model(family, max_position_embeddings=900, **changes), dtype, threads=2)
+    asked = [(1, True, 0), (1, False, 0), (90, True, 40), (97, False, 0), (60, False, 50), (900, True, 0), (9, True, 9)]
+    some, every = Pool(model, block_size=16), Pool(model, block_size=16)
+    batch = [SequenceRows(0, rows, some.blocks(rows), samples, 0, scored) for rows, samples, scored in asked]
+    whole = [sequence._replace(scored_rows=sequence.to_token) for sequence in batch]
+    texts = [tokens(sequence.to_token) for sequence in batch]
+    wanted_rows = BatchLayout.of(batch, 16).logit_rows
+    assert len(wanted_rows) == 1 + 41 + 50 + 1 + 9
+    found, all_rows = some.run(model, batch, texts), every.run(model, whole, texts)
+    assert len(all_rows) == sum(rows for rows, _, _ in asked) > 1024
+    assert torch.equal(found, all_rows[wanted_rows])
+    assert torch.equal(some.cache.pool, every.cache.pool)
 
 
 def test_panels_hold_words_of_64_outputs_side_by_side() -> None:
@@ -149,7 +177,8 @@ class TestAStage:
 
         model.add_up = as_of_two_ranks
         assert torch.equal(model(tokens(20), pool.cache, layout), expected)
-        assert asked == [20 * 48] * 4
+        # In the last layer, the one row that gets logits.
+        assert asked == [20 * 48, 20 * 48, 48, 48]
 
     @pytest.mark.parametrize("sums_before", [0, 1, 3])
     def test_whose_partner_does_not_come_to_a_sum_ends_its_pass_with_that_error(self, sums_before: int) -> None:
