@@ -76,6 +76,8 @@ class KvGroup:
         """The greatest epoch of its workers; 0 before the first."""
         self._told: PoolUsage | None = None
         self._told_s = 0.0
+        self._changed_s: float | None = None
+        """Since when they differ from what was told."""
         self.pool_usage: PoolUsage | None = None
         """State of the pools after the last turn, readable from any thread; None without a worker or a scheduler."""
 
@@ -147,7 +149,8 @@ class KvGroup:
             self.start_over(error)
         if self._hear is not None and events:
             self._hear(self.number, events, commands, now_s)
-        return self._machine.epoch, [*self._execute(commands), *self._status(now_s)]
+        messages = self._execute(commands)
+        return self._machine.epoch, [*messages, *self._status(now_s, bool(messages))]
 
     def start_over(self, error: ProtocolError) -> None:
         """A peer broke the protocol: forget everything, and end the worker's stream."""
@@ -178,16 +181,21 @@ class KvGroup:
             self._worker.put((self._machine.epoch, to_worker))
         return to_scheduler
 
-    def _status(self, now_s: float) -> list[KvLinkItem]:
-        """Figures for operators: only after a change, and at most once per STATUS_PERIOD_S."""
+    def _status(self, now_s: float, has_company: bool) -> list[KvLinkItem]:
+        """Figures for operators: only after a change, and at most once per STATUS_PERIOD_S. So long they wait for
+        `has_company`, other messages to travel with: a message of their own would wake the scheduler for them.
+        """
         self.pool_usage = figures = self._machine.pool_usage()
         if figures is None or (figures == self._told and not self._machine.has_swaps):
+            self._changed_s = None
             return []
-        wait_s = self._told_s + STATUS_PERIOD_S - now_s
+        if self._changed_s is None:
+            self._changed_s = now_s
+        wait_s = (self._told_s if has_company else max(self._told_s, self._changed_s)) + STATUS_PERIOD_S - now_s
         if wait_s > 0:
             self._wake_in(wait_s)
             return []
-        self._told, self._told_s = figures, now_s
+        self._told, self._told_s, self._changed_s = figures, now_s, None
         swaps = self._machine.take_swaps()
         name = self._knobs.policy.name
         return [

@@ -156,6 +156,7 @@ class WorkerGroup:
         """Since when it has had no worker and no job."""
         self._free: PoolStatus | None = None
         self._swapped_out: set[JobId] = set()
+        self._to_kv: list[tuple[Epoch, list[SchedulerToKv]]] = []
         self._logprobs: dict[PlanNumber, Mapping[JobId, TokenLogprob]] = {}
         self._failures: dict[JobId, str] = {}
 
@@ -303,14 +304,12 @@ class WorkerGroup:
     # --- turns -------------------------------------------------------------------------------------------------------
 
     def decide(self, events: Sequence[Event], now_s: float) -> list[Emit | End | Reject | Withdrawn]:
-        """A turn of the machine. Plans, messages to the KV manager and timers are handled here; the remaining commands,
-        which are for clients and for other groups, are returned. `end_turn` must follow.
+        """A turn of the machine. Plans and timers are handled here; the remaining commands, which are for clients and
+        for other groups, are returned. `end_turn` must follow.
         """
         if self.wake_s is not None and self.wake_s <= now_s:
             self.wake_s = None
         left: list[Emit | End | Reject | Withdrawn] = []
-        to_kv: list[SchedulerToKv] = []
-        kv_epoch = Epoch(0)
         commands = self._handle(events, now_s)
         self._hear(self.number, events, commands, now_s)
         for command in commands:
@@ -318,23 +317,24 @@ class WorkerGroup:
                 case Emit() | End() | Reject() | Withdrawn():
                     left.append(command)
                 case ToKv(epoch, message):
-                    if epoch != kv_epoch and to_kv:
-                        self._kv.send(self.number, kv_epoch, to_kv)
-                        to_kv = []
-                    kv_epoch = epoch
-                    to_kv.append(message)
+                    if not self._to_kv or self._to_kv[-1][0] != epoch:
+                        self._to_kv.append((epoch, []))
+                    self._to_kv[-1][1].append(message)
                 case SendPlan():
                     self._send_plan(command)
                 case DropWorker():
                     self._drop_worker(command)
                 case WakeAt(time_s):
                     self.wake_s = time_s
-        if to_kv:
-            self._kv.send(self.number, kv_epoch, to_kv)
         return left
 
     def end_turn(self) -> None:
-        """Drop what was kept for the commands of this turn."""
+        """Send the KV manager its messages, last of all: nobody waits for them as for tokens and plans. Drop what was
+        kept for the commands of this turn.
+        """
+        for epoch, messages in self._to_kv:
+            self._kv.send(self.number, epoch, messages)
+        self._to_kv.clear()
         self._logprobs.clear()
         self._failures.clear()
 
