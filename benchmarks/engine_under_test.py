@@ -17,7 +17,6 @@ from models.measure import held_out_rows
 from services.domain.ids import JobId
 from services.domain.job_sampling import JobSampling
 from services.worker.build import build
-from services.worker.kernels.cpu.native_decoder import NativeDecoder
 from services.worker.model.batch import BatchLayout, SequenceRows
 from services.worker.settings import KeptEngineSettings
 from services.workloads.workload import read_trace
@@ -30,8 +29,6 @@ class EngineUnderTest:
 
     def __init__(self, settings: KeptEngineSettings, max_batch_tokens: int) -> None:
         built = build(settings, profile_folder=settings.profile_folder)
-        if isinstance(built.engine.model, NativeDecoder):
-            built.engine.model.sparing_rows = 0  # there are no services to leave a core to
         self.threads = torch.get_num_threads()
         self._vocabulary_size = built.engine.model.config.vocabulary_size
         self._offline = OfflineEngine(built.engine, settings.max_batch, max_batch_tokens)

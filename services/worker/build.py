@@ -19,7 +19,6 @@ from services.runtime.model_files import fingerprint
 from services.runtime.profile_file import Profile, Source
 from services.worker.engine.compute_environment import usable_cores
 from services.worker.engine.engine import Engine
-from services.worker.kernels.cpu.native_decoder import NativeDecoder
 from services.worker.kernels.kernel_choice import computes_natively, with_kernels
 from services.worker.kv.pools import (
     BlockShape,
@@ -34,8 +33,7 @@ from services.worker.model.served_decoder import ServedDecoder
 from services.worker.parallel.layout import GroupRank, Layout, check_layout, share_config, split_layers
 from services.worker.parallel.share_weights import filled_rank
 from services.worker.parallel.stage_pass import ALONE
-from services.worker.profiling.cost_measurement import Measurer, MeasuringLimits, longest_measured, measure_or_read
-from services.worker.profiling.spared_core import choose_sparing_rows
+from services.worker.profiling.cost_measurement import MeasuringLimits, measure_or_read
 from services.worker.profiling.stage_costs import measured_stage_costs
 from services.worker.sampling.guide_states import GuideStates
 from services.worker.settings import EngineSettings
@@ -88,14 +86,10 @@ class Built:
 
 def build(settings: EngineSettings, profile_folder: Path | None = None) -> Built:
     """Loads the model for a worker of one rank and gets its cost model: from `profile_folder` if an earlier worker has
-    kept it there, else measured. A worker that has all cores finds out when to leave one of them to the services.
-    Raises like `load_rank_of`.
+    kept it there, else measured. Raises like `load_rank_of`.
     """
     loaded = load_rank_of(settings)
     model, pools = loaded.model, loaded.pools
-    if settings.threads is None and settings.workers_here == 1 and isinstance(model, NativeDecoder):
-        measurer = Measurer(model, pools, longest_measured(pools, loaded.limits))
-        choose_sparing_rows(model, measurer, settings.max_batch)
     profile = measure_or_read(model, pools, loaded.limits, loaded.source, profile_folder)
     return Built(Engine(model, pools, guides=guides_of(settings.model)), loaded.facts(profile.cost), profile)
 

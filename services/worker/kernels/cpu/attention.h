@@ -186,6 +186,7 @@ struct AttentionOfLayer {
 };
 
 // The attention of one unit: `rows`, for `head_count` kv heads from `first_head` on. `pages` are those of the first.
+// Until it writes, what it finds is in its own memory.
 template <class T>
 class UnitOfAttention {
  public:
@@ -223,7 +224,19 @@ class UnitOfAttention {
         }
       }
     }
-    end();
+  }
+
+  void write() {
+    for (int64_t head = 0; head < head_count_; ++head) {
+      for (int64_t query = 0; query < count_; ++query) {
+        for (int64_t panel = 0; panel < panels_; ++panel) {
+          float* row = found(head, panel) + query * PANEL;
+          scale_row(row, 1.0f / scratch_.total[head * count_ + query]);
+          const int64_t rest = size_ - panel * PANEL;
+          convert(row, rest < PANEL ? rest : PANEL, layer_.found + place(head, query) + panel * PANEL);
+        }
+      }
+    }
   }
 
  private:
@@ -258,19 +271,6 @@ class UnitOfAttention {
                        scratch_.total + number, scratch_.weights + query * CHUNK);
       if (correction == 1.0f) continue;
       for (int64_t panel = 0; panel < panels_; ++panel) scale_row(found(head, panel) + query * PANEL, correction);
-    }
-  }
-
-  void end() {
-    for (int64_t head = 0; head < head_count_; ++head) {
-      for (int64_t query = 0; query < count_; ++query) {
-        for (int64_t panel = 0; panel < panels_; ++panel) {
-          float* row = found(head, panel) + query * PANEL;
-          scale_row(row, 1.0f / scratch_.total[head * count_ + query]);
-          const int64_t rest = size_ - panel * PANEL;
-          convert(row, rest < PANEL ? rest : PANEL, layer_.found + place(head, query) + panel * PANEL);
-        }
-      }
     }
   }
 

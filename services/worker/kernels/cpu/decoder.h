@@ -4,9 +4,9 @@
 // -------------------
 // A step is one call: embedding, layers, head. Its rows are cut into passes of at most PASS_ROWS, so that buffers stay
 // small; a later pass finds the keys and values of an earlier one in the pool. All threads run the same program
-// (program.cpp) and meet at a barrier after each phase; within a phase they take numbered units of work until none is
-// left. Which thread computes a unit changes no bit of it. Of the last layer, rows that get no logits take part until
-// their keys and values are kept: for a prompt's prefill the rest of that layer is one row.
+// (program.cpp), phase by phase; within a phase they take numbered units of work until none is left (team.cpp). Which
+// thread computes a unit changes no bit of it. Of the last layer, rows that get no logits take part until their keys and
+// values are kept: for a prompt's prefill the rest of that layer is one row.
 //
 // Every number is added up in an order that depends on nothing but the shapes of the model: a row has the same bits
 // in every batch, whether its position is computed by a prefill, a chunk or a decode, on any number of threads.
@@ -94,7 +94,6 @@ struct Step {
   int64_t pool_layers;
   int64_t first_layer;  // a stage computes layers first_layer to stop_layer - 1
   int64_t stop_layer;
-  int64_t spares_a_core;  // all threads but one compute, if there are several
   const float* hidden_in;  // [rows, hidden_size], or null: embeds token_ids
   float* hidden_out;       // [rows, hidden_size], or null
   float* logits;           // [logit_count, outputs of the head], or null
@@ -117,5 +116,8 @@ void fastserve_close(Engine* engine);
 
 // Returns 0, or 1 if the step was cut: keys and values of its rows may be written in part.
 int fastserve_step(Engine* engine, const Step* step);
+
+// Units of work, of all steps so far, that a thread took over from one that had lost its core.
+int64_t fastserve_taken_over(const Engine* engine);
 }
 #pragma GCC visibility pop

@@ -61,7 +61,7 @@ class StepView(ctypes.Structure):
         *_fields(_ADDRESS, "token_ids", "positions", "rope_rows", "block_table", "context_lengths", "logit_rows"),
         *_fields(_WORD, "rows", "sequences", "table_width", "logit_count"),
         ("pool", _ADDRESS),
-        *_fields(_WORD, "block_size", "pool_layers", "first_layer", "stop_layer", "spares_a_core"),
+        *_fields(_WORD, "block_size", "pool_layers", "first_layer", "stop_layer"),
         *_fields(_ADDRESS, "hidden_in", "hidden_out", "logits", "given_up"),
         ("deadline_ns", _WORD),
         ("goes_on", GoesOn),
@@ -80,6 +80,8 @@ def loaded(path: Path | None = None) -> ctypes.CDLL:
     functions.fastserve_close.argtypes = [ctypes.c_void_p]
     functions.fastserve_step.restype = ctypes.c_int
     functions.fastserve_step.argtypes = [ctypes.c_void_p, ctypes.POINTER(StepView)]
+    functions.fastserve_taken_over.restype = ctypes.c_int64
+    functions.fastserve_taken_over.argtypes = [ctypes.c_void_p]
     return functions
 
 

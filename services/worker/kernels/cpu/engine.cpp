@@ -77,6 +77,8 @@ void fastserve_close(Engine* engine) {
 int fastserve_step(Engine* engine, const Step* step) {
   engine->step = step;
   engine->cut = 0;
-  team_run(engine->team, engine->run, engine, step->spares_a_core != 0);
+  team_run(engine->team, engine->run, engine);
   return static_cast<int>(engine->cut);
 }
+
+int64_t fastserve_taken_over(const Engine* engine) { return team_taken_over(engine->team); }

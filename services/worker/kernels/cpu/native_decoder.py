@@ -85,8 +85,6 @@ class NativeDecoder:
         self.instruction_set = instruction_set or best_instruction_set()
         self.add_up: Callable[[Tensor], None] | None = None
         """Replaces the parts of a product, which other ranks have in the same shape, by the sum of all."""
-        self.sparing_rows = 0
-        """An iteration of so many rows or fewer leaves a core to others: all threads but one compute it."""
         self._rope: Rope | None = None
         weights = PackedWeights(quantized=quantized)
         self.kept = weights.kept
@@ -108,6 +106,11 @@ class NativeDecoder:
         assert isinstance(config, LlamaConfig), "a LlamaModel has the config of its family"
         self._rope = Rope(config.rope, config.head_dim, model.max_model_len, torch.float32)
         return llama_view(model, self._rope, weights)
+
+    @property
+    def taken_over(self) -> int:
+        """Units of work so far that one thread took over from another, which had lost its core (team.cpp)."""
+        return int(self._library.fastserve_taken_over(self._engine))
 
     def pool_shape(self, block_count: int, block_size: int) -> tuple[int, int, int, int, int, int]:
         """Shape of a PagedKv pool of `block_count` blocks."""
@@ -178,7 +181,6 @@ class NativeDecoder:
             pool_layers=cache.layer_count,
             first_layer=first_layer,
             stop_layer=self.config.layer_count if stop_layer is None else stop_layer,
-            spares_a_core=batch.row_count <= self.sparing_rows,
             token_ids=_address(token_ids_T),
             hidden_in=_address(hidden_in_TD),
             hidden_out=_address(hidden_out_TD),

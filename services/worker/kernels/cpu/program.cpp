@@ -16,7 +16,7 @@ class Thread {
  public:
   Thread(Engine& engine, int thread)
       : engine_(engine), d_(*engine.decoder), step_(*engine.step), thread_(thread),
-        s_(d_, engine.memory, thread, &scratch_bytes_) {}
+        place_(team_place(engine.team, thread)), s_(d_, engine.memory, thread, &scratch_bytes_) {}
 
   void run() {
     int64_t logit = 0;
@@ -30,66 +30,52 @@ class Thread {
 
  private:
   bool run_pass() {
-    if (thread_ == 0) {
-      engine_.query_units = cut(pass_.rows, [](int64_t row) { return row; });
-      ask();
-    }
+    each(1, [&](int64_t) { engine_.query_units = cut(pass_.rows, [](int64_t row) { return row; }); });
     if (step_.hidden_in != nullptr) take_rows(); else embed_rows();
-    meet();
     for (int64_t layer = step_.first_layer; layer < step_.stop_layer; ++layer) {
-      if (engine_.cut) return false;
+      ask();
+      if (is_cut()) return false;
       run_layer(d_.layers[layer], layer);
     }
-    if (engine_.cut) return false;
+    if (is_cut()) return false;
     if (step_.hidden_out != nullptr) leave_rows();
     if (step_.logits != nullptr && pass_.logits > 0) head();
-    meet();
     return true;
   }
 
   void run_layer(const Layer& layer, int64_t number) {
     ready_rows(layer.attention_norm);
-    meet();
     product(layer.query_key_value, s_.normed, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
       float* to = s_.projected + row * padded(layer.query_key_value.outputs) + output;
       for (int64_t at = 0; at < PANEL; at += LANES) store(to + at, load(y + at));
     });
-    meet();
     turn_and_keep(layer, number);
-    meet();
     const bool narrows = step_.hidden_out == nullptr && number + 1 == step_.stop_layer && pass_.logits < pass_.rows;
     if (narrows && !narrow_attention()) return;
     attend_all(layer, number);
-    meet();
     if (narrows) gather_logit_rows();
     add_product(layer.attention_output, s_.found);
-    meet();
-    if (engine_.cut) return;
+    if (is_cut()) return;
     if (d_.norms_after) settle_rows(layer.attention_norm);
     ready_rows(layer.feed_forward_norm);
-    meet();
     activate_product(layer.up);
-    meet();
     add_product(layer.down, s_.gated);
-    if (thread_ == 0 && number + 1 < step_.stop_layer) ask();
-    meet();
     if (d_.norms_after) settle_rows(layer.feed_forward_norm);
   }
-
-  void meet() { team_barrier(engine_.team); }
 
   // What the last layer makes of a row without logits nobody reads, once its keys and values are kept. False: there is
   // no row left.
   bool narrow_attention() {
     if (pass_.logits == 0) return false;
-    if (thread_ == 0) engine_.query_units = cut(pass_.logits, [this](int64_t number) { return logit_row(number); });
-    meet();
+    each(1, [&](int64_t) {
+      engine_.query_units = cut(pass_.logits, [this](int64_t number) { return logit_row(number); });
+    });
     return true;
   }
 
   // From here on the pass has the rows with logits alone, side by side.
   void gather_logit_rows() {
-    if (thread_ == 0) {
+    each(1, [&](int64_t) {
       const int64_t size = padded(d_.hidden_size), found_size = padded(d_.heads * d_.head_size);
       for (int64_t number = 0; number < pass_.logits; ++number) {
         const int64_t row = logit_row(number);
@@ -97,8 +83,7 @@ class Thread {
         std::memcpy(s_.hidden + number * size, s_.hidden + row * size, size * sizeof(float));
         std::memcpy(s_.found + number * found_size, s_.found + row * found_size, found_size * sizeof(T));
       }
-    }
-    meet();
+    });
     pass_.rows = pass_.logits;
     pass_.is_gathered = true;
   }
@@ -108,8 +93,37 @@ class Thread {
     return pass_.is_gathered ? number : step_.logit_rows[pass_.first_logit + number] - pass_.first_row;
   }
 
+  // Asked by the caller's thread. The others may hear of it a layer later; but ranks that add up stop together.
   void ask() {
-    if (!step_goes_on(&step_)) engine_.cut = 1;
+    if (step_.sum != nullptr) {
+      by_caller([&] { if (!step_goes_on(&step_)) cut_step(); });
+    } else if (thread_ == 0 && !step_goes_on(&step_)) {
+      cut_step();
+    }
+  }
+
+  void cut_step() { __atomic_store_n(&engine_.cut, 1, __ATOMIC_RELEASE); }
+  bool is_cut() const { return __atomic_load_n(&engine_.cut, __ATOMIC_ACQUIRE) != 0; }
+
+  // --- phases -------------------------------------------------------------------------------------------------------
+
+  // Units that write as they go.
+  template <class Work>
+  void each(int64_t count, Work work) {
+    const int64_t share = greatest(1, count / (16 * d_.threads)), units = (count + share - 1) / share;
+    for (int64_t unit; (unit = team_take(engine_.team, &place_, units, false)) >= 0;) {
+      for (int64_t one = unit * share, stop = least(one + share, count); one < stop; ++one) work(one);
+      team_done(engine_.team, &place_);
+    }
+  }
+
+  template <class Work>
+  void by_caller(Work work) {
+    if (thread_ == 0) {
+      each(1, [&](int64_t) { work(); });
+    } else {
+      team_wait(engine_.team, &place_);
+    }
   }
 
   // --- products -----------------------------------------------------------------------------------------------------
@@ -122,7 +136,7 @@ class Thread {
     const int64_t unit_rows = matrix.quantized != nullptr ? QUANTIZED_UNIT_ROWS : UNIT_ROWS;
     const int64_t row_units = (rows + unit_rows - 1) / unit_rows, tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     const uint32_t* x_words = reinterpret_cast<const uint32_t*>(x);
-    for (int64_t unit = team_take(engine_.team); unit < panels * row_units; unit = team_take(engine_.team)) {
+    for (int64_t unit; (unit = team_take(engine_.team, &place_, panels * row_units, true)) >= 0;) {
       const int64_t panel = unit / row_units, part = unit % row_units;
       // Whole tiles, but for the last.
       const int64_t begin = tiles * part / row_units * TILE_ROWS;
@@ -134,6 +148,7 @@ class Thread {
         times_panel<T>(x_words + begin * x_step, x_step, stop - begin, matrix.packed + panel * words * PANEL, words,
                        true, true, s_.sums);
       }
+      if (!team_keep(engine_.team, &place_)) continue;
       for (int64_t row = begin; row < stop; ++row) {
         float* y = s_.sums + (row - begin) * PANEL;
         if (matrix.scales != nullptr) {
@@ -146,6 +161,7 @@ class Thread {
         }
         use(row, panel * PANEL, y);
       }
+      team_done(engine_.team, &place_);
     }
   }
 
@@ -176,23 +192,15 @@ class Thread {
     product(matrix, x, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
       std::memcpy(parts + row * d_.hidden_size + output, y, least(PANEL, d_.hidden_size - output) * sizeof(float));
     });
-    meet();
-    if (thread_ == 0 && step_.sum(parts, pass_.rows * d_.hidden_size) == 0) engine_.cut = 1;
-    meet();
+    by_caller([&] {
+      if (step_.sum(parts, pass_.rows * d_.hidden_size) == 0) cut_step();
+    });
     each(pass_.rows, [&](int64_t row) {
       for (int64_t at = 0; at < d_.hidden_size; ++at) s_.hidden[row * size + at] += parts[row * d_.hidden_size + at];
     });
   }
 
   // --- rows ---------------------------------------------------------------------------------------------------------
-
-  template <class Work>
-  void each(int64_t count, Work work) {
-    const int64_t share = greatest(1, count / (16 * d_.threads));
-    for (int64_t one = team_take(engine_.team) * share; one < count; one = team_take(engine_.team) * share) {
-      for (int64_t stop = least(one + share, count); one < stop; ++one) work(one);
-    }
-  }
 
   float* hidden_row(int64_t row) { return s_.hidden + row * padded(d_.hidden_size); }
 
@@ -220,11 +228,9 @@ class Thread {
       add_position(row);
     });
     if (!projects) return;
-    meet();
     product(d_.project_in, s_.embedded, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
       std::memcpy(hidden_row(row) + output, y, PANEL * sizeof(float));
     });
-    meet();
     each(pass_.rows, [&](int64_t row) {
       clear_padding(hidden_row(row));
       add_position(row);
@@ -258,7 +264,6 @@ class Thread {
       std::memcpy(step_.hidden_out + (pass_.first_row + row) * d_.hidden_size, s_.hidden + row * size,
                   d_.hidden_size * sizeof(float));
     });
-    meet();
   }
 
   // normed = what attention or feed-forward begins with: hidden after its norm, or as it is.
@@ -276,7 +281,6 @@ class Thread {
   // hidden = what comes out of attention or feed-forward: its norm.
   void settle_rows(const Norm& norm) {
     each(pass_.rows, [&](int64_t row) { norm_by(norm, hidden_row(row), d_.hidden_size, d_.epsilon, hidden_row(row)); });
-    meet();
   }
 
   void head() {
@@ -289,13 +293,11 @@ class Thread {
         convert(hidden, size, s_.normed + number * size);
       }
     });
-    meet();
     const T* ready = s_.normed;
     if (d_.project_out.inputs != 0) {
       product(d_.project_out, s_.normed, pass_.logits, [&](int64_t row, int64_t output, const float* y) {
         convert(y, least(PANEL, d_.embedding_size - output), s_.embedded + row * narrow + output);
       });
-      meet();
       ready = s_.embedded;
     }
     product(d_.head, ready, pass_.logits, [&](int64_t row, int64_t output, const float* y) {
@@ -356,16 +358,24 @@ class Thread {
   void attend_all(const Layer& layer, int64_t number) {
     const int64_t size = d_.head_size, kv_size = d_.kv_heads * size, layer_step = 2 * step_.block_size * kv_size;
     const AttentionOfLayer<T> all_units{d_, layer.window, s_.queries, s_.found, padded(d_.heads * size)};
-    const int64_t most_heads = heads_of_decode();
-    each(engine_.query_units * d_.kv_heads, [&](int64_t one) {
-      const QueryRows& rows = s_.units[engine_.query_units - 1 - one / d_.kv_heads];
+    const int64_t most_heads = heads_of_decode(), query_units = engine_.query_units;
+    for (int64_t one; (one = team_take(engine_.team, &place_, query_units * d_.kv_heads, true)) >= 0;) {
+      const QueryRows rows = s_.units[query_units - 1 - one / d_.kv_heads];
+      if (!team_has(engine_.team, &place_)) continue;
       const int64_t head = one % d_.kv_heads, heads = rows.row_count == 1 ? most_heads : 1;
-      if (head % heads != 0) return;
+      if (head % heads != 0) {
+        if (team_keep(engine_.team, &place_)) team_done(engine_.team, &place_);
+        continue;
+      }
       const Pages<T> pages{reinterpret_cast<const T*>(step_.pool) + number * layer_step + head * size,
                            step_.block_table + rows.sequence * step_.table_width, step_.block_size,
                            step_.pool_layers * layer_step, kv_size};
-      UnitOfAttention<T>(all_units, pages, rows, head, least(heads, d_.kv_heads - head), s_.attention).attend();
-    });
+      UnitOfAttention<T> unit(all_units, pages, rows, head, least(heads, d_.kv_heads - head), s_.attention);
+      unit.attend();
+      if (!team_keep(engine_.team, &place_)) continue;
+      unit.write();
+      team_done(engine_.team, &place_);
+    }
   }
 
   // As many as leave two units for every thread.
@@ -378,6 +388,7 @@ class Thread {
   const Decoder& d_;
   const Step& step_;
   const int thread_;
+  Place place_;
   int64_t scratch_bytes_;
   Scratch<T> s_;
   Pass pass_;

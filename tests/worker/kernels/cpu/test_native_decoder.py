@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -103,14 +104,46 @@ def test_panels_hold_words_of_64_outputs_side_by_side() -> None:
     assert torch.equal(halves[0, 2, :, 1], torch.zeros(64))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_iterations_with_and_without_a_spared_core_take_turns_and_give_the_same_bits(threads: int) -> None:
-    model = native_of(reference_model("llama", num_key_value_heads=2), torch.bfloat16, threads=threads)
-    text, chunks = tokens(90), [30, *[1] * 60]
-    expected = chunked_logits(model, text, chunks)
-    for model.sparing_rows in (1, 29, 30):
-        for _ in range(5):
+class TestAThreadThatLosesItsCore:
+    """As each does when there are several for every core."""
+
+    THREADS = 4 * (os.cpu_count() or 1)
+    MOST_ROUNDS = 200
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize(
+        ("family", "changes"),
+        [("llama", {"num_key_value_heads": 2}), ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32})],
+    )
+    def test_gives_up_its_work_to_another_and_no_bit_changes(
+        self, family: str, changes: dict[str, Any], dtype: torch.dtype
+    ) -> None:
+        reference = reference_model(family, max_position_embeddings=320, hidden_size=256, **changes)
+        text, chunks = tokens(310), [280, *[1] * 30]
+        expected = chunked_logits(native_of(reference, dtype), text, chunks)
+        model = native_of(reference, dtype, threads=self.THREADS)
+        for _ in range(self.MOST_ROUNDS):
             assert torch.equal(chunked_logits(model, text, chunks), expected)
+            if model.taken_over > 100:
+                break
+        assert model.taken_over > 100
+
+    def test_is_not_waited_for_when_a_pass_is_cut(self) -> None:
+        reference = reference_model("llama", max_position_embeddings=320)
+        model = native_of(reference, threads=self.THREADS)
+        pool = Pool(model)
+        layout = BatchLayout.of([SequenceRows(0, 300, pool.blocks(300))], pool.block_size)
+        expected = model(tokens(300), pool.cache, layout)
+        for _ in range(self.MOST_ROUNDS):
+            with pytest.raises(PrefillCut):
+                model(tokens(300), pool.cache, layout, StepLimit(ctypes.c_int32(0), limit_s=1e-4))
+            assert torch.equal(model(tokens(300), pool.cache, layout), expected)
+
+
+def test_a_thread_has_no_unit_to_give_up_where_it_is_the_only_one() -> None:
+    model = native_of(reference_model("llama"))
+    chunked_logits(model, tokens(90), [30, *[1] * 60])
+    assert model.taken_over == 0
 
 
 @pytest.mark.parametrize("tied", [False, True])
