@@ -27,6 +27,7 @@ from services.workloads.workload import TraceJob, random_token_ids
 START_LIMIT_S = 600.0
 END_LIMIT_S = 20.0
 STREAM_LIMIT_S = 120.0
+MOST_STREAM_INTERVAL = 1024
 
 
 class Contender(Protocol):
@@ -53,7 +54,9 @@ class Contender(Protocol):
 
 @dataclass(slots=True)
 class Services(Contender):
-    """FastServe, through the gateway."""
+    """FastServe, through its gateways: one of a server for traces, which streams few pieces, and one that a client
+    watches.
+    """
 
     settings: BenchSettings
     server: Server
@@ -137,13 +140,15 @@ class Peer(Contender):
 
 @asynccontextmanager
 async def services(settings: BenchSettings, model: Path, kv_tokens: int) -> AsyncIterator[Services]:
-    """FastServe with the compiled decoder."""
+    """FastServe with the compiled decoder. Nobody watches the tokens of a trace, its own or a peer's."""
     flags = ["--model", str(model), "--kernels", "native", "--kv-device-tokens", str(kv_tokens)]
+    unwatched = ["--stream-interval", str(MOST_STREAM_INTERVAL)]
     async with (
-        server(settings, f"side-by-side-{model.name}", flags) as ready,
-        GatewayClient(ready.address) as client,
+        server(settings, f"side-by-side-{model.name}", flags) as watched,
+        server(settings, f"side-by-side-{model.name}-traces", [*flags, *unwatched]) as for_traces,
+        GatewayClient(watched.address) as client,
     ):
-        yield Services(settings, ready, client, (await client.models())[0].vocabulary_size)
+        yield Services(settings, for_traces, client, (await client.models())[0].vocabulary_size)
 
 
 @asynccontextmanager

@@ -14,8 +14,9 @@ import grpc
 from services.gateway.access.key_interceptor import KeyInterceptor
 from services.gateway.access.key_ring import KeyRing
 from services.gateway.admin_client import AdminClient
-from services.gateway.driver import GatewayBounds, GatewayDriver
+from services.gateway.driver import GatewayDriver
 from services.gateway.front_service import FRONT_SERVICE, FrontService, register_front
+from services.gateway.gateway_bounds import GatewayBounds
 from services.gateway.gateway_link import GatewayLink
 from services.gateway.gateway_model import GatewayModel
 from services.gateway.generation.validation import ModelLimits
@@ -64,7 +65,7 @@ async def serve(process: ServiceProcess[GatewaySettings]) -> None:
     async with RenewableChannel(settings.scheduler, Certificates.of(settings.tls)) as channel:
         link = GatewayLink(channel, settings.scheduler, uuid.uuid4().hex, fingerprint(settings.model))
         admin = AdminClient(channel)
-        bounds = GatewayBounds(settings.max_open_requests, settings.resubmit_limit)
+        bounds = GatewayBounds(settings.max_open_requests, settings.resubmit_limit, settings.stream_interval)
         tracer = open_tracer("gateway", os.environ)
         traces = RequestTraces(tracer, model.name, time.monotonic)
         driver = GatewayDriver(model, link, metrics, bounds, readiness.set)

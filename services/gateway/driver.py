@@ -16,7 +16,6 @@ import uuid
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol
 
 from services.domain.errors import (
@@ -32,6 +31,7 @@ from services.domain.ids import JobId
 from services.domain.submission import JobUpdate, ServingLimits, Submission, client_number_of
 from services.gateway.cancelled_requests import CancelledRequests
 from services.gateway.choice_measurements import measure_end, measure_tokens
+from services.gateway.gateway_bounds import GatewayBounds
 from services.gateway.gateway_model import GatewayModel
 from services.gateway.generation.choice_output import ChoiceOutput
 from services.gateway.generation.detokenizer import CONTEXT_TOKENS
@@ -59,14 +59,6 @@ class JobLink(Protocol):
     def cancel(self, job_id: JobId, reason: EndReason) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayBounds:
-    """At most so many requests are open; their jobs wait `resubmit_limit_s` seconds for a scheduler after the last."""
-
-    most_requests: int
-    resubmit_limit_s: float
-
-
 class GatewayDriver:
     """The open requests and their jobs. `on_ready` is called with `ready` whenever that may have changed."""
 
@@ -82,7 +74,7 @@ class GatewayDriver:
         self.model = model
         self._link = link
         self._metrics = metrics
-        self._most_requests = bounds.most_requests
+        self._bounds = bounds
         self._on_ready = on_ready
         self._clock = clock
         self._limits: ServingLimits | None = None
@@ -139,10 +131,10 @@ class GatewayDriver:
                 raise DuplicateRequestError(f"request_id {known.request_id!r} is already in use with a different body")
             return self._listen(known, request)
         self.usable_limits()
-        if len(self._requests) >= self._most_requests:
+        if len(self._requests) >= self._bounds.most_requests:
             self._metrics.refused += 1
             raise AdmissionFullError(
-                f"this gateway has reached its limit of {self._most_requests} open requests", RETRY_S
+                f"this gateway has reached its limit of {self._bounds.most_requests} open requests", RETRY_S
             )
         opened = OpenRequest(
             request.request_id or f"gen-{uuid.uuid4().hex}", request.request_id is not None, body_digest, self._clock()
@@ -154,7 +146,7 @@ class GatewayDriver:
         return self._listen(opened, request)
 
     def _listen(self, opened: OpenRequest, request: GenerateRequest) -> Listener:
-        listener = Listener(opened, request.resume_from_token or 0, self._leave)
+        listener = Listener(opened, request.resume_from_token or 0, self._leave, self._bounds.stream_interval)
         opened.listeners.append(listener)
         self._listeners += 1
         self._idle.clear()

@@ -3,7 +3,8 @@
 A request has one job per choice and any number of listeners. Each listener is a client's stream; two clients that send
 the same id and body share one request. A listener has a cursor per choice. It takes pieces until there are none, then
 sleeps until there is something new, so a client that reads slowly gets fewer, larger pieces and holds up nobody else.
-The request's jobs are cancelled when its last listener leaves.
+With a stream interval all get larger ones, of so many tokens after the first piece. The request's jobs are cancelled
+when its last listener leaves.
 
 All of this runs on one event loop, and nothing else runs between two awaits, so there are no locks.
 """
@@ -142,9 +143,10 @@ class OpenRequest:
         )
 
     def wake(self) -> None:
-        """Wakes every listener, because there is something new."""
+        """Wakes every listener that is due something, because there is something new."""
         for listener in self.listeners:
-            listener.wake()
+            if listener.is_due():
+                listener.wake()
 
 
 class Taken(NamedTuple):
@@ -157,11 +159,18 @@ class Taken(NamedTuple):
 class Listener:
     """One client's stream. It must be closed when the client has been served or has gone."""
 
-    __slots__ = ("_cursors", "_from_token", "_leave", "_open_cursors", "_turn", "_waiter", "request")
+    __slots__ = ("_cursors", "_from_token", "_interval", "_leave", "_open_cursors", "_turn", "_waiter", "request")
 
-    def __init__(self, request: OpenRequest, from_token: int, leave: "Callable[[Listener, EndReason], None]") -> None:
+    def __init__(
+        self,
+        request: OpenRequest,
+        from_token: int,
+        leave: "Callable[[Listener, EndReason], None]",
+        stream_interval: int = 1,
+    ) -> None:
         self.request = request
         self._from_token = from_token
+        self._interval = stream_interval
         self._leave = leave
         self._cursors: tuple[Cursor, ...] = ()
         self._open_cursors = 0
@@ -173,16 +182,24 @@ class Listener:
         """Whether the last piece of every choice has been taken."""
         return bool(self._cursors) and self._open_cursors == 0
 
+    def is_due(self) -> bool:
+        """Whether it would take anything, an error too; pieces of fewer tokens than the interval wait for more."""
+        if self._interval == 1 or not self._cursors or self.request.error is not None:
+            return True
+        return any(cursor.is_due(self._interval) for cursor in self._cursors)
+
     def take(self) -> Taken | None:
-        """The next piece, if there is one. Raises the request's error once all pieces before it have been taken."""
+        """The next piece, if one is due. Raises the request's error once all pieces before it have been taken."""
         if not self._cursors:
             choices = self.request.choices
             self._cursors = tuple(Cursor(choice.index, choice.output, self._from_token) for choice in choices)
             self._open_cursors = len(choices)
+        least_tokens = 1 if self.request.error is not None else self._interval
         for _ in self._cursors:
             # In turn, so that no choice waits for another one when the client reads slowly.
-            piece = self._cursors[self._turn].take()
+            cursor = self._cursors[self._turn]
             self._turn = (self._turn + 1) % len(self._cursors)
+            piece = cursor.take() if cursor.is_due(least_tokens) else None
             if piece is None:
                 continue
             if piece.finish is not None:

@@ -36,6 +36,13 @@ class GatewaySettings(ServedTlsSettings):
         le=3600,
         description="seconds that open streams wait for the next scheduler when theirs is lost; then they end",
     )
+    stream_interval: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="tokens of a choice that a streaming client gets at a time, after its first; more take less of the "
+        "processor time of gateway and client",
+    )
     vllm_metrics: bool = Field(
         False,
         description="also export vllm:num_requests_running, vllm:num_requests_waiting and vllm:kv_cache_usage_perc, "

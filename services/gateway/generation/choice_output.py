@@ -151,6 +151,19 @@ class Cursor:
         """The number of the next token."""
         return self._token_number
 
+    def is_due(self, least_tokens: int) -> bool:
+        """Whether there is a piece to take: so many tokens, the first ones or the last, or a part of the prompt's log
+        probabilities.
+        """
+        output = self._output
+        if output.scores is not None and self._score_place < output.scores.end:
+            return True
+        if output.finish is not None or output.stop_found:
+            return not self.finished
+        # Without a text so far, nothing has been taken.
+        wanted = 1 if self._text_start is None else least_tokens
+        return len(output.token_ids) - self._token_number >= wanted
+
     def take(self) -> OutputPiece | None:
         """The next piece, or None if there is nothing new or the last one was taken."""
         output, number = self._output, self._token_number
