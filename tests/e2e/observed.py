@@ -56,18 +56,23 @@ def observe_scheduler(trace: Trace) -> None:
 
     behind(Gateways, "end", lambda _, end, now_s, failure: trace.write(now_s, job=end.job_id, reason=end.reason.value))
     released: list[str] = []
+    turn: list[tuple[float, int]] = []
 
     def note_released(_: Any, group: int, epoch: int, messages: Any) -> None:
         released.extend(message.job_id for message in messages if isinstance(message, Release))
 
-    def note_turn(_: Any, events: Any, now_s: float) -> None:
-        iterations = sum(isinstance(event, IterationResult) for event in events)
+    def note_decided(_: Any, events: Any, now_s: float) -> None:
+        turn.append((now_s, sum(isinstance(event, IterationResult) for event in events)))
+
+    def note_turn(_: Any) -> None:
+        now_s, iterations = turn.pop()
         if iterations or released:
             trace.write(now_s, iterations=iterations, released=list(released))
         released.clear()
 
     behind(SchedulerLink, "send", note_released)
-    behind(WorkerGroup, "decide", note_turn)
+    behind(WorkerGroup, "decide", note_decided)
+    behind(WorkerGroup, "end_turn", note_turn)
 
 
 def observe_kvmanager(trace: Trace) -> None:
