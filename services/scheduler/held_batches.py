@@ -17,7 +17,7 @@ from typing import NamedTuple
 from services.domain.ids import Epoch
 from services.domain.protocol import Finished, Planned, SchedulerToKv
 
-HOLD_LIMIT_S = 0.05
+HOLD_LIMIT_S = 0.02
 
 PutBatch = Callable[[int, Epoch, Sequence[SchedulerToKv]], None]
 
