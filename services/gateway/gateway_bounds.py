@@ -11,4 +11,4 @@ class GatewayBounds:
 
     most_requests: int
     resubmit_limit_s: float
-    stream_interval: int = 1
+    stream_interval: int

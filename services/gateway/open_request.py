@@ -166,7 +166,7 @@ class Listener:
         request: OpenRequest,
         from_token: int,
         leave: "Callable[[Listener, EndReason], None]",
-        stream_interval: int = 1,
+        stream_interval: int,
     ) -> None:
         self.request = request
         self._from_token = from_token

@@ -29,7 +29,7 @@
 
 namespace {
 
-constexpr int SPINS = 1500;               // some tens of microseconds
+constexpr int SPINS = 1500;                  // some tens of microseconds
 constexpr uint64_t LEAST_PATIENCE = 10'000;  // ticks: some microseconds
 
 void futex_wait(std::atomic<uint32_t>* word, uint32_t seen) {
