@@ -1,7 +1,7 @@
 """A worker's engine whose iterations last longer than the computing."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +22,14 @@ class PausingEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def run(self, plan: Plan) -> WorkerResult:
-        """Run the plan."""
+    def run_first(self, plans: Sequence[Plan]) -> list[WorkerResult]:
+        """Run the first plan, alone: there is a pause after each."""
         began_s = time.monotonic()
-        result: WorkerResult = self._engine.run(plan)
+        result: WorkerResult = self._engine.run(plans[0])
         computed_s = time.monotonic()
         time.sleep(self._pause(computed_s - began_s))
         paused_s = time.monotonic() - computed_s
-        return replace(result, result=replace(result.result, duration_s=result.result.duration_s + paused_s))
+        return [replace(result, result=replace(result.result, duration_s=result.result.duration_s + paused_s))]
 
 
 def pause_iterations(pause: Pause) -> None:

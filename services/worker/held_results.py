@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from services.domain.iteration import Plan, WorkerResult
 
-HOLD_LIMIT_S = 0.01
+HOLD_LIMIT_S = 0.025
 
 
 class HeldResults:
@@ -27,22 +27,34 @@ class HeldResults:
         self._clock = clock
         self._held: list[WorkerResult] = []
         self._since_s = 0.0
+        self._iteration_s = 0.0
+
+    def room(self, plans_at_hand: int) -> int:
+        """How many of the plans at hand may be run together with one that is begun now, so that results are not late
+        and half of the plans are left when these go.
+        """
+        held_s = self._clock() - self._since_s if self._held else 0.0
+        in_time = int((HOLD_LIMIT_S - held_s) / self._iteration_s) if self._iteration_s > 0.0 else 0
+        return max(0, min((plans_at_hand - len(self._held)) // 2, in_time - 1))
 
     def begin(self, plan: Plan) -> None:
         """The plan will be run now: nobody waits for the end of a prefill."""
         if self._held and _has_prefill(plan):
             self._flush()
 
-    def add(self, plan: Plan, result: WorkerResult, plans_at_hand: int) -> None:
-        """The plan has been run; so many more are at hand."""
+    def add(self, plans: Sequence[Plan], results: Sequence[WorkerResult], plans_at_hand: int) -> None:
+        """The plans have been run, in one call; so many more are at hand."""
         held = self._held
         now_s = self._clock()
+        last_s = results[-1].result.duration_s
         if not held:
-            self._since_s = now_s
-        held.append(result)
+            self._since_s = now_s - sum(result.result.duration_s for result in results[1:])
+        held += results
+        self._iteration_s = last_s
         # The next one is there in as long as this one took.
-        is_late = now_s + result.result.duration_s - self._since_s > HOLD_LIMIT_S
-        if len(held) >= plans_at_hand or is_late or _is_awaited(plan, result):
+        is_late = now_s + last_s - self._since_s > HOLD_LIMIT_S
+        awaited = any(_is_awaited(plan, result) for plan, result in zip(plans, results, strict=True))
+        if len(held) >= plans_at_hand or is_late or awaited:
             self._flush()
 
     def drop(self) -> None:

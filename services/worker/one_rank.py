@@ -3,10 +3,13 @@ written between two iterations. The KV manager's commands are applied at once, a
 """
 
 import asyncio
+import contextlib
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Protocol
 
 from services.domain.errors import ProtocolError
@@ -27,7 +30,7 @@ class RunsPlans(Protocol):
     def begin_epoch(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None: ...
     def apply(self, command: KvToWorker) -> Applied: ...
     def prepare_guides(self, plan: Plan) -> None: ...
-    def run(self, plan: Plan) -> WorkerResult: ...
+    def run_first(self, plans: Sequence[Plan]) -> Sequence[WorkerResult]: ...
     def has_unfinished_jobs(self) -> bool: ...
     def add_plan_wait(self, seconds: float) -> None: ...
     def give_up(self) -> None: ...
@@ -44,6 +47,7 @@ class OneRank:
         self._loop = asyncio.get_running_loop()
         self._hears: HearsRanks | None = None
         self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
+        self._at_hand: deque[Plan] = deque()
         self._epoch = Epoch(0)
         self._engine_in_use = threading.Lock()
         self._ended = threading.Event()
@@ -58,7 +62,7 @@ class OneRank:
 
     def take_plan(self, plan: Plan) -> None:
         """Raises ProtocolError when far more plans wait than a scheduler keeps in flight."""
-        if self._plans.qsize() >= MOST_WAITING_PLANS:
+        if self._plans.qsize() + len(self._at_hand) >= MOST_WAITING_PLANS:
             raise ProtocolError(f"{MOST_WAITING_PLANS} plans wait to be run")
         self._engine.prepare_guides(plan)
         self._plans.put(plan)
@@ -112,26 +116,37 @@ class OneRank:
             if plan.epoch != self._epoch:
                 return
             self._results.begin(plan)
+            behind = islice(self._at_hand, self._results.room(len(self._at_hand)))
             try:
-                result = self._engine.run(plan)
+                results = self._engine.run_first([plan, *behind])
             except Exception as error:  # passed to the epoch, which ends with it
                 failure = error
                 self._results.drop()
                 self._post(lambda hears: hears.failed(plan.epoch, failure))
                 return
-        self._results.add(plan, result, self._plans.qsize())
+        ran = [plan, *(self._at_hand.popleft() for _ in results[1:])]
+        self._look()
+        self._results.add(ran, results, len(self._at_hand))
 
     def _say_results(self, results: Sequence[WorkerResult]) -> None:
         self._post(lambda hears: hears.results_ready(results))
 
     def _next(self) -> Plan | None:
-        try:
-            return self._plans.get_nowait()
-        except queue.Empty:
-            pass
+        self._look()
+        if self._at_hand:
+            return self._at_hand.popleft()
         somebody_waits = self._engine.has_unfinished_jobs()
         started_s = time.perf_counter()
         plan = self._plans.get()
         if somebody_waits:
             self._engine.add_plan_wait(time.perf_counter() - started_s)
         return plan
+
+    def _look(self) -> None:
+        """Takes what has come to hand."""
+        with contextlib.suppress(queue.Empty):
+            while len(self._at_hand) < MOST_WAITING_PLANS:
+                plan = self._plans.get_nowait()
+                if plan is None:  # for `_next` to find
+                    return self._plans.put(None)
+                self._at_hand.append(plan)

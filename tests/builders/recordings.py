@@ -22,7 +22,11 @@ FORMATS = (SCHEDULER_FORMAT, KV_MANAGER_FORMAT)
 
 BUSY = StorySetup(
     scheduler=SchedulerConfig(
-        policy=PolicyName.SKIP_JOIN_MLFQ, max_batch=2, starvation_limit_s=0.2, prefill_chunk_tokens=16
+        policy=PolicyName.SKIP_JOIN_MLFQ,
+        max_batch=2,
+        starvation_limit_s=0.2,
+        prefill_chunk_tokens=16,
+        plans_in_flight=2,
     ),
     kv=KvConfig(kv_policy_named("proactive")),
     profile=TEN_MS,

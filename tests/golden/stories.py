@@ -30,7 +30,9 @@ SHORT_AFTER_LONG = Story(
     once in the block that needs no copying. When it is over long comes back and goes on where it was: no token of it is
     computed twice.""",
     setup=StorySetup(
-        scheduler=SchedulerConfig(policy=PolicyName.SKIP_JOIN_MLFQ, max_batch=1, starvation_limit_s=None),
+        scheduler=SchedulerConfig(
+            policy=PolicyName.SKIP_JOIN_MLFQ, max_batch=1, plans_in_flight=2, starvation_limit_s=None
+        ),
         kv=KvConfig(kv_policy_named("reactive")),
         profile=TEN_MS,
         device_blocks=3,
@@ -78,7 +80,9 @@ CANCEL_DURING_OFFLOAD = Story(
     reads must not be overwritten below it: the blocks, of either pool, are given away when it has ended and not when
     long is forgotten. Here short waits for just these blocks.""",
     setup=StorySetup(
-        scheduler=SchedulerConfig(policy=PolicyName.SKIP_JOIN_MLFQ, max_batch=1, starvation_limit_s=None),
+        scheduler=SchedulerConfig(
+            policy=PolicyName.SKIP_JOIN_MLFQ, max_batch=1, plans_in_flight=2, starvation_limit_s=None
+        ),
         kv=KvConfig(kv_policy_named("reactive")),
         profile=TEN_MS,
         device_blocks=3,
@@ -107,7 +111,9 @@ PROMOTION = Story(
     After 50 ms of waiting patient is promoted: it keeps its place behind whoever is on level 0 already, and is before
     all who come later. There is room for the KV of everybody, so that only the order decides.""",
     setup=StorySetup(
-        scheduler=SchedulerConfig(policy=PolicyName.SKIP_JOIN_MLFQ, max_batch=1, starvation_limit_s=0.050),
+        scheduler=SchedulerConfig(
+            policy=PolicyName.SKIP_JOIN_MLFQ, max_batch=1, plans_in_flight=2, starvation_limit_s=0.050
+        ),
         kv=KvConfig(kv_policy_named("proactive")),
         profile=TEN_MS,
         device_blocks=32,

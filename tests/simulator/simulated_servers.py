@@ -49,7 +49,10 @@ def server(
     pipeline: Pipeline | None = None,
     **knobs: object,
 ) -> ServerSetup:
-    """A server without message delay by default. `knobs` are the scheduler's."""
+    """A server without message delay by default. `knobs` are the scheduler's; none is planned ahead, as in
+    `fastserve simulate`.
+    """
+    knobs = {"plans_in_flight": stages + 1} | knobs
     return ServerSetup(
         scheduler=SchedulerConfig(policy=policy, **knobs),  # type: ignore[arg-type]
         kv=KvConfig(kv_policy_named(kv_policy)),

@@ -4,7 +4,7 @@ real.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -62,6 +62,8 @@ class FakeEngine:
         self.started = threading.Event()
         self.begun = threading.Semaphore(0)
         self.refuses_plans = False
+        self.offered: list[list[int]] = []
+        self.seen_plans = threading.Semaphore(0)
         self.refuses_commands = False
         self.plan_wait_s = 0.0
         self.stepping_threads: set[str] = set()
@@ -80,19 +82,23 @@ class FakeEngine:
         self.commands.append(command)
         return Applied(command.command_number)
 
-    def prepare_guides(self, plan: Plan) -> None: ...
+    def prepare_guides(self, plan: Plan) -> None:
+        self.seen_plans.release()
 
-    def run(self, plan: Plan) -> WorkerResult:
+    def run_first(self, plans: Sequence[Plan]) -> list[WorkerResult]:
         self.started.set()
         assert self.go_on.wait(LIMIT_S)
         if self.refuses_plans:
             raise ProtocolError("a plan that can't be right")
-        self.plans.append(plan)
+        self.offered.append([plan.plan_number for plan in plans])
+        self.plans += plans
         self.stepping_threads.add(threading.current_thread().name)
+        return [self._result(plan) for plan in plans]
+
+    def _result(self, plan: Plan) -> WorkerResult:
         tokens = tuple(SampledToken(entry.job_id, 7, False) for entry in plan.entries)
-        return WorkerResult(
-            IterationResult(plan.epoch, plan.plan_number, tokens, (), 0.01), {}, WorkerCounters(busy_s=0.01)
-        )
+        result = IterationResult(plan.epoch, plan.plan_number, tokens, (), 0.001)
+        return WorkerResult(result, {}, WorkerCounters(busy_s=0.001))
 
     def has_unfinished_jobs(self) -> bool:
         return bool(self.plans)
@@ -180,6 +186,23 @@ async def test_plans_run_in_order_on_the_stepping_thread_and_results_come_back(r
     assert [one.result.plan_number for one in results] == [1, 2, 3]
     assert results[0].result.tokens == (SampledToken(JOB, 7, False),)
     assert rig.engine.stepping_threads == {"compute"}
+
+
+async def test_half_of_the_plans_at_hand_are_offered_to_one_call_and_each_is_run_once(rig: Rig) -> None:
+    scheduler, _ = await rig.next_epoch()
+    engine = rig.engine
+    engine.go_on.clear()
+    scheduler.send_plan(1, entry())
+    assert await asyncio.to_thread(engine.started.wait, LIMIT_S)
+    for number in range(2, 11):
+        scheduler.send_plan(number, entry())
+    for _ in range(10):
+        assert await asyncio.to_thread(engine.seen_plans.acquire, timeout=LIMIT_S)
+    engine.go_on.set()
+    results = [await scheduler.next_result() for _ in range(10)]
+    assert [one.result.plan_number for one in results] == list(range(1, 11))
+    assert [plan.plan_number for plan in engine.plans] == list(range(1, 11))
+    assert engine.offered[1] == [2, 3, 4, 5], "one result waits, and eight plans are behind the second"
 
 
 async def test_commands_are_applied_and_acknowledged_also_while_an_iteration_runs(rig: Rig) -> None:

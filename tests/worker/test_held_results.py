@@ -25,6 +25,17 @@ class Stepping:
     def _say(self, results: Sequence[WorkerResult]) -> None:
         self.said.append([result.result.plan_number for result in results])
 
+    def run_together(self, count: int, at_hand: int, duration_s: float = SHORT_S) -> None:
+        """The next plans are computed in one call."""
+        numbers = [self._number + ahead + 1 for ahead in range(count)]
+        self._number += count
+        work = (PlanWork(JOB, 5, 6, (), None, None),)
+        plans = [Plan(Epoch(1), PlanNumber(number), work) for number in numbers]
+        made = [IterationResult(Epoch(1), plan.plan_number, (), (), duration_s) for plan in plans]
+        self.results.begin(plans[0])
+        self._now_s += count * duration_s
+        self.results.add(plans, [WorkerResult(each, {}, WorkerCounters()) for each in made], at_hand)
+
     def run(
         self,
         at_hand: int,
@@ -42,7 +53,7 @@ class Stepping:
         self._now_s += duration_s
         sampled = () if cut else (SampledToken(JOB, 7, ends),)
         made = IterationResult(plan.epoch, plan.plan_number, sampled, (JOB,) if cut else (), duration_s)
-        self.results.add(plan, WorkerResult(made, {}, WorkerCounters(), {JOB: "a fault"} if fails else {}), at_hand)
+        self.results.add([plan], [WorkerResult(made, {}, WorkerCounters(), {JOB: "a fault"} if fails else {})], at_hand)
 
 
 def test_half_of_the_plans_at_hand_are_left_when_results_go() -> None:
@@ -95,3 +106,31 @@ def test_what_waits_is_forgotten_with_its_epoch() -> None:
     stepping.results.drop()
     stepping.run(0)
     assert stepping.said == [[2]]
+
+
+def test_so_many_plans_may_be_run_together_that_half_are_left_when_their_results_go() -> None:
+    stepping = Stepping()
+    assert stepping.results.room(15) == 0, "how long one takes is not known yet"
+    stepping.run(0)
+    assert [stepping.results.room(at_hand) for at_hand in (0, 1, 2, 7, 15)] == [0, 0, 1, 3, 7]
+    stepping.run(15)
+    stepping.run(14)
+    assert stepping.results.room(13) == 5, "two results wait already"
+
+
+def test_no_more_plans_may_be_run_together_than_end_within_the_limit() -> None:
+    stepping = Stepping()
+    stepping.run(0, duration_s=0.24 * HOLD_LIMIT_S)
+    assert stepping.results.room(15) == 3
+    stepping.run(0, duration_s=1.2 * HOLD_LIMIT_S)
+    assert stepping.results.room(15) == 0
+
+
+def test_results_of_plans_that_were_run_together_go_together() -> None:
+    stepping = Stepping()
+    stepping.run_together(3, at_hand=5)
+    assert stepping.said == []
+    stepping.run_together(2, at_hand=3)
+    assert stepping.said == [[1, 2, 3, 4, 5]]
+    stepping.run_together(3, at_hand=12, duration_s=0.4 * HOLD_LIMIT_S)
+    assert stepping.said == [[1, 2, 3, 4, 5], [6, 7, 8]], "the next one would be late"

@@ -5,7 +5,7 @@ tests and the explorer.
 from typing import TYPE_CHECKING
 
 from services.scheduler.job import Job, JobState
-from services.scheduler.machine.plan_lead import MOST_AHEAD
+from services.scheduler.machine.plan_lead import MOST_AHEAD_ALONE
 
 if TYPE_CHECKING:
     from services.scheduler.machine.scheduler import Scheduler
@@ -33,7 +33,7 @@ def check(scheduler: "Scheduler") -> None:
     assert all(job.in_flight for job in draining), "consent that could be given was not"
     assert {job.job_id for job in draining} == {job.job_id for job in jobs if job.state is JobState.DRAINING}
     unfinished, lead = scheduler.iterations.unfinished, scheduler.iterations.lead
-    assert len(unfinished) <= (MOST_AHEAD if lead.looks_ahead else lead.least)
+    assert len(unfinished) <= (MOST_AHEAD_ALONE if lead.looks_ahead else lead.least)
     assert all(0 < len(flight.parts) <= scheduler.config.max_batch for flight in unfinished)
     assert scheduler.admission.queued_jobs == len(living)
     lending = scheduler.lending
@@ -116,6 +116,6 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
         tuple(job.job_id for job in sorted(jobs, key=lambda job: job.place)),
         None if top is None else (top.job_id, scheduler.ranking.top_ran),
         scheduler.idle_step_left,
-        iterations.lead.most,
+        iterations.lead.most(1),
         tuple(tuple((part.entry, part.samples) for part in flight.parts) for flight in iterations.unfinished),
     )

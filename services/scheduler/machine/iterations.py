@@ -121,16 +121,24 @@ class Iterations:
 
     @property
     def may_plan(self) -> bool:
-        """Whether one more plan may be under way. Beyond the least number of them one is made only for a job that is
-        alone, and was in the last one: not while it waits for blocks.
+        """Whether one more plan may be under way. Beyond the least number of them one is made only while the batch goes
+        on as it is: none of its jobs waits for blocks, nor does one that could join it.
         """
         under_way = len(self.unfinished)
         if under_way < self.lead.least:
             return True
-        if under_way >= self.lead.most or len(self._ranking) != 1:
+        if under_way >= self.lead.most(len(self._ranking)):
             return False
-        alone = next(self._ranking.living())
-        return alone.is_ready and alone.last_plan == self.unfinished[-1].plan_number
+        batch = self.unfinished[-1].jobs
+        if any(self._waits(job) for job in batch):
+            return False
+        return len(batch) >= self._config.max_batch or not any(self._waits(job) for job in self._ranking.living())
+
+    def _waits(self, job: Job) -> bool:
+        """Whether a job that has tokens left to plan can't be planned now."""
+        if job.is_ready or job.state is CLOSING:
+            return False
+        return job.expected_tokens - job.prompt_tokens < job.max_tokens
 
     def calibrate(self, profile: CostProfile, stage_count: int) -> None:
         """A worker joined: plan numbers restart at 0."""

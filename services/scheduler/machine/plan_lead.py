@@ -2,19 +2,21 @@
 
 One on each stage of the worker, and one that waits for the first: then the worker finds its next plan when it has ended
 one, and who runs is decided after every iteration. Where iterations take less time than the messages about them, as
-with a small model, the worker waits for plans, and the services take more of the processor than the model does. So for
-a job that is alone more are planned ahead, if an iteration takes less than half of LEAD_S; their plans and results
-travel together. Nobody else is there who could run. One that arrives then waits for what was planned ahead: LEAD_S,
-which one iteration of a large model takes, too.
+with a small model, the worker waits for plans, and the services take more of the processor than the model does. So more
+are planned ahead, as many as take LEAD_S, while the batch goes on as it is: all of its jobs can run, and it is full, or
+nobody else is there who could join it. Then their plans and results travel together, and the worker computes some in
+one call (services.worker.engine.decode_run). Who runs is decided LEAD_S ahead at most; an iteration of a large model
+takes as long.
 
-`--plans-in-flight` plans as many ahead for any number of jobs. That makes a small model faster where processors are
-scarce, and lets the place of a job that ended early stay empty for as many iterations.
+`--plans-in-flight` says how many are under way, whatever they take and whoever waits.
 """
 
-LEAD_S = 0.02
-"""Of compute, in iterations of average length that are planned and have not ended."""
+LEAD_S = 0.05
+"""Of compute, in iterations of average length that are planned and have not ended. A job that arrives waits as long."""
 MOST_AHEAD = 8
-"""Plans, however short: an end of sequence is seen so many iterations late at most."""
+"""Plans, however short: for so many iterations the place of a job that ended early stays empty."""
+MOST_AHEAD_ALONE = 16
+"""For a job that is alone no place stays empty that another could have."""
 WEIGHT = 1 / 16
 """Of the latest iteration in the average duration."""
 
@@ -50,9 +52,9 @@ class PlanLead:
         """So many plans are under way whenever jobs can run."""
         return self._fixed or self._stages + 1
 
-    @property
-    def most(self) -> int:
-        """So many may be."""
+    def most(self, jobs: int) -> int:
+        """So many may be, with that many jobs in the system."""
         if not self.looks_ahead or self._iteration_s == 0.0:
             return self.least
-        return max(self.least, min(MOST_AHEAD, int(LEAD_S / self._iteration_s)))
+        bound = MOST_AHEAD_ALONE if jobs == 1 else MOST_AHEAD
+        return max(self.least, min(bound, int(LEAD_S / self._iteration_s)))

@@ -8,16 +8,20 @@ Plans are made before the results of earlier ones are known, so an entry may nam
 one whose guide is not compiled yet. The leader says which these are (step.py); they are passed over.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from services.domain.errors import ProtocolError
+from services.domain.ids import JobId, request_id_of
 from services.domain.iteration import Plan, PlanWork
 from services.worker.job_progress import JobProgress
 from services.worker.kv.tables import KvPlace, KvTables
 from services.worker.model.batch import SequenceRows
 from services.worker.sampling.guide_states import GuideStates
 from services.worker.step import Step
+
+_log = logging.getLogger(__name__)
 
 
 def scored_rows(entry: PlanWork, prompt_tokens: int) -> int:
@@ -108,6 +112,29 @@ def checked_parts(
 def computed_together(parts: Iterable[BatchPart]) -> list[BatchPart]:
     """The parts of one forward pass, those of one row first: all but those that run alone."""
     return sorted((part for part in parts if not part.runs_alone), key=lambda part: part.row_count > 1)
+
+
+def failures_of(parts: Iterable[BatchPart]) -> dict[JobId, str]:
+    """The jobs whose guides can't be followed any further, and why."""
+    return {
+        part.entry.job_id: part.progress.guide.fault
+        for part in parts
+        if part.progress.guide is not None and part.progress.guide.fault is not None
+    }
+
+
+def log_overflows(parts: Iterable[BatchPart]) -> None:
+    """Logs the jobs whose logits are not finite, each once."""
+    for part in parts:
+        if not part.progress.overflowed:
+            part.progress.overflowed = True
+            _log.warning(
+                "job %s, tokens up to %d: its numbers exceed the range of float16, so its output from here on is "
+                "meaningless; other jobs are not affected; bfloat16 has the range",
+                part.entry.job_id,
+                part.entry.to_token,
+                extra={"request_id": request_id_of(part.entry.job_id), "job_id": part.entry.job_id},
+            )
 
 
 def _wrong_with(

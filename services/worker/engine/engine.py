@@ -34,23 +34,24 @@ sends it again from position 0, its earlier output among the tokens.
 """
 
 import ctypes
-import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from services.domain.errors import ProtocolError
 from services.domain.generation import TokenLogprob
-from services.domain.ids import Epoch, JobId, request_id_of
+from services.domain.ids import Epoch, JobId
 from services.domain.iteration import Plan, WorkerCounters, WorkerResult
 from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, ReleaseBlocks, SampledToken
-from services.worker.engine.batch_parts import BatchPart, checked_parts, computed_together
+from services.worker.engine.batch_parts import BatchPart, checked_parts, computed_together, failures_of, log_overflows
+from services.worker.engine.decode_run import DecodeRun, decode_run
 from services.worker.engine.prefill_clock import Mark, PrefillClock
 from services.worker.engine.prompt_scoring import ComingPasses, passes_of, scored_prompt
+from services.worker.kernels.cpu.native_decoder import NativeDecoder
 from services.worker.kv.copier import Copier
 from services.worker.kv.copier_choice import make_copier
 from services.worker.kv.pools import KvPools
@@ -65,8 +66,6 @@ from services.worker.sampling.guide_states import GuideStates
 from services.worker.sampling.sampler import sample
 from services.worker.sampling.token_masks import prepare_masks
 from services.worker.step import OutputLedger, Step, StepOutcome, guided_starts, output_of
-
-_log = logging.getLogger(__name__)
 
 GUIDE_WAIT_S = 0.005
 """How long a plan waits that has nothing to run but jobs whose guides are being compiled: bounds what another job that
@@ -92,6 +91,7 @@ class Engine:
         self.model = model
         self.guides = guides or GuideStates(None, "this worker was built without guides")
         self.stage_pass = StagePass(model, rank)
+        self._decoder = model if isinstance(model, NativeDecoder) and rank.layout.rank_count == 1 else None
         self.pools = pools
         self.block_size = pools.shape.block_size
         self.cache = PagedKv(pools.device)
@@ -185,10 +185,29 @@ class Engine:
 
     def run(self, plan: Plan) -> WorkerResult:
         """An iteration of a group of one rank: decides, steps, and returns the result. Raises like `step`."""
+        return self.run_first([plan])[0]
+
+    def run_first(self, plans: Sequence[Plan]) -> list[WorkerResult]:
+        """The iteration of the first plan, as `run`, and of those behind it that are computed in the same call: in
+        their order, a result for each.
+        """
         self._forget_released()
-        unready = self._unready(plan)
-        outcome = self.step(self._ledger.step_of(plan, unready))
+        unready = self._unready(plans[0])
+        step = self._ledger.step_of(plans[0], unready)
+        parts = self._parts_of(step)
+        run = decode_run(step, parts, plans[1:], self.block_size) if self._decoder and len(plans) > 1 else None
+        if run is None:
+            return [self._result(plans[0], self._compute(parts), unready)]
+        results: list[WorkerResult] = []
+        for plan, outcome in zip(run.plans, self._compute_run(run), strict=False):
+            if results:
+                self._ledger.step_of(plan)
+            results.append(self._result(plan, outcome))
+        return results
+
+    def _result(self, plan: Plan, outcome: StepOutcome, unready: tuple[JobId, ...] = ()) -> WorkerResult:
         self._ledger.take(plan.plan_number, outcome.tokens, outcome.cut_job_ids)
+        self._last_plan = plan.plan_number
         cut_job_ids = outcome.cut_job_ids + unready
         result = IterationResult(plan.epoch, plan.plan_number, outcome.tokens, cut_job_ids, outcome.compute_s)
         counters = self.counters().since(self._before_this_epoch)
@@ -208,6 +227,9 @@ class Engine:
         """This rank's part of an iteration. Raises ProtocolError, having computed nothing, for a plan that can't be
         right, PrefillCut when the iteration was given up, and RuntimeError when another rank did not come in time.
         """
+        return self._compute(self._parts_of(step))
+
+    def _parts_of(self, step: Step) -> list[BatchPart]:
         plan = step.plan
         if plan.epoch != self._epoch or plan.plan_number <= self._last_plan:
             raise ProtocolError(
@@ -224,6 +246,9 @@ class Engine:
         )
         if self.stage_pass.rank.layout.rank_count > 1 and any(part.entry.cut_after_s is not None for part in parts):
             raise ProtocolError(f"plan {plan.plan_number}: one rank of several can't give up a prefill")
+        return parts
+
+    def _compute(self, parts: Sequence[BatchPart]) -> StepOutcome:
         uploads = [part.place.upload for part in parts if part.place.upload is not None]
         asked_s = time.perf_counter()
         self._copier.wait(uploads)  # [wait-own-upload]
@@ -253,6 +278,17 @@ class Engine:
         self._busy_s += compute_s
         self._stall_s += stall_s
         return StepOutcome(tokens, logprobs, tuple(cut), compute_s, stall_s, failures, tuple(scored))
+
+    def _compute_run(self, run: DecodeRun) -> list[StepOutcome]:
+        """As `_compute`, for each plan of the run."""
+        assert self._decoder is not None, "only the compiled decoder takes runs"
+        self._copier.wait([part.place.upload for part in run.parts if part.place.upload is not None])
+        decoded = run.compute(self._decoder, self.cache, self._goes_on)
+        self._copier.launched()
+        stall_s = self._copier.take_stall_s()
+        self._busy_s += sum(each.compute_s for each in decoded)
+        self._stall_s += stall_s
+        return [StepOutcome(each.tokens, {}, (), each.compute_s, stall_s) for each in decoded]
 
     def has_unfinished_jobs(self) -> bool:
         """Whether some job here can still make tokens, so that a pause now delays it."""
@@ -340,38 +376,15 @@ class Engine:
             finite_S = logits_SV.isfinite().all(-1) if may_overflow else None
             samples = sample(logits_SV, [part.progress.row() for part in sampled])
         if finite_S is not None:
-            _log_overflows(part for part, finite in zip(sampled, finite_S.tolist(), strict=True) if not finite)
+            log_overflows(part for part, finite in zip(sampled, finite_S.tolist(), strict=True) if not finite)
         tokens = tuple(
             SampledToken(part.entry.job_id, token_id, part.progress.add_output(token_id))
             for part, token_id in zip(sampled, samples.token_ids, strict=True)
         )
         logprobs = {sampled[number].entry.job_id: logprob for number, logprob in samples.logprobs.items()}
-        return tokens, logprobs, _failures_of(sampled)
+        return tokens, logprobs, failures_of(sampled)
 
     def _await_device(self) -> None:
         """Waits for the compute, which otherwise only the sampled tokens do: an iteration's time includes it."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
-
-
-def _failures_of(parts: Iterable[BatchPart]) -> dict[JobId, str]:
-    """The jobs whose guides can't be followed any further, and why."""
-    return {
-        part.entry.job_id: part.progress.guide.fault
-        for part in parts
-        if part.progress.guide is not None and part.progress.guide.fault is not None
-    }
-
-
-def _log_overflows(parts: Iterable[BatchPart]) -> None:
-    """Logs the jobs whose logits are not finite, each once."""
-    for part in parts:
-        if not part.progress.overflowed:
-            part.progress.overflowed = True
-            _log.warning(
-                "job %s, tokens up to %d: its numbers exceed the range of float16, so its output from here on is "
-                "meaningless; other jobs are not affected; bfloat16 has the range",
-                part.entry.job_id,
-                part.entry.to_token,
-                extra={"request_id": request_id_of(part.entry.job_id), "job_id": part.entry.job_id},
-            )

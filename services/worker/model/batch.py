@@ -85,9 +85,16 @@ class BatchLayout:
 
     @classmethod
     def of(
-        cls, sequences: Sequence[SequenceRows], block_size: int, device: torch.device | str = "cpu"
+        cls,
+        sequences: Sequence[SequenceRows],
+        block_size: int,
+        device: torch.device | str = "cpu",
+        *,
+        ahead_tokens: int = 0,
     ) -> "BatchLayout":
-        """Lays out sequences: single rows first. All index tensors travel to the device as one copy."""
+        """Lays out sequences: single rows first. All index tensors travel to the device as one copy. The block table
+        holds the blocks of `ahead_tokens` later positions as well, as far as there are any.
+        """
         row_counts = [sequence.to_token - sequence.from_token for sequence in sequences]
         decode_count = next((number for number, rows in enumerate(row_counts) if rows > 1), len(row_counts))
         assert row_counts, "an empty batch"
@@ -112,7 +119,9 @@ class BatchLayout:
             if sequence.samples and sequence.scored_rows < rows:
                 logit_rows.append(row - 1)
 
-        used = [-(-sequence.to_token // block_size) for sequence in sequences]
+        used = [
+            min(-(-(sequence.to_token + ahead_tokens) // block_size), len(sequence.blocks)) for sequence in sequences
+        ]
         widest = max(used)
         table = chain.from_iterable(
             chain(sequence.blocks[:count], (0,) * (widest - count))

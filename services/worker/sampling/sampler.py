@@ -69,6 +69,14 @@ class JobSampler:
         self.bias_ids: Indices = np.array([token for token, _ in sampling.logit_bias], dtype=np.int64)
         self.bias_values = np.array([value for _, value in sampling.logit_bias], dtype=np.float32)
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether a token is the one with the largest logit, and nothing else is told, but for stop tokens before
+        min_tokens and for guides.
+        """
+        is_plain = not self.needs_counts and not len(self.bias_ids)
+        return self.greedy and is_plain and self.sampling.logprobs is None
+
 
 class SampleRow(NamedTuple):
     """How a row of logits is sampled. `number`: of the output token; `counts`: there if the sampler needs it; `guide`:

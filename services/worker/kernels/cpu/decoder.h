@@ -8,6 +8,9 @@
 // thread computes a unit changes no bit of it. Of the last layer, rows that get no logits take part until their keys and
 // values are kept: for a prompt's prefill the rest of that layer is one row.
 //
+// Where the next iterations are known to be decodes of the same rows, or of fewer, that take the likeliest token, one
+// call computes several: what lies between two calls takes longer than a small model's layer.
+//
 // Every number is added up in an order that depends on nothing but the shapes of the model: a row has the same bits
 // in every batch, whether its position is computed by a prefill, a chunk or a decode, on any number of threads.
 //
@@ -102,6 +105,15 @@ struct Step {
   int32_t (*goes_on)();     // and once this returns 0; may be null
   // Adds up the ranks' parts of a product, in place; 0 if it could not, which cuts the step. null: one rank.
   int32_t (*sum)(float* values, int64_t count);
+  // Several iterations in one call: each goes on from the tokens that the one before chose. For decodes that all get
+  // logits of the whole vocabulary, at most PASS_ROWS of them. Then positions, rope_rows and context_lengths have
+  // [iterations, rows] numbers.
+  int64_t iterations;  // 0: one, that chooses nothing
+  const int64_t* rows_left;    // [iterations], falling: the first so many rows take part
+  const int64_t* last_tokens;  // [last_token_count]: an iteration that chooses one of them is the last
+  int64_t last_token_count;
+  int64_t* chosen;    // [iterations, rows]: the token with the greatest logit, the first of several
+  int64_t* ended_ns;  // [iterations]: CLOCK_MONOTONIC at its end
 };
 
 struct Engine;
@@ -114,7 +126,8 @@ int fastserve_instruction_set();
 Engine* fastserve_engine(const Decoder* decoder, int instruction_set);
 void fastserve_close(Engine* engine);
 
-// Returns 0, or 1 if the step was cut: keys and values of its rows may be written in part.
+// Returns 0, or 1 if the step was cut: keys and values of its rows may be written in part. Of several iterations,
+// ended_ns tells which were reached: it is left as it was for the others.
 int fastserve_step(Engine* engine, const Step* step);
 
 // Units of work, of all steps so far, that a thread took over from one that had lost its core.

@@ -66,6 +66,10 @@ class StepView(ctypes.Structure):
         ("deadline_ns", _WORD),
         ("goes_on", GoesOn),
         ("sum", SumOfRanks),
+        ("iterations", _WORD),
+        *_fields(_ADDRESS, "rows_left", "last_tokens"),
+        ("last_token_count", _WORD),
+        *_fields(_ADDRESS, "chosen", "ended_ns"),
     )
 
 

@@ -24,13 +24,15 @@ constexpr Choice CHOICES[] = {
 
 }  // namespace
 
+int64_t monotonic_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
 bool step_goes_on(const Step* step) {
   if (step->given_up != nullptr && __atomic_load_n(step->given_up, __ATOMIC_ACQUIRE) != 0) return false;
-  if (step->deadline_ns != 0) {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    if (now.tv_sec * 1000000000 + now.tv_nsec >= step->deadline_ns) return false;
-  }
+  if (step->deadline_ns != 0 && monotonic_ns() >= step->deadline_ns) return false;
   return step->goes_on == nullptr || step->goes_on() != 0;
 }
 
@@ -77,6 +79,7 @@ void fastserve_close(Engine* engine) {
 int fastserve_step(Engine* engine, const Step* step) {
   engine->step = step;
   engine->cut = 0;
+  engine->last_iteration = step->iterations - 1;
   team_run(engine->team, engine->run, engine);
   return static_cast<int>(engine->cut);
 }

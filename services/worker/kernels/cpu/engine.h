@@ -24,6 +24,7 @@ struct Engine {
   const Step* step;
   int64_t cut;
   int64_t query_units;
+  int64_t last_iteration;
 };
 
 // For each instruction set: bytes of scratch that an engine needs, and the program of a step.
@@ -37,3 +38,5 @@ DECLARE_PROGRAM(avx512_bf16)
 
 // Whether the step may go on, asked by the caller's thread before a layer.
 bool step_goes_on(const Step* step);
+
+int64_t monotonic_ns();

@@ -19,7 +19,7 @@ Legend: see llama.py.
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -46,6 +46,8 @@ from services.worker.model.prefill_cut import PrefillCut, StepLimit
 from services.worker.model.rope import Rope
 
 MOST_HEAD_SIZE = 1024
+MOST_DECODES = 1024
+"""Rows of an iteration, where several are one call: PASS_ROWS of engine.h."""
 _DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -163,12 +165,65 @@ class NativeDecoder:
         fills what is asked for: hidden states, logits. All tensors are contiguous, all but the tokens float32. Raises
         like a call.
         """
-        assert cache.pool.dtype == self.dtype, "the pool's type is the model's"
         assert (token_ids_T is None) != (hidden_in_TD is None), "a pass begins from one of them"
-        rope_rows_T = batch.position_ids_T if self._rope is None else self._rope.rows(batch)
-        step = StepView(
+        rope_rows_T = self._rope_rows(batch)
+        step = self._step(cache, batch)
+        step.rope_rows = _address(rope_rows_T)
+        step.first_layer = first_layer
+        step.stop_layer = self.config.layer_count if stop_layer is None else stop_layer
+        step.token_ids, step.hidden_in = _address(token_ids_T), _address(hidden_in_TD)
+        step.hidden_out, step.logits = _address(hidden_out_TD), _address(logits_SV)
+        self._run(step, keep_going)
+
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        cache: PagedKv,
+        batch: BatchLayout,
+        rows_left: Sequence[int],
+        last_token_ids: Collection[int],
+        keep_going: Callable[[], bool] | None = None,
+    ) -> list[tuple[list[int], int]]:
+        """Several iterations of decodes in one call, each of which goes on from the likeliest tokens of the one before.
+        The model is whole. `batch` is the first one's, every row a decode, at most MOST_DECODES; its block table holds
+        the blocks of all iterations. Of them, the first `rows_left[i]` rows take part in iteration i, which is the last
+        if it gives one of `last_token_ids`.
+
+        Returns for each iteration that was computed its tokens, and when it ended, in nanoseconds of the monotonic
+        clock. Raises like a call.
+        """
+        row_count, count = batch.row_count, len(rows_left)
+        assert row_count == batch.decode_count <= MOST_DECODES, "decodes alone"
+        logits_SV = torch.empty(row_count, self.config.vocabulary_size)
+        ahead_I = torch.arange(count)[:, None]
+        positions_IT, rope_rows_IT = batch.position_ids_T + ahead_I, self._rope_rows(batch) + ahead_I
+        lengths_IS = batch.context_lengths_S + ahead_I
+        chosen_IT, ended_I = torch.empty(count, row_count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
+        token_ids_T, rows_left_I = torch.tensor(token_ids), torch.tensor(rows_left)
+        last_tokens = torch.tensor(list(last_token_ids), dtype=torch.int64)
+        step = self._step(cache, batch)
+        step.stop_layer = self.config.layer_count
+        step.positions, step.rope_rows = _address(positions_IT), _address(rope_rows_IT)
+        step.context_lengths = _address(lengths_IS)
+        step.token_ids, step.logits = _address(token_ids_T), _address(logits_SV)
+        step.iterations, step.rows_left = count, _address(rows_left_I)
+        step.last_tokens, step.last_token_count = _address(last_tokens), len(last_tokens)
+        step.chosen, step.ended_ns = _address(chosen_IT), _address(ended_I)
+        self._run(step, keep_going)
+        chosen: list[list[int]] = chosen_IT.tolist()
+        ended_ns: list[int] = ended_I.tolist()
+        return [
+            (tokens[:rows], ended) for tokens, rows, ended in zip(chosen, rows_left, ended_ns, strict=True) if ended
+        ]
+
+    def _rope_rows(self, batch: BatchLayout) -> Tensor:
+        return batch.position_ids_T if self._rope is None else self._rope.rows(batch)
+
+    def _step(self, cache: PagedKv, batch: BatchLayout) -> StepView:
+        """What every call says of its batch."""
+        assert cache.pool.dtype == self.dtype, "the pool's type is the model's"
+        return StepView(
             positions=batch.position_ids_T.data_ptr(),
-            rope_rows=rope_rows_T.data_ptr(),
             block_table=batch.block_table_SP.data_ptr(),
             context_lengths=batch.context_lengths_S.data_ptr(),
             logit_rows=batch.logit_rows.data_ptr(),
@@ -179,13 +234,9 @@ class NativeDecoder:
             pool=cache.pool.data_ptr(),
             block_size=batch.block_size,
             pool_layers=cache.layer_count,
-            first_layer=first_layer,
-            stop_layer=self.config.layer_count if stop_layer is None else stop_layer,
-            token_ids=_address(token_ids_T),
-            hidden_in=_address(hidden_in_TD),
-            hidden_out=_address(hidden_out_TD),
-            logits=_address(logits_SV),
         )
+
+    def _run(self, step: StepView, keep_going: Callable[[], bool] | None) -> None:
         if isinstance(keep_going, StepLimit):
             step.given_up, step.deadline_ns = keep_going.address, keep_going.deadline_ns
         elif keep_going is not None:

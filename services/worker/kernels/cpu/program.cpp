@@ -19,16 +19,63 @@ class Thread {
         place_(team_place(engine.team, thread)), s_(d_, engine.memory, thread, &scratch_bytes_) {}
 
   void run() {
+    if (step_.iterations == 0) {
+      run_passes();
+      return;
+    }
+    for (int64_t iteration = 0; ; ++iteration) {
+      step_.rows = step_.sequences = step_.logit_count = step_.rows_left[iteration];
+      if (!run_passes() || is_last(iteration)) return;
+      go_on();
+    }
+  }
+
+ private:
+  // False: it was cut.
+  bool run_passes() {
     int64_t logit = 0;
     for (int64_t row = 0; row < step_.rows; row += PASS_ROWS) {
       pass_ = {row, least(PASS_ROWS, step_.rows - row), logit, 0, false};
       while (logit < step_.logit_count && step_.logit_rows[logit] < row + pass_.rows) ++logit;
       pass_.logits = logit - pass_.first_logit;
-      if (!run_pass()) return;
+      if (!run_pass()) return false;
     }
+    return true;
   }
 
- private:
+  // --- several iterations -------------------------------------------------------------------------------------------
+
+  // Chooses the tokens of an iteration that has been computed; then whether it is the last.
+  bool is_last(int64_t iteration) {
+    const int64_t outputs = d_.head.outputs;
+    each(step_.rows, [&](int64_t row) {
+      step_.chosen[row] = place_of_greatest(step_.logits + row * outputs, outputs);
+    });
+    each(1, [&](int64_t) {
+      step_.ended_ns[iteration] = monotonic_ns();
+      for (int64_t row = 0; row < step_.rows; ++row) {
+        for (int64_t last = 0; last < step_.last_token_count; ++last) {
+          if (step_.chosen[row] == step_.last_tokens[last]) {
+            __atomic_store_n(&engine_.last_iteration, iteration, __ATOMIC_RELEASE);
+          }
+        }
+      }
+    });
+    return iteration >= __atomic_load_n(&engine_.last_iteration, __ATOMIC_ACQUIRE);
+  }
+
+  // To the next iteration's tokens and places.
+  void go_on() {
+    const int64_t rows = engine_.step->rows;
+    step_.token_ids = step_.chosen;
+    step_.chosen += rows;
+    step_.positions += rows;
+    step_.rope_rows += rows;
+    step_.context_lengths += rows;
+  }
+
+  // --- one iteration ------------------------------------------------------------------------------------------------
+
   bool run_pass() {
     each(1, [&](int64_t) { engine_.query_units = cut(pass_.rows, [](int64_t row) { return row; }); });
     if (step_.hidden_in != nullptr) take_rows(); else embed_rows();
@@ -386,7 +433,7 @@ class Thread {
 
   Engine& engine_;
   const Decoder& d_;
-  const Step& step_;
+  Step step_;  // this thread's: of several iterations, the one that is computed
   const int thread_;
   Place place_;
   int64_t scratch_bytes_;

@@ -39,6 +39,27 @@ static void widen(const T* x, int64_t count, float* out) {
   }
 }
 
+// Where the greatest number is, the first of several.
+static inline int64_t place_of_greatest(const float* x, int64_t count) {
+  constexpr int64_t BLOCK = 64 * LANES;
+  float greatest = -INFINITY;
+  int64_t begin = 0;
+  for (int64_t block = 0; block < count; block += BLOCK) {
+    const int64_t stop = block + BLOCK < count ? block + BLOCK : count;
+    int64_t at = block;
+    Vector most = all(-INFINITY);
+    for (; at + LANES <= stop; at += LANES) most = greater_of(load(x + at), most);
+    float of_block = greatest_of(most);
+    for (; at < stop; ++at) of_block = x[at] > of_block ? x[at] : of_block;
+    if (of_block > greatest) {
+      greatest = of_block;
+      begin = block;
+    }
+  }
+  while (begin + 1 < count && x[begin] < greatest) ++begin;
+  return begin;
+}
+
 // 1 / sqrt(mean of squares + epsilon) of `count` numbers; those up to the next multiple of 64 must be 0.
 static inline float inverse_norm(const float* x, int64_t count, float epsilon) {
   Vector sums[4] = {zeros(), zeros(), zeros(), zeros()};
