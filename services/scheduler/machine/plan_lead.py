@@ -15,7 +15,7 @@ LEAD_S = 0.05
 """Of compute, in iterations of average length that are planned and have not ended. A job that arrives waits as long."""
 MOST_AHEAD = 8
 """Plans, however short: for so many iterations the place of a job that ended early stays empty."""
-MOST_AHEAD_ALONE = 16
+MOST_AHEAD_ALONE = 32
 """For a job that is alone no place stays empty that another could have."""
 WEIGHT = 1 / 16
 """Of the latest iteration in the average duration."""

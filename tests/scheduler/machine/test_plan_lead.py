@@ -90,7 +90,7 @@ def test_the_plans_ahead_are_made_in_one_turn_each_a_position_further() -> None:
     machine = started(fcfs(), A)
     first, _ = plans(machine.turn(resident(A)))
     made = plans(machine.turn(machine.result(first, duration_s=SHORT_S)))
-    assert [entries(plan) for plan in made] == [[(A, place, place + 1)] for place in range(11, 26)]
+    assert [entries(plan) for plan in made] == [[(A, place, place + 1)] for place in range(11, 42)]
     assert under_way(machine) == MOST_AHEAD_ALONE
 
 
