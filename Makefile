@@ -62,7 +62,8 @@ sanitize: $(INSTALLED) ## run the tests of the compiled decoder with address and
 	LD_PRELOAD=$$(c++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/pytest -n 0 -p tests.worker.kernels.cpu.sanitized_library \
 		tests/worker/kernels/cpu/test_native_decoder.py tests/worker/model/test_exact.py tests/worker/model/test_parity.py \
-		tests/worker/model/test_shares.py tests/worker/kernels/cpu/test_int8_weights.py
+		tests/worker/model/test_shares.py tests/worker/kernels/cpu/test_int8_weights.py \
+		tests/worker/kernels/cpu/test_likeliest_tokens.py
 
 figures: $(INSTALLED) ## simulate both evaluations: docs/evaluation/ (the papers'), docs/policy/ (the default's); QUICK=1, FULL=1
 	$(BIN)/python -m evaluation.default_policy $(if $(QUICK),--quick)

@@ -48,7 +48,7 @@ from services.domain.iteration import Plan, WorkerCounters, WorkerResult
 from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, ReleaseBlocks, SampledToken
 from services.worker.engine.batch_parts import BatchPart, checked_parts, computed_together, failures_of, log_overflows
-from services.worker.engine.decode_run import DecodeRun, decode_run
+from services.worker.engine.greedy_run import GreedyRun, greedy_run
 from services.worker.engine.prefill_clock import Mark, PrefillClock
 from services.worker.engine.prompt_scoring import ComingPasses, passes_of, scored_prompt
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
@@ -195,13 +195,13 @@ class Engine:
         unready = self._unready(plans[0])
         step = self._ledger.step_of(plans[0], unready)
         parts = self._parts_of(step)
-        run = decode_run(step, parts, plans[1:], self.block_size) if self._decoder and len(plans) > 1 else None
+        run = greedy_run(step, parts, plans[1:], self.block_size) if self._decoder else None
         if run is None:
             return [self._result(plans[0], self._compute(parts), unready)]
-        results: list[WorkerResult] = []
-        for plan, outcome in zip(run.plans, self._compute_run(run), strict=False):
-            if results:
-                self._ledger.step_of(plan)
+        first, *others = self._compute_run(run)
+        results = [self._result(plans[0], first, unready)]
+        for plan, outcome in zip(run.plans[1:], others, strict=False):
+            self._ledger.step_of(plan)
             results.append(self._result(plan, outcome))
         return results
 
@@ -279,16 +279,16 @@ class Engine:
         self._stall_s += stall_s
         return StepOutcome(tokens, logprobs, tuple(cut), compute_s, stall_s, failures, tuple(scored))
 
-    def _compute_run(self, run: DecodeRun) -> list[StepOutcome]:
+    def _compute_run(self, run: GreedyRun) -> list[StepOutcome]:
         """As `_compute`, for each plan of the run."""
         assert self._decoder is not None, "only the compiled decoder takes runs"
         self._copier.wait([part.place.upload for part in run.parts if part.place.upload is not None])
-        decoded = run.compute(self._decoder, self.cache, self._goes_on)
+        computed = run.compute(self._decoder, self.cache, self._goes_on)
         self._copier.launched()
         stall_s = self._copier.take_stall_s()
-        self._busy_s += sum(each.compute_s for each in decoded)
+        self._busy_s += sum(each.compute_s for each in computed)
         self._stall_s += stall_s
-        return [StepOutcome(each.tokens, {}, (), each.compute_s, stall_s) for each in decoded]
+        return [StepOutcome(each.tokens, {}, (), each.compute_s, stall_s) for each in computed]
 
     def has_unfinished_jobs(self) -> bool:
         """Whether some job here can still make tokens, so that a pause now delays it."""

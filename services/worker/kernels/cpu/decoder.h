@@ -105,14 +105,14 @@ struct Step {
   int32_t (*goes_on)();     // and once this returns 0; may be null
   // Adds up the ranks' parts of a product, in place; 0 if it could not, which cuts the step. null: one rank.
   int32_t (*sum)(float* values, int64_t count);
-  // Several iterations in one call: each goes on from the tokens that the one before chose. For decodes that all get
-  // logits of the whole vocabulary, at most PASS_ROWS of them. Then positions, rope_rows and context_lengths have
-  // [iterations, rows] numbers.
-  int64_t iterations;  // 0: one, that chooses nothing
-  const int64_t* rows_left;    // [iterations], falling: the first so many rows take part
+  // How many iterations, each of which goes on from the tokens that the one before chose; 0: one, that chooses none.
+  // More than one are of decodes that all get logits, at most PASS_ROWS; positions, rope_rows and context_lengths then
+  // have [iterations, rows] numbers.
+  int64_t iterations;
+  const int64_t* rows_left;    // [iterations], falling: of several, the first so many rows take part
   const int64_t* last_tokens;  // [last_token_count]: an iteration that chooses one of them is the last
   int64_t last_token_count;
-  int64_t* chosen;    // [iterations, rows]: the token with the greatest logit, the first of several
+  int64_t* chosen;    // [iterations, logit_count]: the token with the greatest logit, the first of several
   int64_t* ended_ns;  // [iterations]: CLOCK_MONOTONIC at its end
 };
 

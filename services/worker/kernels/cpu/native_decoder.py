@@ -175,30 +175,37 @@ class NativeDecoder:
         step.hidden_out, step.logits = _address(hidden_out_TD), _address(logits_SV)
         self._run(step, keep_going)
 
-    def decode(
+    def likeliest(
         self,
         token_ids: Sequence[int],
         cache: PagedKv,
         batch: BatchLayout,
         rows_left: Sequence[int],
-        last_token_ids: Collection[int],
+        last_token_ids: Collection[int] = (),
         keep_going: Callable[[], bool] | None = None,
     ) -> list[tuple[list[int], int]]:
-        """Several iterations of decodes in one call, each of which goes on from the likeliest tokens of the one before.
-        The model is whole. `batch` is the first one's, every row a decode, at most MOST_DECODES; its block table holds
-        the blocks of all iterations. Of them, the first `rows_left[i]` rows take part in iteration i, which is the last
-        if it gives one of `last_token_ids`.
+        """The tokens with the greatest logits, of one iteration or of several in one call, each of which goes on from
+        the tokens of the one before. The model is whole.
+
+        One iteration is of any batch: `rows_left` is [number of its logit rows]. The first of several has decodes
+        alone, at most MOST_DECODES, and its block table the blocks of all. Of its rows, the first `rows_left[i]` take
+        part in iteration i, which is the last if it gives one of `last_token_ids`.
 
         Returns for each iteration that was computed its tokens, and when it ended, in nanoseconds of the monotonic
         clock. Raises like a call.
         """
-        row_count, count = batch.row_count, len(rows_left)
-        assert row_count == batch.decode_count <= MOST_DECODES, "decodes alone"
-        logits_SV = torch.empty(row_count, self.config.vocabulary_size)
-        ahead_I = torch.arange(count)[:, None]
-        positions_IT, rope_rows_IT = batch.position_ids_T + ahead_I, self._rope_rows(batch) + ahead_I
-        lengths_IS = batch.context_lengths_S + ahead_I
-        chosen_IT, ended_I = torch.empty(count, row_count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
+        count, logit_count = len(rows_left), batch.logit_rows.shape[0]
+        logits_SV = torch.empty(logit_count, self.config.vocabulary_size)
+        # What has a row for each iteration: positions, then what follows from them.
+        positions_IT, rope_rows_IT = batch.position_ids_T, self._rope_rows(batch)
+        lengths_IS = batch.context_lengths_S
+        if count > 1:
+            assert batch.row_count == batch.decode_count == logit_count <= MOST_DECODES, "decodes alone"
+            ahead_I = torch.arange(count)[:, None]
+            positions_IT, rope_rows_IT = positions_IT + ahead_I, rope_rows_IT + ahead_I
+            lengths_IS = lengths_IS + ahead_I
+        chosen = torch.empty(count, logit_count, dtype=torch.int64)
+        ended_I = torch.zeros(count, dtype=torch.int64)
         token_ids_T, rows_left_I = torch.tensor(token_ids), torch.tensor(rows_left)
         last_tokens = torch.tensor(list(last_token_ids), dtype=torch.int64)
         step = self._step(cache, batch)
@@ -208,12 +215,12 @@ class NativeDecoder:
         step.token_ids, step.logits = _address(token_ids_T), _address(logits_SV)
         step.iterations, step.rows_left = count, _address(rows_left_I)
         step.last_tokens, step.last_token_count = _address(last_tokens), len(last_tokens)
-        step.chosen, step.ended_ns = _address(chosen_IT), _address(ended_I)
+        step.chosen, step.ended_ns = _address(chosen), _address(ended_I)
         self._run(step, keep_going)
-        chosen: list[list[int]] = chosen_IT.tolist()
+        chosen_ids: list[list[int]] = chosen.tolist()
         ended_ns: list[int] = ended_I.tolist()
         return [
-            (tokens[:rows], ended) for tokens, rows, ended in zip(chosen, rows_left, ended_ns, strict=True) if ended
+            (tokens[:rows], ended) for tokens, rows, ended in zip(chosen_ids, rows_left, ended_ns, strict=True) if ended
         ]
 
     def _rope_rows(self, batch: BatchLayout) -> Tensor:

@@ -19,15 +19,7 @@ class Thread {
         place_(team_place(engine.team, thread)), s_(d_, engine.memory, thread, &scratch_bytes_) {}
 
   void run() {
-    if (step_.iterations == 0) {
-      run_passes();
-      return;
-    }
-    for (int64_t iteration = 0; ; ++iteration) {
-      step_.rows = step_.sequences = step_.logit_count = step_.rows_left[iteration];
-      if (!run_passes() || is_last(iteration)) return;
-      go_on();
-    }
+    for (int64_t iteration = 0; run_passes() && step_.iterations > 0 && !is_last(iteration);) go_on(++iteration);
   }
 
  private:
@@ -48,12 +40,14 @@ class Thread {
   // Chooses the tokens of an iteration that has been computed; then whether it is the last.
   bool is_last(int64_t iteration) {
     const int64_t outputs = d_.head.outputs;
-    each(step_.rows, [&](int64_t row) {
-      step_.chosen[row] = place_of_greatest(step_.logits + row * outputs, outputs);
-    });
+    if (step_.logit_count > 0) {
+      each(step_.logit_count, [&](int64_t row) {
+        step_.chosen[row] = place_of_greatest(step_.logits + row * outputs, outputs);
+      });
+    }
     each(1, [&](int64_t) {
       step_.ended_ns[iteration] = monotonic_ns();
-      for (int64_t row = 0; row < step_.rows; ++row) {
+      for (int64_t row = 0; row < step_.logit_count; ++row) {
         for (int64_t last = 0; last < step_.last_token_count; ++last) {
           if (step_.chosen[row] == step_.last_tokens[last]) {
             __atomic_store_n(&engine_.last_iteration, iteration, __ATOMIC_RELEASE);
@@ -64,9 +58,10 @@ class Thread {
     return iteration >= __atomic_load_n(&engine_.last_iteration, __ATOMIC_ACQUIRE);
   }
 
-  // To the next iteration's tokens and places.
-  void go_on() {
+  // To this iteration's tokens and places.
+  void go_on(int64_t iteration) {
     const int64_t rows = engine_.step->rows;
+    step_.rows = step_.sequences = step_.logit_count = step_.rows_left[iteration];
     step_.token_ids = step_.chosen;
     step_.chosen += rows;
     step_.positions += rows;

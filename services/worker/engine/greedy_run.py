@@ -1,9 +1,10 @@
-"""Several iterations in one call of the compiled decoder.
+"""Iterations whose tokens are the likeliest ones, in one call of the compiled decoder: one, or several.
 
-Between two calls lie layout, sampling and accounts, which take as long as some layers of a small model. While plans are
-made ahead (services.scheduler.machine.plan_lead), most of them are decodes of the jobs of the plan before, or of fewer.
-Where all of these take the likeliest token, nothing is to be decided between their iterations, and one call computes
-them. The tokens are those that the iterations give one by one.
+Between two calls lie layout, sampling and accounts in Python, which take as long as some layers of a small model. Where
+all jobs of an iteration take the likeliest token, the compiled code finds it. While plans are made ahead
+(services.scheduler.machine.plan_lead), most of them are decodes of the jobs of the plan before, or of fewer: then
+nothing is to be decided between iterations, and the compiled code goes on to the next one. The tokens are those that
+the iterations give one by one.
 
 A run ends early with the iteration that samples a job's stop token: that job's later entries are to be passed over.
 """
@@ -15,13 +16,13 @@ from typing import NamedTuple
 from services.domain.ids import JobId
 from services.domain.iteration import Plan
 from services.domain.protocol import SampledToken
-from services.worker.engine.batch_parts import BatchPart
+from services.worker.engine.batch_parts import BatchPart, computed_together
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
 from services.worker.model.batch import BatchLayout, PagedKv
 from services.worker.step import Step
 
 
-class DecodedPlan(NamedTuple):
+class RunPlan(NamedTuple):
     """What an iteration of a run gave, and how long it took."""
 
     plan: Plan
@@ -29,46 +30,55 @@ class DecodedPlan(NamedTuple):
     compute_s: float
 
 
-class DecodeRun(NamedTuple):
-    """At least two plans. `parts` are those of the first one, by how long they stay; of them the first `rows_left[i]`
-    are in `plans[i]`, a token further in each.
+class GreedyRun(NamedTuple):
+    """`parts` are those of the first plan. If there are several, all are decodes, by how long they stay: of them the
+    first `rows_left[i]` are in `plans[i]`, a token further in each.
     """
 
     plans: Sequence[Plan]
     parts: Sequence[BatchPart]
     rows_left: Sequence[int]
 
-    def compute(self, decoder: NativeDecoder, cache: PagedKv, keep_going: Callable[[], bool]) -> list[DecodedPlan]:
+    def compute(self, decoder: NativeDecoder, cache: PagedKv, keep_going: Callable[[], bool]) -> list[RunPlan]:
         """Computes the plans, in order, up to one that ends a job; the jobs' progress and tables go along. Raises
         PrefillCut if it was given up.
         """
-        parts, ahead = self.parts, len(self.plans) - 1
-        batch = BatchLayout.of([part.sequence() for part in parts], cache.block_size, ahead_tokens=ahead)
-        last_tokens = frozenset[int]().union(*(part.progress.sampler.stop_tokens for part in parts))
+        parts = self.parts
         began_ns = time.monotonic_ns()
-        decoded: list[DecodedPlan] = []
-        fed = [part.token_ids[0] for part in parts]
+        sequences, ahead_tokens = [part.sequence() for part in parts], len(self.plans) - 1
+        batch = BatchLayout.of(sequences, cache.block_size, ahead_tokens=ahead_tokens)
+        sampled = [part for part in parts if part.samples]
+        last_tokens = frozenset[int]().union(*(part.progress.sampler.stop_tokens for part in sampled))
+        fed = [token_id for part in parts for token_id in part.token_ids]
+        for part in parts:
+            part.place.tables.valid_tokens = part.entry.to_token
+        computed: list[RunPlan] = []
         for plan, (token_ids, ended_ns) in zip(
-            self.plans, decoder.decode(fed, cache, batch, self.rows_left, last_tokens, keep_going), strict=False
+            self.plans, decoder.likeliest(fed, cache, batch, self.rows_left, last_tokens, keep_going), strict=False
         ):
             tokens = {}
-            for part, token_id in zip(parts, token_ids, strict=False):
+            for part, token_id in zip(sampled, token_ids, strict=False):
                 job_id = part.entry.job_id
                 tokens[job_id] = SampledToken(job_id, token_id, part.progress.add_output(token_id))
-                part.place.tables.valid_tokens += 1
+                if computed:
+                    part.place.tables.valid_tokens += 1
             in_order = tuple(tokens[entry.job_id] for entry in plan.entries if entry.job_id in tokens)
-            decoded.append(DecodedPlan(plan, in_order, (ended_ns - began_ns) / 1e9))
+            computed.append(RunPlan(plan, in_order, (ended_ns - began_ns) / 1e9))
             began_ns = ended_ns
-        return decoded
+        return computed
 
 
-def decode_run(step: Step, parts: Sequence[BatchPart], behind: Sequence[Plan], block_size: int) -> DecodeRun | None:
-    """The step's plan and those of the plans behind it that can be computed with it; None if the next one can't.
+def greedy_run(step: Step, parts: Sequence[BatchPart], behind: Sequence[Plan], block_size: int) -> GreedyRun | None:
+    """The step's plan and those of the plans behind it that can be computed with it; None if not even that one can,
+    because a job does not take the likeliest token.
 
     `parts` are the step's, checked. A plan is not taken in unless it would be found right, too.
     """
     if not parts or not all(_takes_likeliest(part) for part in parts):
         return None
+    if not behind or not all(part.entry.from_token > 0 and part.row_count == 1 and part.samples for part in parts):
+        sampled = sum(part.samples for part in parts)
+        return GreedyRun([step.plan], computed_together(parts), [sampled])
     by_job = {part.entry.job_id: part for part in parts}
     stays = dict.fromkeys(by_job, 1)
     plans = [step.plan]
@@ -79,11 +89,9 @@ def decode_run(step: Step, parts: Sequence[BatchPart], behind: Sequence[Plan], b
         plans.append(plan)
         for job_id in going:
             stays[job_id] = len(plans)
-    if len(plans) == 1:
-        return None
     in_order = sorted(parts, key=lambda part: -stays[part.entry.job_id])
     rows_left = [sum(count > number for count in stays.values()) for number in range(len(plans))]
-    return DecodeRun(plans, in_order, rows_left)
+    return GreedyRun(plans, in_order, rows_left)
 
 
 def _going_on(
@@ -109,10 +117,10 @@ def _going_on(
 
 
 def _takes_likeliest(part: BatchPart) -> bool:
-    """Whether the part is a decode whose token, and those after it, are the likeliest ones."""
-    entry, progress = part.entry, part.progress
-    if entry.from_token == 0 or part.row_count > 1 or part.runs_alone or not part.samples:
-        return False
+    """Whether the token after the part, if it samples one, and those after that are the likeliest ones."""
+    progress = part.progress
     sampler = progress.sampler
+    if part.runs_alone or progress.guide is not None or not sampler.takes_likeliest:
+        return False
     is_long_enough = progress.known_tokens - progress.prompt_tokens >= sampler.sampling.min_tokens
-    return sampler.takes_likeliest and progress.guide is None and (is_long_enough or not sampler.stop_tokens)
+    return is_long_enough or not sampler.stop_tokens

@@ -1,4 +1,6 @@
-"""Several iterations in one call are the same as one after the other, bit for bit."""
+"""The likeliest tokens, chosen by the compiled code: of one iteration, and of several in one call, which are the same
+as one after the other, bit for bit.
+"""
 
 import ctypes
 from typing import Any
@@ -54,7 +56,26 @@ def one_by_one(model: NativeDecoder, pool: Pool, rows_left: list[int]) -> list[l
 def together(
     model: NativeDecoder, pool: Pool, rows_left: list[int], last_token_ids: tuple[int, ...] = ()
 ) -> list[tuple[list[int], int]]:
-    return model.decode([5, 6, 7, 8], pool.cache, laid_out(LENGTHS, len(rows_left) - 1), rows_left, last_token_ids)
+    return model.likeliest([5, 6, 7, 8], pool.cache, laid_out(LENGTHS, len(rows_left) - 1), rows_left, last_token_ids)
+
+
+@pytest.mark.parametrize("samples", [(True, True, True), (True, False, True), (False, False, False)])
+def test_of_one_iteration_every_row_with_logits_gets_its_token_whatever_else_is_in_the_batch(
+    samples: tuple[bool, bool, bool],
+) -> None:
+    """A decode, a chunk and a prompt."""
+    _, model = native_pair()
+    pools = [prefilled(model), prefilled(model)]
+    spans = [(3, 4), (17, 29), (0, 40)]
+    rows = [
+        SequenceRows(first, stop, range(BLOCKS * number, BLOCKS * (number + 1)), samples=wanted)
+        for number, ((first, stop), wanted) in enumerate(zip(spans, samples, strict=True))
+    ]
+    layout, fed = BatchLayout.of(rows, 4), tokens(53, seed=9)
+    expected = model(fed, pools[0].cache, layout).argmax(-1).tolist()
+    ((found, _),) = model.likeliest(fed.tolist(), pools[1].cache, layout, [sum(samples)])
+    assert found == expected
+    assert torch.equal(pools[1].cache.pool, pools[0].cache.pool)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -116,4 +137,4 @@ def test_it_is_given_up_between_two_layers() -> None:
     _, model = native_pair()
     layout = laid_out(LENGTHS, 3)
     with pytest.raises(PrefillCut):
-        model.decode([5, 6, 7, 8], prefilled(model).cache, layout, [4] * 4, (), StepLimit(ctypes.c_int32(1)))
+        model.likeliest([5, 6, 7, 8], prefilled(model).cache, layout, [4] * 4, (), StepLimit(ctypes.c_int32(1)))
