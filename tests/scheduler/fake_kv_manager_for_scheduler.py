@@ -1,7 +1,8 @@
 """The KV manager's end of SchedulerLink, over real gRPC: it has room for everybody."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -23,7 +24,9 @@ class FakeKvManagerForScheduler(kvmanager_pb2_grpc.KvManagerServiceServicer):
         self.kv = FakeKvAnswers()
         self.extra: list[KvLinkItem] = []
         self.streams = 0
-        self.calls: list[Any] = []
+        self._calls: list[Any] = []
+        self._writing = asyncio.Lock()
+        """gRPC refuses to write twice at a time."""
 
     @property
     def heard(self) -> list[SchedulerToKv]:
@@ -34,7 +37,7 @@ class FakeKvManagerForScheduler(kvmanager_pb2_grpc.KvManagerServiceServicer):
 
     async def SchedulerLink(self, requests: AsyncIterator[kv_wire.SchedulerLinkRequest], context: Any) -> None:  # type: ignore[override]
         self.streams += 1
-        self.calls.append(context)
+        self._calls.append(context)
         async for request in requests:
             group, epoch, messages = scheduler_batch_from_wire(request)
             answers = self.kv.answers(ToKv(epoch, message) for message in messages)
@@ -42,7 +45,19 @@ class FakeKvManagerForScheduler(kvmanager_pb2_grpc.KvManagerServiceServicer):
             items += self.extra
             self.extra = []
             if items:
-                await context.write(kv_batch_to_wire(group, epoch, items))
+                async with self._writing:
+                    await context.write(kv_batch_to_wire(group, epoch, items))
+
+    async def say(self, message: kv_wire.SchedulerLinkResponse) -> None:
+        """To the first scheduler that dialled."""
+        async with self._writing:
+            await self._calls[0].write(message)
+
+    async def end_first_stream(self) -> None:
+        """As a KV manager that is restarted."""
+        async with self._writing:
+            with suppress(grpc.aio.AbortError):
+                await self._calls[0].abort(grpc.StatusCode.UNAVAILABLE, "restarting")
 
 
 @asynccontextmanager

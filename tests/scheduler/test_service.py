@@ -2,7 +2,6 @@
 
 import asyncio
 from array import array
-from contextlib import suppress
 
 import grpc
 import pytest
@@ -167,7 +166,8 @@ async def test_a_worker_that_has_met_a_greater_epoch_gets_one_that_is_greater_st
 
 async def test_workers_begin_anew_when_the_kv_manager_has_met_greater_epochs() -> None:
     async with scheduler_with_peers() as (served, worker, _):
-        await served.kv.calls[0].write(kv_wire.SchedulerLinkResponse(newest_epoch=41))
+        await until(lambda: served.kv.streams == 1)
+        await served.kv.say(kv_wire.SchedulerLinkResponse(newest_epoch=41))
         assert isinstance(await error_at_end(worker.call), NotReadyError)
         await until(lambda: served.ready == [True, False])
         again = FakeWorkerForScheduler(served.channel)
@@ -213,8 +213,7 @@ async def test_a_kv_manager_that_comes_back_makes_the_worker_come_back_with_empt
     async with scheduler_with_peers() as (served, worker, gateway):
         await gateway.submit("a", output=4)
         await worker.step()
-        with suppress(grpc.aio.AbortError):
-            await served.kv.calls[0].abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+        await served.kv.end_first_stream()
         await until(lambda: served.kv.streams == 2)
         assert isinstance(await error_at_end(worker.call), NotReadyError)
         second = FakeWorkerForScheduler(served.channel)

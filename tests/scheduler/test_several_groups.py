@@ -137,7 +137,7 @@ async def test_what_ends_a_group_leaves_the_other_the_log_probabilities_of_that_
 async def test_a_message_of_the_kv_manager_that_can_not_be_read_ends_its_group_alone() -> None:
     async with two_groups() as (served, zero, one, gateway):
         unreadable = kv_wire.SchedulerLinkResponse(epoch=one.epoch, group=1, messages=[kv_wire.KvToScheduler()])
-        await served.kv.calls[0].write(unreadable)
+        await served.kv.say(unreadable)
         assert isinstance(await error_at_end(one.call), NotReadyError)
         await until(lambda: not served.driver.status().groups[1].ready)
         serving = asyncio.create_task(zero.serve())
