@@ -106,8 +106,8 @@ struct Step {
   // Adds up the ranks' parts of a product, in place; 0 if it could not, which cuts the step. null: one rank.
   int32_t (*sum)(float* values, int64_t count);
   // How many iterations, each of which goes on from the tokens that the one before chose; 0: one, that chooses none.
-  // More than one are of decodes that all get logits, at most PASS_ROWS; positions, rope_rows and context_lengths then
-  // have [iterations, rows] numbers.
+  // More than one are of decodes that all get logits; positions, rope_rows and context_lengths then have
+  // [iterations, rows] numbers.
   int64_t iterations;
   const int64_t* rows_left;    // [iterations], falling: of several, the first so many rows take part
   const int64_t* last_tokens;  // [last_token_count]: an iteration that chooses one of them is the last

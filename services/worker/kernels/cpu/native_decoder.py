@@ -46,8 +46,6 @@ from services.worker.model.prefill_cut import PrefillCut, StepLimit
 from services.worker.model.rope import Rope
 
 MOST_HEAD_SIZE = 1024
-MOST_DECODES = 1024
-"""Rows of an iteration, where several are one call: PASS_ROWS of engine.h."""
 _DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -188,8 +186,8 @@ class NativeDecoder:
         the tokens of the one before. The model is whole.
 
         One iteration is of any batch: `rows_left` is [number of its logit rows]. The first of several has decodes
-        alone, at most MOST_DECODES, and its block table the blocks of all. Of its rows, the first `rows_left[i]` take
-        part in iteration i, which is the last if it gives one of `last_token_ids`.
+        alone, and its block table the blocks of all. Of its rows, the first `rows_left[i]` take part in iteration i,
+        which is the last if it gives one of `last_token_ids`.
 
         Returns for each iteration that was computed its tokens, and when it ended, in nanoseconds of the monotonic
         clock. Raises like a call.
@@ -200,7 +198,7 @@ class NativeDecoder:
         positions_IT, rope_rows_IT = batch.position_ids_T, self._rope_rows(batch)
         lengths_IS = batch.context_lengths_S
         if count > 1:
-            assert batch.row_count == batch.decode_count == logit_count <= MOST_DECODES, "decodes alone"
+            assert batch.row_count == batch.decode_count == logit_count, "decodes alone"
             ahead_I = torch.arange(count)[:, None]
             positions_IT, rope_rows_IT = positions_IT + ahead_I, rope_rows_IT + ahead_I
             lengths_IS = lengths_IS + ahead_I

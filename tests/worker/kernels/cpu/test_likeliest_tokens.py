@@ -10,7 +10,7 @@ import torch
 
 from services.worker.kernels.cpu.decoder_library import InstructionSet
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
-from services.worker.model.batch import BatchLayout, SequenceRows
+from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
 from services.worker.model.prefill_cut import PrefillCut, StepLimit
 from tests.worker.model.reference_models import (
     Pool,
@@ -111,6 +111,22 @@ def test_more_threads_than_cores_change_no_bit() -> None:
     for _ in range(100):
         found = together(model, prefilled(model), rows_left)
         assert [token_ids for token_ids, _ in found] == [token_ids for token_ids, _ in expected]
+
+
+def test_more_decodes_than_a_pass_computes_at_a_time_go_on_together() -> None:
+    """A pass has 1,024 rows."""
+    _, model = native_pair()
+    rows, fed = 1030, [5] * 1030
+    pools = [torch.zeros(model.pool_shape(rows, 4)) for _ in range(2)]
+    chosen: list[list[int]] = []
+    for ahead in range(3):
+        layout = BatchLayout.of([SequenceRows(ahead, ahead + 1, [number]) for number in range(rows)], 4)
+        fed = model(torch.tensor(fed), PagedKv(pools[0]), layout).argmax(-1).tolist()
+        chosen.append(fed)
+    layout = BatchLayout.of([SequenceRows(0, 1, [number]) for number in range(rows)], 4, ahead_tokens=2)
+    found = model.likeliest([5] * rows, PagedKv(pools[1]), layout, [rows] * 3)
+    assert [token_ids for token_ids, _ in found] == chosen
+    assert torch.equal(pools[1], pools[0])
 
 
 @pytest.mark.parametrize("ends_at", [0, 2, 5])
