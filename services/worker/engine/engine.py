@@ -249,9 +249,8 @@ class Engine:
         return parts
 
     def _compute(self, parts: Sequence[BatchPart]) -> StepOutcome:
-        uploads = [part.place.upload for part in parts if part.place.upload is not None]
         asked_s = time.perf_counter()
-        self._copier.wait(uploads)  # [wait-own-upload]
+        self._await_uploads(parts)
 
         started_s, waited_s = time.perf_counter(), self.stage_pass.waited_s
         together = computed_together(parts)
@@ -282,13 +281,16 @@ class Engine:
     def _compute_run(self, run: GreedyRun) -> list[StepOutcome]:
         """As `_compute`, for each plan of the run."""
         assert self._decoder is not None, "only the compiled decoder takes runs"
-        self._copier.wait([part.place.upload for part in run.parts if part.place.upload is not None])
+        self._await_uploads(run.parts)
         computed = run.compute(self._decoder, self.cache, self._goes_on)
         self._copier.launched()
         stall_s = self._copier.take_stall_s()
         self._busy_s += sum(each.compute_s for each in computed)
         self._stall_s += stall_s
         return [StepOutcome(each.tokens, {}, (), each.compute_s, stall_s) for each in computed]
+
+    def _await_uploads(self, parts: Sequence[BatchPart]) -> None:
+        self._copier.wait([part.place.upload for part in parts if part.place.upload is not None])  # [wait-own-upload]
 
     def has_unfinished_jobs(self) -> bool:
         """Whether some job here can still make tokens, so that a pause now delays it."""

@@ -54,6 +54,7 @@ class JobSampler:
         "stop_ids",
         "stop_tokens",
         "stream",
+        "takes_likeliest",
     )
 
     def __init__(self, sampling: JobSampling) -> None:
@@ -68,14 +69,11 @@ class JobSampler:
         self.stop_ids: Indices = np.array(sorted(self.stop_tokens), dtype=np.int64)
         self.bias_ids: Indices = np.array([token for token, _ in sampling.logit_bias], dtype=np.int64)
         self.bias_values = np.array([value for _, value in sampling.logit_bias], dtype=np.float32)
-
-    @property
-    def takes_likeliest(self) -> bool:
+        is_plain = not self.needs_counts and not sampling.logit_bias and sampling.logprobs is None
+        self.takes_likeliest = self.greedy and is_plain
         """Whether a token is the one with the largest logit, and nothing else is told, but for stop tokens before
         min_tokens and for guides.
         """
-        is_plain = not self.needs_counts and not len(self.bias_ids)
-        return self.greedy and is_plain and self.sampling.logprobs is None
 
 
 class SampleRow(NamedTuple):

@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -25,20 +24,6 @@ from tests.worker.tiny_engine import alone, native_tiny_model, new_engine, promp
 @pytest.fixture(params=[tiny_model, native_tiny_model], ids=["torch", "native"])
 def model(request: pytest.FixtureRequest) -> ServedDecoder:
     return request.param()  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def engine(model: ServedDecoder) -> Iterator[Engine]:
-    made = new_engine(model=model)
-    yield made
-    made.check()
-    made.close()
-
-
-@pytest.fixture
-def runner(engine: Engine) -> FakeSchedulerPlans:
-    """Whatever an engine computes with, a job's tokens are those that it gives alone with torch."""
-    return FakeSchedulerPlans(FakeKvCommands(engine))
 
 
 only_torch = pytest.mark.parametrize("model", [tiny_model], ids=["torch"], indirect=True)

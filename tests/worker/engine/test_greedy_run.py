@@ -1,6 +1,5 @@
 """Plans that are computed in one call: which are, and that their results are those of one after the other."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from services.domain.errors import ProtocolError
 from services.domain.ids import Epoch, JobId
 from services.domain.iteration import Plan
-from services.worker.engine.engine import Engine
+from services.worker.model.served_decoder import ServedDecoder
 from tests.worker.fake_kv_commands import FakeKvCommands
 from tests.worker.fake_scheduler_plans import FakeSchedulerPlans
 from tests.worker.tiny_engine import alone, native_tiny_model, new_engine, prompt_of, sampling, tiny_model
@@ -17,16 +16,8 @@ PROMPTS = {"a": prompt_of(1, 9), "b": prompt_of(2, 5), "c": prompt_of(3, 14)}
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    made = new_engine(model=native_tiny_model())
-    yield made
-    made.check()
-    made.close()
-
-
-@pytest.fixture
-def runner(engine: Engine) -> FakeSchedulerPlans:
-    return FakeSchedulerPlans(FakeKvCommands(engine))
+def model() -> ServedDecoder:
+    return native_tiny_model()
 
 
 def begun(runner: FakeSchedulerPlans, names: str, **how: Any) -> list[JobId]:

@@ -3,7 +3,6 @@
 import json
 import random
 import threading
-from collections.abc import Iterator
 
 import pytest
 from llguidance import LLMatcher
@@ -42,19 +41,6 @@ def guided(number: int, **how: object) -> JobSampling:
     """Greedy and seeded ones, with the guides in turn."""
     fields = {"temperature": 0.0 if number % 2 else 0.9, "seed": number, **how}
     return sampling(max_tokens=MOST_TOKENS, guide=GUIDES[number % len(GUIDES)], **fields)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    made = new_engine()
-    yield made
-    made.check()
-    made.close()
-
-
-@pytest.fixture
-def runner(engine: Engine) -> FakeSchedulerPlans:
-    return FakeSchedulerPlans(FakeKvCommands(engine))
 
 
 def text_of(token_ids: list[int]) -> str:

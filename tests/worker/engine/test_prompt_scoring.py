@@ -1,7 +1,6 @@
 """Log probabilities of a prompt are those of the model, however the prompt is read."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,15 +12,13 @@ from services.domain.ids import JobId
 from services.domain.iteration import JobSpec, PlanWork
 from services.domain.prompt_logprobs import PromptLogprobs
 from services.worker.engine import prompt_scoring
-from services.worker.engine.engine import Engine
 from services.worker.model.served_decoder import ServedDecoder
 from services.worker.parallel.stage_pass import StagePass
 from services.worker.sampling.sampler import most_probable
-from tests.worker.fake_kv_commands import FakeKvCommands
 from tests.worker.fake_scheduler_plans import FakeSchedulerPlans
 from tests.worker.model.reference_models import VOCABULARY, native_pair, plain_pair, reference_logits
 from tests.worker.random_swaps import chunked_mixed_and_recomputed, swap_at_random
-from tests.worker.tiny_engine import new_engine, sampling
+from tests.worker.tiny_engine import sampling
 
 TOLERANCE = 1e-4
 """Between our sums and transformers' in float32."""
@@ -34,16 +31,13 @@ def pair(request: pytest.FixtureRequest) -> tuple[object, ServedDecoder]:
 
 
 @pytest.fixture
-def engine(pair: tuple[object, ServedDecoder]) -> Iterator[Engine]:
-    made = new_engine(device_blocks=24, host_blocks=48, model=pair[1])
-    yield made
-    made.check()
-    made.close()
+def model(pair: tuple[object, ServedDecoder]) -> ServedDecoder:
+    return pair[1]
 
 
 @pytest.fixture
-def runner(engine: Engine) -> FakeSchedulerPlans:
-    return FakeSchedulerPlans(FakeKvCommands(engine))
+def block_counts() -> tuple[int, int]:
+    return 24, 48
 
 
 def prompt_of(number: int, tokens: int) -> tuple[int, ...]:

@@ -19,7 +19,11 @@ class Thread {
         place_(team_place(engine.team, thread)), s_(d_, engine.memory, thread, &scratch_bytes_) {}
 
   void run() {
-    for (int64_t iteration = 0; run_passes() && step_.iterations > 0 && !is_last(iteration);) go_on(++iteration);
+    for (int64_t iteration = 0; run_passes() && step_.iterations > 0;) {
+      choose(iteration);
+      if (iteration >= __atomic_load_n(&engine_.last_iteration, __ATOMIC_ACQUIRE)) return;
+      go_on(++iteration);
+    }
   }
 
  private:
@@ -37,8 +41,8 @@ class Thread {
 
   // --- several iterations -------------------------------------------------------------------------------------------
 
-  // Chooses the tokens of an iteration that has been computed; then whether it is the last.
-  bool is_last(int64_t iteration) {
+  // The tokens of an iteration that has been computed. One of the last tokens makes it the last.
+  void choose(int64_t iteration) {
     const int64_t outputs = d_.head.outputs;
     if (step_.logit_count > 0) {
       each(step_.logit_count, [&](int64_t row) {
@@ -55,7 +59,6 @@ class Thread {
         }
       }
     });
-    return iteration >= __atomic_load_n(&engine_.last_iteration, __ATOMIC_ACQUIRE);
   }
 
   // To this iteration's tokens and places.
