@@ -63,7 +63,7 @@ sanitize: $(INSTALLED) ## run the tests of the compiled decoder with address and
 		$(BIN)/pytest -n 0 -p tests.worker.kernels.cpu.sanitized_library \
 		tests/worker/kernels/cpu/test_native_decoder.py tests/worker/model/test_exact.py tests/worker/model/test_parity.py \
 		tests/worker/model/test_shares.py tests/worker/kernels/cpu/test_int8_weights.py \
-		tests/worker/kernels/cpu/test_likeliest_tokens.py
+		tests/worker/kernels/cpu/test_chosen_tokens.py tests/worker/sampling
 
 figures: $(INSTALLED) ## simulate both evaluations: docs/evaluation/ (the papers'), docs/policy/ (the default's); QUICK=1, FULL=1
 	$(BIN)/python -m evaluation.default_policy $(if $(QUICK),--quick)

@@ -66,6 +66,7 @@ class FakeEngine:
         self.seen_plans = threading.Semaphore(0)
         self.refuses_commands = False
         self.plan_wait_s = 0.0
+        self.waits = threading.Semaphore(0)
         self.stepping_threads: set[str] = set()
 
     def prepare_thread(self) -> None:
@@ -101,6 +102,7 @@ class FakeEngine:
         return WorkerResult(result, {}, WorkerCounters(busy_s=0.001))
 
     def has_unfinished_jobs(self) -> bool:
+        self.waits.release()  # asked before a wait
         return bool(self.plans)
 
     def add_plan_wait(self, seconds: float) -> None:
@@ -388,9 +390,11 @@ async def test_a_worker_that_finds_nobody_dials_until_somebody_is_there() -> Non
 
 async def test_waiting_for_a_plan_counts_only_while_jobs_are_unfinished(rig: Rig) -> None:
     scheduler, _ = await rig.next_epoch()
+    await asyncio.to_thread(rig.engine.waits.acquire)
     scheduler.send_plan(1, entry())
     await scheduler.next_result()
     assert rig.engine.plan_wait_s == 0.0
+    await asyncio.to_thread(rig.engine.waits.acquire)
     scheduler.send_plan(2, entry())
     await scheduler.next_result()
     assert rig.engine.plan_wait_s > 0.0

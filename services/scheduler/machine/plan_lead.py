@@ -5,7 +5,7 @@ one, and who runs is decided after every iteration. Where iterations take less t
 with a small model, the worker waits for plans, and the services take more of the processor than the model does. So more
 are planned ahead, as many as take LEAD_S, while the batch goes on as it is: all of its jobs can run, and it is full, or
 nobody else is there who could join it. Then their plans and results travel together, and the worker computes some in
-one call (services.worker.engine.greedy_run). Who runs is decided LEAD_S ahead at most; an iteration of a large model
+one call (services.worker.engine.compiled_run). Who runs is decided LEAD_S ahead at most; an iteration of a large model
 takes as long.
 
 `--plans-in-flight` says how many are under way, whatever they take and whoever waits.

@@ -48,10 +48,11 @@ from services.domain.iteration import Plan, WorkerCounters, WorkerResult
 from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, ReleaseBlocks, SampledToken
 from services.worker.engine.batch_parts import BatchPart, checked_parts, computed_together, failures_of, log_overflows
-from services.worker.engine.greedy_run import GreedyRun, greedy_run
+from services.worker.engine.compiled_run import CompiledRun, compiled_run
 from services.worker.engine.prefill_clock import Mark, PrefillClock
 from services.worker.engine.prompt_scoring import ComingPasses, passes_of, scored_prompt
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
+from services.worker.kernels.cpu.native_draws import native_draw
 from services.worker.kv.copier import Copier
 from services.worker.kv.copier_choice import make_copier
 from services.worker.kv.pools import KvPools
@@ -63,7 +64,7 @@ from services.worker.parallel.layout import GroupRank
 from services.worker.parallel.stage_links import StageLinks
 from services.worker.parallel.stage_pass import ALONE, StagePass
 from services.worker.sampling.guide_states import GuideStates
-from services.worker.sampling.sampler import sample
+from services.worker.sampling.sampler import DrawRows, draw, sample
 from services.worker.sampling.token_masks import prepare_masks
 from services.worker.step import OutputLedger, Step, StepOutcome, guided_starts, output_of
 
@@ -91,7 +92,9 @@ class Engine:
         self.model = model
         self.guides = guides or GuideStates(None, "this worker was built without guides")
         self.stage_pass = StagePass(model, rank)
-        self._decoder = model if isinstance(model, NativeDecoder) and rank.layout.rank_count == 1 else None
+        decoder = model if isinstance(model, NativeDecoder) else None
+        self._decoder = decoder if rank.layout.rank_count == 1 else None
+        self._draw_rows: DrawRows = draw if decoder is None else native_draw(decoder.instruction_set)
         self.pools = pools
         self.block_size = pools.shape.block_size
         self.cache = PagedKv(pools.device)
@@ -195,7 +198,7 @@ class Engine:
         unready = self._unready(plans[0])
         step = self._ledger.step_of(plans[0], unready)
         parts = self._parts_of(step)
-        run = greedy_run(step, parts, plans[1:], self.block_size) if self._decoder else None
+        run = compiled_run(step, parts, plans[1:], self.block_size) if self._decoder else None
         if run is None:
             return [self._result(plans[0], self._compute(parts), unready)]
         first, *others = self._compute_run(run)
@@ -278,7 +281,7 @@ class Engine:
         self._stall_s += stall_s
         return StepOutcome(tokens, logprobs, tuple(cut), compute_s, stall_s, failures, tuple(scored))
 
-    def _compute_run(self, run: GreedyRun) -> list[StepOutcome]:
+    def _compute_run(self, run: CompiledRun) -> list[StepOutcome]:
         """As `_compute`, for each plan of the run."""
         assert self._decoder is not None, "only the compiled decoder takes runs"
         self._await_uploads(run.parts)
@@ -376,7 +379,7 @@ class Engine:
         may_overflow = self.model.dtype == torch.float16
         with torch.inference_mode():
             finite_S = logits_SV.isfinite().all(-1) if may_overflow else None
-            samples = sample(logits_SV, [part.progress.row() for part in sampled])
+            samples = sample(logits_SV, [part.progress.row() for part in sampled], self._draw_rows)
         if finite_S is not None:
             log_overflows(part for part, finite in zip(sampled, finite_S.tolist(), strict=True) if not finite)
         tokens = tuple(

@@ -17,7 +17,7 @@ Shape legend: S rows of the batch, R the rows of one step of the work, V vocabul
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +48,7 @@ class JobSampler:
         "bias_ids",
         "bias_values",
         "cuts",
+        "draw",
         "greedy",
         "needs_counts",
         "sampling",
@@ -69,11 +70,12 @@ class JobSampler:
         self.stop_ids: Indices = np.array(sorted(self.stop_tokens), dtype=np.int64)
         self.bias_ids: Indices = np.array([token for token, _ in sampling.logit_bias], dtype=np.int64)
         self.bias_values = np.array([value for _, value in sampling.logit_bias], dtype=np.float32)
-        is_plain = not self.needs_counts and not sampling.logit_bias and sampling.logprobs is None
-        self.takes_likeliest = self.greedy and is_plain
-        """Whether a token is the one with the largest logit, and nothing else is told, but for stop tokens before
-        min_tokens and for guides.
-        """
+        self.takes_likeliest = self.greedy and not self.needs_counts and not sampling.logit_bias
+        """Whether the largest logit wins as it is, but for stop tokens before min_tokens and for guides."""
+        temperature = 0.0 if self.greedy else sampling.temperature
+        least_nats = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
+        self.draw = (temperature, least_nats, sampling.top_k, sampling.top_p, self.stream)
+        """Of a draw of the compiled decoder (choices.py), all but the number."""
 
 
 class SampleRow(NamedTuple):
@@ -92,6 +94,9 @@ class SampleRow(NamedTuple):
         return self.number < self.sampler.sampling.min_tokens
 
 
+DrawRows = Callable[[Tensor, Sequence[SampleRow]], Tensor]
+
+
 class Samples(NamedTuple):
     """A token for every row, and log probabilities by the number of each row that asked for them."""
 
@@ -99,8 +104,26 @@ class Samples(NamedTuple):
     logprobs: dict[int, TokenLogprob]
 
 
-def sample(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Samples:
-    """One token for each row. The logits may be overwritten."""
+def draw(logits_RV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """Temperature, cuts and the draw, of rows that are not greedy: int64 [R]. Logits are taken relative to the row's
+    largest, which the most probable token brings to 0.
+    """
+    device = logits_RV.device
+    temperatures = torch.tensor([row.sampler.sampling.temperature for row in rows], device=device)
+    nats_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / temperatures[:, None]
+    cut = [number for number, row in enumerate(rows) if row.sampler.cuts]
+    if len(cut) == len(rows):
+        nats_RV = _cut(nats_RV, [row.sampler.sampling for row in rows])
+    elif cut:
+        nats_RV[cut] = _cut(nats_RV[cut], [rows[number].sampler.sampling for number in cut])
+    streams_and_numbers = torch.tensor(
+        [[row.sampler.stream for row in rows], [row.number for row in rows]], device=device
+    )
+    return race(nats_RV.exp_(), keys_of(streams_and_numbers[0], streams_and_numbers[1]))
+
+
+def sample(logits_SV: Tensor, rows: Sequence[SampleRow], draw_rows: DrawRows = draw) -> Samples:
+    """One token for each row. The logits may be overwritten. `draw_rows` does what `draw` does."""
     assert logits_SV.shape[0] == len(rows), "one row of logits for every row to sample"
     logits_SV = logits_SV.float()
     reported = [number for number, row in enumerate(rows) if row.sampler.sampling.logprobs is not None]
@@ -111,10 +134,10 @@ def sample(logits_SV: Tensor, rows: Sequence[SampleRow]) -> Samples:
     if not drawn:
         tokens_S = _most_likely(logits_SV)
     elif len(drawn) == len(rows):
-        tokens_S = _draw(logits_SV, rows)
+        tokens_S = draw_rows(logits_SV, rows)
     else:
         tokens_S = _most_likely(logits_SV)
-        tokens_S[drawn] = _draw(logits_SV[drawn], [rows[number] for number in drawn])
+        tokens_S[drawn] = draw_rows(logits_SV[drawn], [rows[number] for number in drawn])
     token_ids: list[int] = tokens_S.tolist()
     if own_RV is None:
         return Samples(token_ids, {})
@@ -185,24 +208,6 @@ def _penalise(flat: Tensor, vocabulary_size: int, rows: Sequence[tuple[int, JobS
     values = flat[places_N]
     values = torch.where(values > 0, values / repetition, values * repetition)
     flat[places_N] = values - frequency * times - presence * (times > 0)
-
-
-def _draw(logits_RV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Temperature, cuts and the draw. Logits are taken relative to the row's largest, which the most probable
-    token brings to 0.
-    """
-    device = logits_RV.device
-    temperatures = torch.tensor([row.sampler.sampling.temperature for row in rows], device=device)
-    nats_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / temperatures[:, None]
-    cut = [number for number, row in enumerate(rows) if row.sampler.cuts]
-    if len(cut) == len(rows):
-        nats_RV = _cut(nats_RV, [row.sampler.sampling for row in rows])
-    elif cut:
-        nats_RV[cut] = _cut(nats_RV[cut], [rows[number].sampler.sampling for number in cut])
-    streams_and_numbers = torch.tensor(
-        [[row.sampler.stream for row in rows], [row.number for row in rows]], device=device
-    )
-    return race(nats_RV.exp_(), keys_of(streams_and_numbers[0], streams_and_numbers[1]))
 
 
 def _cut(nats_RV: Tensor, samplings: Sequence[JobSampling]) -> Tensor:

@@ -1,4 +1,6 @@
-"""Each sampling field does what SamplingParams says, and a draw depends on nothing but (seed, choice, number)."""
+"""Each sampling field does what SamplingParams says, and a draw depends on nothing but (seed, choice, number). With
+torch, and with the compiled code on every instruction set of this processor.
+"""
 
 import math
 import random
@@ -8,8 +10,10 @@ import pytest
 import torch
 
 from services.domain.job_sampling import JobSampling
-from services.worker.sampling.sampler import CANDIDATES, JobSampler, SampleRow, sample
+from services.worker.kernels.cpu.native_draws import native_draw
+from services.worker.sampling.sampler import CANDIDATES, DrawRows, JobSampler, SampleRow, draw, sample
 from services.worker.sampling.token_counts import TokenCounts
+from tests.worker.model.reference_models import instruction_sets
 from tests.worker.sampling import naive_sampler
 
 VOCABULARY = 200
@@ -51,6 +55,11 @@ FIELDS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.fixture(params=["torch", *instruction_sets()], ids=str)
+def draw_rows(request: pytest.FixtureRequest) -> DrawRows:
+    return draw if request.param == "torch" else native_draw(request.param)
+
+
 def how_of(**fields: object) -> JobSampling:
     return replace(JobSampling(max_tokens=100, seed=11), **fields)  # type: ignore[arg-type]
 
@@ -75,7 +84,7 @@ def histories_of(seed: int) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_field_does_what_the_naive_sampler_does(name: str) -> None:
+def test_a_field_does_what_the_naive_sampler_does(name: str, draw_rows: DrawRows) -> None:
     rows, expected = [], []
     logits = logits_of(len(name), 40)
     for number in range(40):
@@ -83,22 +92,24 @@ def test_a_field_does_what_the_naive_sampler_does(name: str) -> None:
         prompt, output = histories_of(number)
         rows.append(row_of(how, prompt, output))
         expected.append(naive_sampler.choose(logits[number].tolist(), how, prompt, output))
-    assert sample(logits, rows).token_ids == expected
+    assert sample(logits, rows, draw_rows).token_ids == expected
 
 
-def test_a_row_gives_the_same_token_in_any_batch() -> None:
+def test_a_row_gives_the_same_token_in_any_batch(draw_rows: DrawRows) -> None:
     logits = logits_of(3, len(FIELDS))
     rows = [row_of(how_of(seed=5, **fields), *histories_of(1)) for fields in FIELDS.values()]
-    together = sample(logits.clone(), rows).token_ids
-    assert together == [sample(logits[n : n + 1].clone(), [row]).token_ids[0] for n, row in enumerate(rows)]
-    backwards = sample(logits.flip(0).clone(), rows[::-1]).token_ids
+    together = sample(logits.clone(), rows, draw_rows).token_ids
+    assert together == [sample(logits[n : n + 1].clone(), [row], draw_rows).token_ids[0] for n, row in enumerate(rows)]
+    backwards = sample(logits.flip(0).clone(), rows[::-1], draw_rows).token_ids
     assert backwards[::-1] == together
 
 
-def test_draws_of_other_seeds_choices_and_numbers_differ() -> None:
+def test_draws_of_other_seeds_choices_and_numbers_differ(draw_rows: DrawRows) -> None:
     logits = torch.zeros(1, 4096)
     draws = {
-        sample(logits.clone(), [SampleRow(JobSampler(how_of(seed=seed, choice=choice)), number)]).token_ids[0]
+        sample(logits.clone(), [SampleRow(JobSampler(how_of(seed=seed, choice=choice)), number)], draw_rows).token_ids[
+            0
+        ]
         for seed in (0, 1, -1, 2**63 - 1)
         for choice in (0, 1)
         for number in (0, 1, 2)
@@ -106,11 +117,13 @@ def test_draws_of_other_seeds_choices_and_numbers_differ() -> None:
     assert len(draws) >= 22
 
 
-def test_tokens_are_drawn_in_proportion_to_their_probabilities() -> None:
+def test_tokens_are_drawn_in_proportion_to_their_probabilities(draw_rows: DrawRows) -> None:
     draws, vocabulary = 40_000, 150
     logits = logits_of(8, 1, vocabulary, spread=1.0)
     sampler = JobSampler(how_of(temperature=0.8))
-    tokens = sample(logits.expand(draws, -1).clone(), [SampleRow(sampler, number) for number in range(draws)]).token_ids
+    tokens = sample(
+        logits.expand(draws, -1).clone(), [SampleRow(sampler, number) for number in range(draws)], draw_rows
+    ).token_ids
     counts = torch.bincount(torch.tensor(tokens), minlength=vocabulary).double()
     probabilities = (logits[0].double() / 0.8).softmax(-1)
     chi_square = float(((counts - draws * probabilities) ** 2 / (draws * probabilities)).sum())
@@ -119,34 +132,37 @@ def test_tokens_are_drawn_in_proportion_to_their_probabilities() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"top_p": 0.999}, {"top_k": 700}, {"top_p": 0.7, "top_k": 900}, {"top_p": 0.3}])
-def test_cuts_are_exact_where_they_reach_beyond_the_candidates(fields: dict[str, object]) -> None:
+def test_cuts_are_exact_where_they_reach_beyond_the_candidates(fields: dict[str, object], draw_rows: DrawRows) -> None:
     """Flat enough for top-p to keep more tokens than are looked at first."""
     vocabulary = 3 * CANDIDATES
     logits = logits_of(6, 4, vocabulary, spread=0.5)
     hows = [how_of(seed=number, **(fields if number else {})) for number in range(4)]
     expected = [naive_sampler.choose(logits[n].tolist(), how, [], []) for n, how in enumerate(hows)]
-    assert sample(logits, [row_of(how, [], []) for how in hows]).token_ids == expected
+    assert sample(logits, [row_of(how, [], []) for how in hows], draw_rows).token_ids == expected
 
 
-def test_equal_logits_go_to_the_lower_id() -> None:
+def test_equal_logits_go_to_the_lower_id(draw_rows: DrawRows) -> None:
     logits = torch.zeros(2, VOCABULARY)
     logits[:, [7, 40, 90]] = 5.0
     rows = [row_of(how_of(temperature=0.0), [], []), row_of(how_of(top_k=1), [], [])]
-    assert sample(logits, rows).token_ids == [7, 7]
+    assert sample(logits, rows, draw_rows).token_ids == [7, 7]
     two = [row_of(how_of(top_k=2, seed=seed), [], []) for seed in range(50)]
     many = torch.zeros(50, VOCABULARY)
     many[:, [7, 40, 90]] = 5.0
-    assert set(sample(many, two).token_ids) == {7, 40}
+    assert set(sample(many, two, draw_rows).token_ids) == {7, 40}
 
 
-def test_rounding_of_the_logits_changes_next_to_no_draw() -> None:
+def test_rounding_of_the_logits_changes_next_to_no_draw(draw_rows: DrawRows) -> None:
     """As in a batch of another size. Borders of cumulated probabilities would move; a race is decided by its
     leaders.
     """
     logits = logits_of(9, 3000, 512, spread=1.0)
     rows = [SampleRow(JobSampler(how_of()), number) for number in range(3000)]
     noise = torch.randn(3000, 512, generator=torch.Generator().manual_seed(1)) * 2e-6
-    plain, rounded = sample(logits.clone(), rows).token_ids, sample(logits + noise, rows).token_ids
+    plain, rounded = (
+        sample(logits.clone(), rows, draw_rows).token_ids,
+        sample(logits + noise, rows, draw_rows).token_ids,
+    )
     assert sum(a != b for a, b in zip(plain, rounded, strict=True)) <= 1
 
 

@@ -8,8 +8,8 @@
 // thread computes a unit changes no bit of it. Of the last layer, rows that get no logits take part until their keys and
 // values are kept: for a prompt's prefill the rest of that layer is one row.
 //
-// Where the next iterations are known to be decodes of the same rows, or of fewer, that take the likeliest token, one
-// call computes several: what lies between two calls takes longer than a small model's layer.
+// Where the next iterations are known to be decodes of the same rows, or of fewer, and nothing but their logits says
+// which token comes next, one call computes several: what lies between two calls takes longer than a small model's layer.
 //
 // Every number is added up in an order that depends on nothing but the shapes of the model: a row has the same bits
 // in every batch, whether its position is computed by a prefill, a chunk or a decode, on any number of threads.
@@ -81,6 +81,31 @@ struct Decoder {
   float epsilon;
 };
 
+// How a job's tokens are drawn (sampling/draws.py, sampling/sampler.py).
+struct Draw {
+  float temperature;  // 0: no draw, the token with the greatest logit, the first of several
+  float least_nats;   // of min-p: logits that are further below the greatest, over the temperature, are cut
+  int64_t top_k;      // 0: all
+  double top_p;       // 1: all
+  uint64_t stream;
+  int64_t number;  // of the output token
+};
+
+// What changes a row of logits before a token is chosen: bias, then penalties for the tokens that the job has seen. A
+// chosen token counts as seen from the next iteration on.
+struct Adjustment {
+  const int64_t* bias_ids;
+  const float* biases;
+  int64_t bias_count;
+  int64_t* seen_ids;   // different ones, of prompt and output, with room for one of each iteration; null: no penalties
+  float* seen_counts;  // how often each is in the output
+  int64_t seen_count;
+  float repetition_penalty;
+  float frequency_penalty;
+  float presence_penalty;
+  float unused;
+};
+
 struct Step {
   const int64_t* token_ids;      // [rows], not read if hidden_in is there
   const int64_t* positions;      // [rows]
@@ -112,7 +137,9 @@ struct Step {
   const int64_t* rows_left;    // [iterations], falling: of several, the first so many rows take part
   const int64_t* last_tokens;  // [last_token_count]: an iteration that chooses one of them is the last
   int64_t last_token_count;
-  int64_t* chosen;    // [iterations, logit_count]: the token with the greatest logit, the first of several
+  const Draw* draws;  // [logit_count], those of the first iteration; or null: every token is the likeliest
+  Adjustment* adjustments;  // [logit_count], or null
+  int64_t* chosen;    // [iterations, logit_count]
   int64_t* ended_ns;  // [iterations]: CLOCK_MONOTONIC at its end
 };
 
@@ -129,6 +156,11 @@ void fastserve_close(Engine* engine);
 // Returns 0, or 1 if the step was cut: keys and values of its rows may be written in part. Of several iterations,
 // ended_ns tells which were reached: it is left as it was for the others.
 int fastserve_step(Engine* engine, const Step* step);
+
+// chosen[i] = the next token of row i of the logits [rows, vocabulary], as a step chooses it. `scratch` has room for
+// 8 bytes a token of the vocabulary.
+void fastserve_draw(int instruction_set, const float* logits, int64_t rows, int64_t vocabulary, const Draw* draws,
+                    void* scratch, int64_t* chosen);
 
 // Units of work, of all steps so far, that a thread took over from one that had lost its core.
 int64_t fastserve_taken_over(const Engine* engine);

@@ -69,7 +69,7 @@ class StepView(ctypes.Structure):
         ("iterations", _WORD),
         *_fields(_ADDRESS, "rows_left", "last_tokens"),
         ("last_token_count", _WORD),
-        *_fields(_ADDRESS, "chosen", "ended_ns"),
+        *_fields(_ADDRESS, "draws", "adjustments", "chosen", "ended_ns"),
     )
 
 
@@ -84,6 +84,8 @@ def loaded(path: Path | None = None) -> ctypes.CDLL:
     functions.fastserve_close.argtypes = [ctypes.c_void_p]
     functions.fastserve_step.restype = ctypes.c_int
     functions.fastserve_step.argtypes = [ctypes.c_void_p, ctypes.POINTER(StepView)]
+    functions.fastserve_draw.restype = None
+    functions.fastserve_draw.argtypes = [ctypes.c_int, _ADDRESS, _WORD, _WORD, _ADDRESS, _ADDRESS, _ADDRESS]
     functions.fastserve_taken_over.restype = ctypes.c_int64
     functions.fastserve_taken_over.argtypes = [ctypes.c_void_p]
     return functions

@@ -13,13 +13,14 @@ namespace {
 struct Choice {
   int64_t (*scratch_bytes)(const Decoder*);
   Program run;
+  DrawRows draw;
 };
 
 constexpr Choice CHOICES[] = {
-    {nullptr, nullptr},
-    {scratch_bytes_avx2, run_avx2},
-    {scratch_bytes_avx512, run_avx512},
-    {scratch_bytes_avx512_bf16, run_avx512_bf16},
+    {nullptr, nullptr, nullptr},
+    {scratch_bytes_avx2, run_avx2, draw_avx2},
+    {scratch_bytes_avx512, run_avx512, draw_avx512},
+    {scratch_bytes_avx512_bf16, run_avx512_bf16, draw_avx512_bf16},
 };
 
 }  // namespace
@@ -82,6 +83,11 @@ int fastserve_step(Engine* engine, const Step* step) {
   engine->last_iteration = step->iterations - 1;
   team_run(engine->team, engine->run, engine);
   return static_cast<int>(engine->cut);
+}
+
+void fastserve_draw(int instruction_set, const float* logits, int64_t rows, int64_t vocabulary, const Draw* draws,
+                    void* scratch, int64_t* chosen) {
+  CHOICES[instruction_set].draw(logits, rows, vocabulary, draws, scratch, chosen);
 }
 
 int64_t fastserve_taken_over(const Engine* engine) { return team_taken_over(engine->team); }

@@ -27,10 +27,15 @@ struct Engine {
   int64_t last_iteration;
 };
 
-// For each instruction set: bytes of scratch that an engine needs, and the program of a step.
-#define DECLARE_PROGRAM(name)                              \
-  int64_t scratch_bytes_##name(const Decoder* decoder);    \
-  void run_##name(void* engine, int thread);
+using DrawRows = void (*)(const float* logits, int64_t rows, int64_t vocabulary, const Draw* draws, void* scratch,
+                          int64_t* chosen);
+
+// For each instruction set: bytes of scratch that an engine needs, the program of a step, and draws alone.
+#define DECLARE_PROGRAM(name)                                                                               \
+  int64_t scratch_bytes_##name(const Decoder* decoder);                                                     \
+  void run_##name(void* engine, int thread);                                                                \
+  void draw_##name(const float* logits, int64_t rows, int64_t vocabulary, const Draw* draws, void* scratch, \
+                   int64_t* chosen);
 
 DECLARE_PROGRAM(avx2)
 DECLARE_PROGRAM(avx512)

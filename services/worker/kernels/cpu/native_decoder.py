@@ -44,6 +44,7 @@ from services.worker.model.opt import OptModel
 from services.worker.model.opt_config import OptConfig
 from services.worker.model.prefill_cut import PrefillCut, StepLimit
 from services.worker.model.rope import Rope
+from services.worker.sampling.choices import Choices
 
 MOST_HEAD_SIZE = 1024
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -82,7 +83,6 @@ class NativeDecoder:
         self.max_model_len = model.max_model_len
         self.dtype = model.dtype
         self.device = torch.device("cpu")
-        self.instruction_set = instruction_set or best_instruction_set()
         self.add_up: Callable[[Tensor], None] | None = None
         """Replaces the parts of a product, which other ranks have in the same shape, by the sum of all."""
         self._rope: Rope | None = None
@@ -91,9 +91,11 @@ class NativeDecoder:
         self._view = self._described(model, weights)
         self._view.threads = threads
         self._library = loaded()
-        engine = self._library.fastserve_engine(self._view, self.instruction_set or 0)
-        if engine is None:
+        chosen_set = instruction_set or best_instruction_set()
+        engine = self._library.fastserve_engine(self._view, chosen_set or 0)
+        if engine is None or chosen_set is None:
             raise MemoryError("the compiled decoder gets no memory, or the processor lacks its instruction set")
+        self.instruction_set = chosen_set
         self._engine = ctypes.c_void_p(engine)
         # Not at the end of the process, when a step may still be under way.
         weakref.finalize(self, self._library.fastserve_close, self._engine).atexit = False
@@ -173,7 +175,7 @@ class NativeDecoder:
         step.hidden_out, step.logits = _address(hidden_out_TD), _address(logits_SV)
         self._run(step, keep_going)
 
-    def likeliest(
+    def next_tokens(
         self,
         token_ids: Sequence[int],
         cache: PagedKv,
@@ -181,9 +183,11 @@ class NativeDecoder:
         rows_left: Sequence[int],
         last_token_ids: Collection[int] = (),
         keep_going: Callable[[], bool] | None = None,
+        choices: Choices | None = None,
     ) -> list[tuple[list[int], int]]:
-        """The tokens with the greatest logits, of one iteration or of several in one call, each of which goes on from
-        the tokens of the one before. The model is whole.
+        """The tokens of one iteration, or of several in one call, each of which goes on from the tokens of the one
+        before. The model is whole. `choices` are of the first iteration, and counted on in place; without them every
+        token is the likeliest.
 
         One iteration is of any batch: `rows_left` is [number of its logit rows]. The first of several has decodes
         alone, and its block table the blocks of all. Of its rows, the first `rows_left[i]` take part in iteration i,
@@ -213,6 +217,8 @@ class NativeDecoder:
         step.token_ids, step.logits = _address(token_ids_T), _address(logits_SV)
         step.iterations, step.rows_left = count, _address(rows_left_I)
         step.last_tokens, step.last_token_count = _address(last_tokens), len(last_tokens)
+        if choices is not None:
+            step.draws, step.adjustments = choices.draws.ctypes.data, choices.adjustments_address
         step.chosen, step.ended_ns = _address(chosen), _address(ended_I)
         self._run(step, keep_going)
         chosen_ids: list[list[int]] = chosen.tolist()

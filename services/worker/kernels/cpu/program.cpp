@@ -46,7 +46,12 @@ class Thread {
     const int64_t outputs = d_.head.outputs;
     if (step_.logit_count > 0) {
       each(step_.logit_count, [&](int64_t row) {
-        step_.chosen[row] = place_of_greatest(step_.logits + row * outputs, outputs);
+        float* logits = step_.logits + row * outputs;
+        if (step_.adjustments != nullptr) adjust(logits, step_.adjustments[row]);
+        step_.chosen[row] = step_.draws == nullptr
+                                ? place_of_greatest(logits, outputs)
+                                : drawn_token(logits, outputs, step_.draws[row], iteration, s_.weighed);
+        if (step_.adjustments != nullptr) count_as_seen(&step_.adjustments[row], step_.chosen[row]);
       });
     }
     each(1, [&](int64_t) {
@@ -460,5 +465,12 @@ void NAMED(run_, INSTRUCTION_SET)(void* context, int thread) {
     Thread<Bfloat16>(engine, thread).run();
   } else {
     Thread<float>(engine, thread).run();
+  }
+}
+
+void NAMED(draw_, INSTRUCTION_SET)(const float* logits, int64_t rows, int64_t vocabulary, const Draw* draws,
+                                   void* scratch, int64_t* chosen) {
+  for (int64_t row = 0; row < rows; ++row) {
+    chosen[row] = drawn_token(logits + row * vocabulary, vocabulary, draws[row], 0, static_cast<Weighed*>(scratch));
   }
 }

@@ -1,6 +1,7 @@
 // The memory that a step works in, made once for an engine.
 #pragma once
 #include "attention.h"
+#include "draws.h"
 #include "engine.h"
 
 namespace INSTRUCTION_SET {
@@ -34,6 +35,7 @@ struct Scratch {
   QueryRows* units;  // [rows]
   float* sums;       // this thread's, [QUANTIZED_UNIT_ROWS, PANEL]
   uint32_t* piece;   // this thread's, [PIECE_WORDS, PANEL]
+  Weighed* weighed;  // this thread's, [vocabulary]
   AttentionScratch<T> attention;  // this thread's
 
   Scratch(const Decoder& d, char* base, int thread, int64_t* bytes) {
@@ -54,6 +56,7 @@ struct Scratch {
       Arena own{base, arena.used};
       float* own_sums = own.take<float>(QUANTIZED_UNIT_ROWS * PANEL);
       uint32_t* own_piece = own.take<uint32_t>(PIECE_WORDS * PANEL);
+      Weighed* own_weighed = own.take<Weighed>(d.vocabulary);
       AttentionScratch<T> mine = attention;
       mine.queries = own.take<T>(queries_of_unit * head);
       mine.scores = own.take<float>(queries_of_unit * CHUNK);
@@ -67,6 +70,7 @@ struct Scratch {
       if (number == thread) {
         sums = own_sums;
         piece = own_piece;
+        weighed = own_weighed;
         attention = mine;
       }
     }

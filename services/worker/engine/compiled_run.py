@@ -1,10 +1,10 @@
-"""Iterations whose tokens are the likeliest ones, in one call of the compiled decoder: one, or several.
+"""Iterations whose tokens the compiled decoder chooses, in one call: one, or several.
 
 Between two calls lie layout, sampling and accounts in Python, which take as long as some layers of a small model. Where
-all jobs of an iteration take the likeliest token, the compiled code finds it. While plans are made ahead
-(services.scheduler.machine.plan_lead), most of them are decodes of the jobs of the plan before, or of fewer: then
-nothing is to be decided between iterations, and the compiled code goes on to the next one. The tokens are those that
-the iterations give one by one.
+the tokens of all jobs of an iteration follow from its logits, likeliest or drawn, the compiled code chooses them.
+While plans are made ahead (services.scheduler.machine.plan_lead), most of them are decodes of the jobs of the plan
+before, or of fewer: then nothing is to be decided between iterations, and the compiled code goes on to the next one.
+The tokens are those that the iterations give one by one.
 
 A run ends early with the iteration that samples a job's stop token: that job's later entries are to be passed over.
 """
@@ -19,6 +19,7 @@ from services.domain.protocol import SampledToken
 from services.worker.engine.batch_parts import BatchPart, computed_together
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
 from services.worker.model.batch import BatchLayout, PagedKv
+from services.worker.sampling.choices import Choices
 from services.worker.step import Step
 
 
@@ -30,7 +31,7 @@ class RunPlan(NamedTuple):
     compute_s: float
 
 
-class GreedyRun(NamedTuple):
+class CompiledRun(NamedTuple):
     """`parts` are those of the first plan. If there are several, all are decodes, by how long they stay: of them the
     first `rows_left[i]` are in `plans[i]`, a token further in each.
     """
@@ -49,12 +50,16 @@ class GreedyRun(NamedTuple):
         batch = BatchLayout.of(sequences, cache.block_size, ahead_tokens=ahead_tokens)
         sampled = [part for part in parts if part.samples]
         last_tokens = frozenset[int]().union(*(part.progress.sampler.stop_tokens for part in sampled))
+        rows = [part.progress.row() for part in sampled]
+        choices = None if all(row.sampler.takes_likeliest for row in rows) else Choices(rows, len(self.plans))
         fed = [token_id for part in parts for token_id in part.token_ids]
         for part in parts:
             part.place.tables.valid_tokens = part.entry.to_token
         computed: list[RunPlan] = []
         for plan, (token_ids, ended_ns) in zip(
-            self.plans, decoder.likeliest(fed, cache, batch, self.rows_left, last_tokens, keep_going), strict=False
+            self.plans,
+            decoder.next_tokens(fed, cache, batch, self.rows_left, last_tokens, keep_going, choices),
+            strict=False,
         ):
             tokens = {}
             for part, token_id in zip(sampled, token_ids, strict=False):
@@ -68,17 +73,17 @@ class GreedyRun(NamedTuple):
         return computed
 
 
-def greedy_run(step: Step, parts: Sequence[BatchPart], behind: Sequence[Plan], block_size: int) -> GreedyRun | None:
+def compiled_run(step: Step, parts: Sequence[BatchPart], behind: Sequence[Plan], block_size: int) -> CompiledRun | None:
     """The step's plan and those of the plans behind it that can be computed with it; None if not even that one can,
-    because a job does not take the likeliest token.
+    because a job has a guide, wants log probabilities, or may not end yet.
 
     `parts` are the step's, checked. A plan is not taken in unless it would be found right, too.
     """
-    if not parts or not all(_takes_likeliest(part) for part in parts):
+    if not parts or not all(_is_plain(part) for part in parts):
         return None
     if not behind or not all(part.entry.from_token > 0 and part.row_count == 1 and part.samples for part in parts):
         sampled = sum(part.samples for part in parts)
-        return GreedyRun([step.plan], computed_together(parts), [sampled])
+        return CompiledRun([step.plan], computed_together(parts), [sampled])
     by_job = {part.entry.job_id: part for part in parts}
     stays = dict.fromkeys(by_job, 1)
     plans = [step.plan]
@@ -91,7 +96,7 @@ def greedy_run(step: Step, parts: Sequence[BatchPart], behind: Sequence[Plan], b
             stays[job_id] = len(plans)
     in_order = sorted(parts, key=lambda part: -stays[part.entry.job_id])
     rows_left = [sum(count > number for count in stays.values()) for number in range(len(plans))]
-    return GreedyRun(plans, in_order, rows_left)
+    return CompiledRun(plans, in_order, rows_left)
 
 
 def _going_on(
@@ -116,11 +121,13 @@ def _going_on(
     return going
 
 
-def _takes_likeliest(part: BatchPart) -> bool:
-    """Whether the token after the part, if it samples one, and those after that are the likeliest ones."""
+def _is_plain(part: BatchPart) -> bool:
+    """Whether the token after the part, if it samples one, and those after that follow from the logits and from the
+    tokens before, and nothing else is told.
+    """
     progress = part.progress
     sampler = progress.sampler
-    if part.runs_alone or progress.guide is not None or not sampler.takes_likeliest:
+    if part.runs_alone or progress.guide is not None or sampler.sampling.logprobs is not None:
         return False
     is_long_enough = progress.known_tokens - progress.prompt_tokens >= sampler.sampling.min_tokens
     return is_long_enough or not sampler.stop_tokens

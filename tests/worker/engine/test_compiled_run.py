@@ -51,6 +51,43 @@ def test_decodes_of_the_same_jobs_are_one_call_and_give_what_each_gives_alone(ru
         assert runner.outputs[job_id] == alone(PROMPTS[job_id], sampling(max_tokens=9))
 
 
+HOWS: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 1.0, "seed": 5},
+    "top_p": {"temperature": 0.7, "seed": 6, "top_p": 0.9, "choice": 1},
+    "top_k and min_p": {"temperature": 1.5, "seed": 7, "top_k": 20, "min_p": 0.05},
+    "repetition_penalty": {"repetition_penalty": 1.4},
+    "presence and frequency": {"presence_penalty": 0.6, "frequency_penalty": 0.5},
+    "logit_bias": {"logit_bias": ((3, 1.5), (40, -100.0), (41, 2.0))},
+    "all": {"temperature": 0.8, "seed": 8, "top_p": 0.8, "repetition_penalty": 1.2, "logit_bias": ((9, 3.0),)},
+}
+
+
+def test_jobs_that_draw_are_computed_together_with_others_and_draw_what_they_draw_alone(
+    runner: FakeSchedulerPlans,
+) -> None:
+    hows = dict(zip("abc", [HOWS["temperature"], {}, HOWS["all"]], strict=True))
+    jobs = [runner.add(name, PROMPTS[name], sampling(max_tokens=9, **how)) for name, how in hows.items()]
+    runner.run(*(runner.entry(job_id) for job_id in jobs))
+    a, b, c = jobs
+    assert run_all(runner, plans_of(runner, [a, b, c], [c, b, a], [a, c], [a, c])) == [4]
+    runner.finish(a, b, c)
+    for name, how in hows.items():
+        assert runner.outputs[JobId(name)] == alone(PROMPTS[name], sampling(max_tokens=9, **how))
+
+
+@pytest.mark.parametrize("how", HOWS.values(), ids=HOWS)
+def test_a_job_has_the_same_tokens_in_a_run_as_beside_one_that_has_each_plan_alone(
+    runner: FakeSchedulerPlans, how: dict[str, Any]
+) -> None:
+    (a,) = begun(runner, "a", max_tokens=24, **how)
+    assert run_all(runner, plans_of(runner, *[[a]] * 8)) == [8]
+    (b,) = begun(runner, "b", max_tokens=24, logprobs=0)
+    assert run_all(runner, plans_of(runner, *[[a, b]] * 8)) == [1] * 8
+    runner.finish(a)
+    assert runner.outputs[a] == alone(PROMPTS["a"], sampling(max_tokens=24, **how))
+    assert runner.outputs[a] != alone(PROMPTS["a"], sampling(max_tokens=24)), "it does something"
+
+
 def test_jobs_that_leave_are_left_out_and_each_result_has_its_plans_order(runner: FakeSchedulerPlans) -> None:
     a, b, c = begun(runner, "abc", max_tokens=9)
     plans = plans_of(runner, [a, b, c], [c, b, a], [a, c], [c])
@@ -88,15 +125,12 @@ def test_a_run_ends_with_a_stop_token_and_that_jobs_later_entries_are_passed_ove
 @pytest.mark.parametrize(
     "how",
     [
-        {"temperature": 1.0},
         {"logprobs": 0},
-        {"repetition_penalty": 1.2},
-        {"logit_bias": ((3, 1.0),)},
         {"min_tokens": 5, "stop_token_ids": (2,)},
     ],
     ids=lambda how: next(iter(how)),
 )
-def test_a_job_that_asks_for_more_than_the_likeliest_token_has_each_plan_alone(
+def test_a_job_that_asks_for_more_than_tokens_or_may_not_end_yet_has_each_plan_alone(
     runner: FakeSchedulerPlans, how: dict[str, Any]
 ) -> None:
     (a,) = begun(runner, "a", max_tokens=9, **how)

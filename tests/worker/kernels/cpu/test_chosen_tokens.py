@@ -1,5 +1,5 @@
-"""The likeliest tokens, chosen by the compiled code: of one iteration, and of several in one call, which are the same
-as one after the other, bit for bit.
+"""Tokens chosen by the compiled code: of one iteration, and of several in one call, which are the same as one after the
+other, bit for bit.
 """
 
 import ctypes
@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from services.domain.job_sampling import JobSampling
 from services.worker.kernels.cpu.decoder_library import InstructionSet
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
+from services.worker.kernels.cpu.native_draws import native_draw
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
 from services.worker.model.prefill_cut import PrefillCut, StepLimit
+from services.worker.sampling.choices import Choices
+from services.worker.sampling.sampler import JobSampler, SampleRow, sample
 from tests.worker.model.reference_models import (
     Pool,
     instruction_sets,
@@ -56,7 +60,7 @@ def one_by_one(model: NativeDecoder, pool: Pool, rows_left: list[int]) -> list[l
 def together(
     model: NativeDecoder, pool: Pool, rows_left: list[int], last_token_ids: tuple[int, ...] = ()
 ) -> list[tuple[list[int], int]]:
-    return model.likeliest([5, 6, 7, 8], pool.cache, laid_out(LENGTHS, len(rows_left) - 1), rows_left, last_token_ids)
+    return model.next_tokens([5, 6, 7, 8], pool.cache, laid_out(LENGTHS, len(rows_left) - 1), rows_left, last_token_ids)
 
 
 @pytest.mark.parametrize("samples", [(True, True, True), (True, False, True), (False, False, False)])
@@ -73,7 +77,7 @@ def test_of_one_iteration_every_row_with_logits_gets_its_token_whatever_else_is_
     ]
     layout, fed = BatchLayout.of(rows, 4), tokens(53, seed=9)
     expected = model(fed, pools[0].cache, layout).argmax(-1).tolist()
-    ((found, _),) = model.likeliest(fed.tolist(), pools[1].cache, layout, [sum(samples)])
+    ((found, _),) = model.next_tokens(fed.tolist(), pools[1].cache, layout, [sum(samples)])
     assert found == expected
     assert torch.equal(pools[1].cache.pool, pools[0].cache.pool)
 
@@ -103,6 +107,38 @@ def test_the_tokens_and_their_kv_are_those_of_one_iteration_after_the_other(
     assert ended_ns == sorted(ended_ns)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("instruction_set", instruction_sets())
+def test_tokens_are_drawn_that_one_iteration_after_the_other_draws(
+    instruction_set: InstructionSet, dtype: torch.dtype
+) -> None:
+    """Each job in its own way, the third one's tokens are the likeliest."""
+    hows: list[dict[str, Any]] = [
+        {"temperature": 1.5},
+        {"top_p": 0.9, "min_p": 0.01},
+        {"temperature": 0.0},
+        {"top_k": 40},
+    ]
+    rows = [
+        SampleRow(JobSampler(JobSampling(max_tokens=9, seed=number, **how)), number) for number, how in enumerate(hows)
+    ]
+    reference = reference_model("llama", max_position_embeddings=64, vocab_size=3000)
+    model = native_of(reference, dtype, instruction_set, threads=2)
+    pools = [prefilled(model), prefilled(model)]
+    rows_left = [4, 4, 3, 3, 2, 1, 1]
+    fed, expected = [5, 6, 7, 8], []
+    for ahead, left in enumerate(rows_left):
+        layout = laid_out([length + ahead for length in LENGTHS[:left]])
+        logits = model(torch.tensor(fed[:left]), pools[0].cache, layout)
+        now = [row._replace(number=row.number + ahead) for row in rows[:left]]
+        fed = sample(logits, now, native_draw(instruction_set)).token_ids
+        expected.append(fed)
+    layout = laid_out(LENGTHS, len(rows_left) - 1)
+    found = model.next_tokens([5, 6, 7, 8], pools[1].cache, layout, rows_left, choices=Choices(rows, len(rows_left)))
+    assert [token_ids for token_ids, _ in found] == expected
+    assert torch.equal(pools[1].cache.pool, pools[0].cache.pool)
+
+
 def test_more_threads_than_cores_change_no_bit() -> None:
     reference = reference_model("llama", max_position_embeddings=64)
     rows_left = [4] * 9
@@ -124,7 +160,7 @@ def test_more_decodes_than_a_pass_computes_at_a_time_go_on_together() -> None:
         fed = model(torch.tensor(fed), PagedKv(pools[0]), layout).argmax(-1).tolist()
         chosen.append(fed)
     layout = BatchLayout.of([SequenceRows(0, 1, [number]) for number in range(rows)], 4, ahead_tokens=2)
-    found = model.likeliest([5] * rows, PagedKv(pools[1]), layout, [rows] * 3)
+    found = model.next_tokens([5] * rows, PagedKv(pools[1]), layout, [rows] * 3)
     assert [token_ids for token_ids, _ in found] == chosen
     assert torch.equal(pools[1], pools[0])
 
@@ -153,4 +189,4 @@ def test_it_is_given_up_between_two_layers() -> None:
     _, model = native_pair()
     layout = laid_out(LENGTHS, 3)
     with pytest.raises(PrefillCut):
-        model.likeliest([5, 6, 7, 8], prefilled(model).cache, layout, [4] * 4, (), StepLimit(ctypes.c_int32(1)))
+        model.next_tokens([5, 6, 7, 8], prefilled(model).cache, layout, [4] * 4, (), StepLimit(ctypes.c_int32(1)))
