@@ -10,7 +10,7 @@ from services.domain.generation import EndReason
 from services.domain.ids import JobId
 from services.domain.protocol import Ack, Order, OrderChange, Rank
 from services.scheduler.machine.scheduler_events import Cancel, Submit
-from services.scheduler.policies.gittins import ORDERED_LEVEL, RESIDENT_FACTOR, TRUSTED_JOBS, Gittins
+from services.scheduler.policies.gittins import LAST_UNITS, ORDERED_LEVEL, RESIDENT_FACTOR, TRUSTED_JOBS, Gittins
 from services.scheduler.policies.length_classes import PROMPT_CLASSES, KeyedClasses
 from services.scheduler.policies.length_distribution import EDGES
 from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK
@@ -105,6 +105,39 @@ def machine_after(trace: list[Arrival], **knobs: object) -> CheckedScheduler:
 def machine_that_learnt(lengths: list[int]) -> CheckedScheduler:
     """A machine that has served jobs of these lengths, and has none left."""
     return machine_after(taught(lengths))
+
+
+HEAVY = [*[1] * 70, 700, *[1] * 70, *[20] * 9]
+"""One job in 150 is most of the work."""
+
+
+def jumps_of_a_job(lengths: list[int], learnt_from: int) -> dict[int, float]:
+    """How far a job goes behind when it has made so many tokens, in units of backlog and a long job's time: at each
+    edge up to 64.
+    """
+    machine = machine_after(taught(lengths, learnt_from))
+    policy = policy_of(machine)
+    machine.turn(Submit(A, 10, 100))
+    (plan,) = plans(machine.turn(resident(A, 200)))
+    jumps: dict[int, float] = {}
+    for tokens in range(1, 65):
+        before = rank_of(machine, A).key
+        turn = machine.turn(machine.result(plan))
+        if (behind_s := rank_of(machine, A).key - before) > 0.0:
+            jumps[tokens] = behind_s / policy.unit_s
+        (plan,) = plans(turn)
+    return jumps
+
+
+def test_where_a_few_jobs_are_most_of_the_work_who_outlasts_nearly_all_goes_far_behind() -> None:
+    jumps = jumps_of_a_job(HEAVY, 600)
+    (border,) = [tokens for tokens, units in jumps.items() if units > LAST_UNITS / 2]
+    assert 20 < border <= 64
+    assert jumps[border] > LAST_UNITS
+
+
+def test_elsewhere_the_longest_jobs_go_behind_like_others() -> None:
+    assert max(jumps_of_a_job([30, 45], 128).values(), default=0.0) < 1.0
 
 
 def test_with_a_longer_backlog_the_same_job_overtakes_jobs_that_came_longer_before_it() -> None:
