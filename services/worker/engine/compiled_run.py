@@ -50,8 +50,9 @@ class CompiledRun(NamedTuple):
         batch = BatchLayout.of(sequences, cache.block_size, ahead_tokens=ahead_tokens)
         sampled = [part for part in parts if part.samples]
         last_tokens = frozenset[int]().union(*(part.progress.sampler.stop_tokens for part in sampled))
-        rows = [part.progress.row() for part in sampled]
-        choices = None if all(row.sampler.takes_likeliest for row in rows) else Choices(rows, len(self.plans))
+        choices: Choices | None = None
+        if not all(part.progress.sampler.takes_likeliest for part in sampled):
+            choices = Choices([part.progress.row() for part in sampled], len(self.plans))
         fed = [token_id for part in parts for token_id in part.token_ids]
         for part in parts:
             part.place.tables.valid_tokens = part.entry.to_token

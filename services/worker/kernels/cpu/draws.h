@@ -159,7 +159,7 @@ class Drawing {
       const Vector of_part = nats(at);
       store(numbers, of_part);
       store(weights, exponential(of_part));
-      for (int64_t i = 0, stop = at + LANES <= count_ ? LANES : count_ - at; i < stop; ++i) use(bits_of(numbers[i]), weights[i]);
+      for (int64_t i = 0; i < LANES && at + i < count_; ++i) use(bits_of(numbers[i]), weights[i]);
     }
   }
 
