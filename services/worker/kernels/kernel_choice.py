@@ -43,7 +43,9 @@ def with_kernels(model: DecoderModel, natively: bool, *, quantized: bool = False
     """The filled model, ready to compute; with int8 weights if `quantized`, which torch does not have here."""
     assert natively or not quantized, "int8 weights are for the compiled decoder"
     if natively:
-        return NativeDecoder(model, torch.get_num_threads(), quantized=quantized)
+        decoder = NativeDecoder(model, torch.get_num_threads(), quantized=quantized)
+        _log.info("the compiled decoder computes, with %s", decoder.instruction_set.name)
+        return decoder
     prepare(model)
     return model
 

@@ -29,15 +29,23 @@ FLAGS = (
 LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc")
 SANITIZERS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _WIDE = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
-_PROGRAMS = {"avx2": ("-mavx2", "-mfma"), "avx512": _WIDE, "avx512_bf16": (*_WIDE, "-mavx512bf16")}
+_PROGRAMS = {
+    "avx2": ("-mavx2", "-mfma"),
+    "avx512": _WIDE,
+    "avx512_bf16": (*_WIDE, "-mavx512bf16"),
+    "amx_bf16": (*_WIDE, "-mavx512bf16", "-DWITH_TILES"),  # tiles are written for the assembler (tiles.h)
+}
 
 
 class CompileError(Exception):
     """The decoder can't be compiled here; the message is one line."""
 
 
+EMULATED_TILES = "-DEMULATED_TILES"
+"""Intel's AMX in plain C++, for tests on processors without it."""
+
 extra_flags: tuple[str, ...] = ()
-"""The tests under sanitizers set them."""
+"""Tests set them."""
 
 
 def library() -> Path:

@@ -145,7 +145,8 @@ struct Step {
 
 struct Engine;
 
-// The best instruction set of this processor: 0 none that serves, 1 AVX2, 2 AVX-512, 3 AVX-512 with bfloat16.
+// The best instruction set of this processor: 0 none that serves, 1 AVX2, 2 AVX-512, 3 AVX-512 with bfloat16, 4 that and
+// AMX with bfloat16.
 int fastserve_instruction_set();
 
 // An engine that computes with this instruction set, or null if there is no memory or no such instruction set.

@@ -14,6 +14,7 @@ class InstructionSet(IntEnum):
     AVX2 = 1
     AVX512 = 2
     AVX512_BF16 = 3
+    AMX_BF16 = 4
 
 
 def _fields(kind: type, *names: str) -> list[tuple[str, type]]:

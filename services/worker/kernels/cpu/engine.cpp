@@ -1,8 +1,11 @@
 // The C interface, and the choice of the program for the processor.
 #include "engine.h"
 
+#include <cpuid.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <new>
 
@@ -21,7 +24,38 @@ constexpr Choice CHOICES[] = {
     {scratch_bytes_avx2, run_avx2, draw_avx2},
     {scratch_bytes_avx512, run_avx512, draw_avx512},
     {scratch_bytes_avx512_bf16, run_avx512_bf16, draw_avx512_bf16},
+    {scratch_bytes_amx_bf16, run_amx_bf16, draw_amx_bf16},
 };
+
+constexpr int AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3, AMX_BF16 = 4;
+
+// Of Intel's AMX: the processor and the system have it, and the system lets this process use it.
+bool has_tiles() {
+#if defined(EMULATED_TILES)
+  return true;
+#else
+  constexpr unsigned TILE_BF16 = 1u << 22, TILE = 1u << 24;    // leaf 7, EDX
+  constexpr unsigned TILE_STATES = 1u << 17 | 1u << 18;        // XCR0
+  constexpr unsigned SAVES_STATES = 1u << 27;                  // leaf 1, ECX
+  constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & SAVES_STATES)) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (TILE_BF16 | TILE)) != (TILE_BF16 | TILE)) return false;
+  asm volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+  if ((a & TILE_STATES) != TILE_STATES) return false;
+  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#endif
+}
+
+int best_instruction_set() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+  const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (!wide) return AVX2;
+  if (!__builtin_cpu_supports("avx512bf16")) return AVX512;
+  return has_tiles() && tiles_multiply() ? AMX_BF16 : AVX512_BF16;
+}
 
 }  // namespace
 
@@ -38,12 +72,8 @@ bool step_goes_on(const Step* step) {
 }
 
 int fastserve_instruction_set() {
-  __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
-  const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (!wide) return 1;
-  return __builtin_cpu_supports("avx512bf16") ? 3 : 2;
+  static const int best = best_instruction_set();
+  return best;
 }
 
 Engine* fastserve_engine(const Decoder* decoder, int instruction_set) {

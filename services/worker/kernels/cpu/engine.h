@@ -40,6 +40,11 @@ using DrawRows = void (*)(const float* logits, int64_t rows, int64_t vocabulary,
 DECLARE_PROGRAM(avx2)
 DECLARE_PROGRAM(avx512)
 DECLARE_PROGRAM(avx512_bf16)
+DECLARE_PROGRAM(amx_bf16)
+
+// Whether products by tiles are right on this processor, which must have them: of whole numbers, where nothing is
+// rounded.
+bool tiles_multiply();
 
 // Whether the step may go on, asked by the caller's thread before a layer.
 bool step_goes_on(const Step* step);

@@ -2,9 +2,15 @@
 //
 // Each of the 64 sums of a row is kept in one place and takes its words in rising order, whatever the number of rows
 // that are computed together and however the words are cut: between two pieces it lies in memory, which rounds nothing.
+//
+// With WITH_TILES, rows of bfloat16 are multiplied by the processor's tiles, few rows and many: they add up 32 products
+// before they add these to a sum, in an order of their own.
 #pragma once
 #include "decoder.h"
 #include "simd.h"
+#if defined(WITH_TILES)
+#include "tiles.h"
+#endif
 
 namespace INSTRUCTION_SET {
 
@@ -17,6 +23,18 @@ constexpr int64_t AHEAD_WORDS = 2048;  // how far ahead a single tile fetches: 8
 
 template <class T>
 constexpr int64_t WORD_NUMBERS = sizeof(uint32_t) / sizeof(T);
+
+#if defined(WITH_TILES)
+template <class T>
+constexpr bool BY_TILES = sizeof(T) == sizeof(Bfloat16);
+#else
+template <class T>
+constexpr bool BY_TILES = false;
+#endif
+
+// The most rows that are multiplied at once.
+template <class T>
+constexpr int64_t TILE_ROWS = BY_TILES<T> ? 16 : REGISTER_ROWS;
 
 template <class T>
 static inline int64_t words_of(int64_t numbers) {
@@ -54,9 +72,59 @@ static void tile(const uint32_t* x, int64_t x_step, const uint32_t* panel, int64
   }
 }
 
+#if defined(WITH_TILES)
+// The same for words that are a multiple of `depth`, by tiles of so many words.
+template <int AHEAD_LINES>
+static void deep_tile(int64_t rows, const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words,
+                      int64_t depth, bool fresh, float* sums, const uint32_t* ahead) {
+  constexpr int64_t PANEL_BYTES = PANEL * sizeof(uint32_t);
+  shape_for(rows, depth);
+  if (fresh) {
+    CLEAR_TILE(0);
+    CLEAR_TILE(1);
+    CLEAR_TILE(2);
+    CLEAR_TILE(3);
+  } else {
+    LOAD_TILE(0, sums, PANEL_BYTES);
+    LOAD_TILE(1, sums + LANES, PANEL_BYTES);
+    LOAD_TILE(2, sums + 2 * LANES, PANEL_BYTES);
+    LOAD_TILE(3, sums + 3 * LANES, PANEL_BYTES);
+  }
+  for (int64_t word = 0; word < words; word += depth) {
+    for (int64_t line = word * AHEAD_LINES; line < (word + depth) * AHEAD_LINES; ++line) {
+      _mm_prefetch(reinterpret_cast<const char*>(ahead + line * LINE_WORDS), _MM_HINT_T0);
+    }
+    const uint32_t* outputs = panel + word * PANEL;
+    LOAD_TILE(4, x + word, x_step * static_cast<int64_t>(sizeof(uint32_t)));
+    LOAD_TILE(5, outputs, PANEL_BYTES);
+    MULTIPLY_TILES(0, 4, 5);
+    LOAD_TILE(6, outputs + LANES, PANEL_BYTES);
+    MULTIPLY_TILES(1, 4, 6);
+    LOAD_TILE(7, outputs + 2 * LANES, PANEL_BYTES);
+    MULTIPLY_TILES(2, 4, 7);
+    LOAD_TILE(5, outputs + 3 * LANES, PANEL_BYTES);
+    MULTIPLY_TILES(3, 4, 5);
+  }
+  STORE_TILE(0, sums, PANEL_BYTES);
+  STORE_TILE(1, sums + LANES, PANEL_BYTES);
+  STORE_TILE(2, sums + 2 * LANES, PANEL_BYTES);
+  STORE_TILE(3, sums + 3 * LANES, PANEL_BYTES);
+}
+#endif
+
 template <class T, int AHEAD_LINES>
 static void tile_of(int64_t rows, const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh,
                     float* sums, const uint32_t* ahead) {
+#if defined(WITH_TILES)
+  if constexpr (BY_TILES<T>) {
+    const int64_t rest = words % TILE_DEPTH, whole = words - rest;
+    if (whole > 0) deep_tile<AHEAD_LINES>(rows, x, x_step, panel, whole, TILE_DEPTH, fresh, sums, ahead);
+    if (rest > 0) {
+      deep_tile<0>(rows, x + whole, x_step, panel + whole * PANEL, rest, rest, fresh && whole == 0, sums, nullptr);
+    }
+    return;
+  }
+#endif
   switch (rows) {
     case 1: return tile<T, 1, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
     case 2: return tile<T, 2, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
@@ -73,7 +141,7 @@ static void tile_of(int64_t rows, const uint32_t* x, int64_t x_step, const uint3
 template <class T>
 static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const uint32_t* panel, int64_t words,
                         bool fetch, bool fresh, float* sums) {
-  const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  const int64_t tiles = (rows + TILE_ROWS<T> - 1) / TILE_ROWS<T>;
   const int64_t piece_words = tiles == 1 && TILE_VECTORS == PANEL / LANES ? words : PIECE_WORDS;
   for (int64_t begin = 0; begin < words; begin += piece_words) {
     const int64_t count = words - begin < piece_words ? words - begin : piece_words;
@@ -151,7 +219,7 @@ template <class T>
 static void times_quantized_panel(const uint32_t* x, int64_t x_step, int64_t rows, const int8_t* panel, int64_t words,
                                   uint32_t* piece, float* sums) {
   constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<T>;
-  if (times_few_rows<T>(x, x_step, rows, panel, words, sums)) return;
+  if (!BY_TILES<T> && times_few_rows<T>(x, x_step, rows, panel, words, sums)) return;
   for (int64_t begin = 0; begin < words; begin += PIECE_WORDS) {
     const int64_t count = words - begin < PIECE_WORDS ? words - begin : PIECE_WORDS;
     const int8_t* from = panel + begin * WORD_BYTES;

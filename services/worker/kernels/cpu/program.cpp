@@ -184,13 +184,13 @@ class Thread {
     const int64_t words = words_of<T>(matrix.inputs), x_step = words_of<T>(padded(matrix.inputs));
     const int64_t panels = padded(matrix.outputs) / PANEL;
     const int64_t unit_rows = matrix.quantized != nullptr ? QUANTIZED_UNIT_ROWS : UNIT_ROWS;
-    const int64_t row_units = (rows + unit_rows - 1) / unit_rows, tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    const int64_t row_units = (rows + unit_rows - 1) / unit_rows, tiles = (rows + TILE_ROWS<T> - 1) / TILE_ROWS<T>;
     const uint32_t* x_words = reinterpret_cast<const uint32_t*>(x);
     for (int64_t unit; (unit = team_take(engine_.team, &place_, panels * row_units, true)) >= 0;) {
       const int64_t panel = unit / row_units, part = unit % row_units;
       // Whole tiles, but for the last.
-      const int64_t begin = tiles * part / row_units * TILE_ROWS;
-      const int64_t stop = least(tiles * (part + 1) / row_units * TILE_ROWS, rows);
+      const int64_t begin = tiles * part / row_units * TILE_ROWS<T>;
+      const int64_t stop = least(tiles * (part + 1) / row_units * TILE_ROWS<T>, rows);
       if (matrix.quantized != nullptr) {
         times_quantized_panel<T>(x_words + begin * x_step, x_step, stop - begin,
                                  matrix.quantized + panel * words * PANEL * WORD_NUMBERS<T>, words, s_.piece, s_.sums);
@@ -466,6 +466,9 @@ void NAMED(run_, INSTRUCTION_SET)(void* context, int thread) {
   } else {
     Thread<float>(engine, thread).run();
   }
+#if defined(WITH_TILES)
+  release_tiles();
+#endif
 }
 
 void NAMED(draw_, INSTRUCTION_SET)(const float* logits, int64_t rows, int64_t vocabulary, const Draw* draws,
@@ -474,3 +477,34 @@ void NAMED(draw_, INSTRUCTION_SET)(const float* logits, int64_t rows, int64_t vo
     chosen[row] = drawn_token(logits + row * vocabulary, vocabulary, draws[row], 0, static_cast<Weighed*>(scratch));
   }
 }
+
+#if defined(WITH_TILES)
+bool tiles_multiply() {
+  constexpr int64_t ROWS = 17, WORDS = TILE_DEPTH + 3;  // a tile and a rest of both
+  uint32_t x[ROWS * WORDS], panel[WORDS * PANEL];
+  float sums[ROWS * PANEL];
+  const auto first = [](int64_t at) { return static_cast<float>(at * 7 % 9 - 4); };
+  const auto second = [](int64_t at) { return static_cast<float>(at * 5 % 11 - 5); };
+  const auto word = [](float low, float high) {
+    uint32_t bits[2];
+    std::memcpy(&bits[0], &low, sizeof(low));
+    std::memcpy(&bits[1], &high, sizeof(high));
+    return bits[0] >> 16 | (bits[1] & 0xffff0000u);
+  };
+  for (int64_t at = 0; at < ROWS * WORDS; ++at) x[at] = word(first(at), second(at));
+  for (int64_t at = 0; at < WORDS * PANEL; ++at) panel[at] = word(second(at), first(at));
+  times_panel<Bfloat16>(x, WORDS, ROWS, panel, WORDS, false, true, sums);
+  release_tiles();
+  for (int64_t row = 0; row < ROWS; ++row) {
+    for (int64_t output = 0; output < PANEL; ++output) {
+      float expected = 0;
+      for (int64_t k = 0; k < WORDS; ++k) {
+        const int64_t of_x = row * WORDS + k, of_panel = k * PANEL + output;
+        expected += first(of_x) * second(of_panel) + second(of_x) * first(of_panel);
+      }
+      if (sums[row * PANEL + output] != expected) return false;
+    }
+  }
+  return true;
+}
+#endif

@@ -18,7 +18,7 @@ constexpr int LANES = 16;
 #if defined(__AVX512F__)
 
 // The rows and vectors of a product that are kept in registers.
-constexpr int TILE_ROWS = 6;
+constexpr int REGISTER_ROWS = 6;
 constexpr int TILE_VECTORS = 4;
 
 struct Vector {
@@ -137,7 +137,7 @@ static inline void pair_up(const Bfloat16* a, const Bfloat16* b, uint32_t* out) 
 
 #else  // AVX2 with FMA
 
-constexpr int TILE_ROWS = 4;
+constexpr int REGISTER_ROWS = 4;
 constexpr int TILE_VECTORS = 1;
 
 struct Vector {
