@@ -17,8 +17,10 @@ of: the backlog, which is the expected seconds of work of all jobs in the system
 arrivals are. Twice the backlog allows twice the overtaking, so the tail stays about the same
 multiple of what it is under first come, first served. How far to stretch depends on the spread of the work, its squared
 coefficient of variation (an exponential's is 1). Up to ORDINARY_SPREAD, P99 of completion times rises with the stretch,
-and is kept near that of first come, first served. Beyond GREAT_SPREAD it hardly does: the jobs that are overtaken are
-the few that would be the last in any order that does not know them, and 95 of 100 gain the more, the further one goes.
+and is kept near that of first come, first served. Beyond GREAT_SPREAD it hardly does in a deep queue: the jobs that are
+overtaken are the few that would be the last in any order that does not know them, and 95 of 100 gain the more, the
+further one goes. In a shallow one, whose backlog is less than the time of a long job, who is overtaken could have ended
+soon: there the stretch stays.
 
 There the few longest jobs are also much of the work. Who has made more tokens than all but LAST_SHARE of the jobs do is
 one of them, and goes far behind the others: LAST_UNITS of the same unit. P99 of completion times is the others' then,
@@ -64,6 +66,8 @@ ORDINARY_SPREAD, GREAT_SPREAD = 7.0, 10.0
 """Squared coefficients of variation of the work, between which the stretch grows by the same factor for each step, and
 the longest jobs come to be the last.
 """
+SHALLOW_QUEUE, DEEP_QUEUE = 0.5, 1.0
+"""Backlogs, in times of a long job, between which the stretch of a great spread grows from STRETCH to its own."""
 LAST_SHARE, LAST_UNITS = 0.008, 20.0
 """Less than one job in a hundred, so that P99 is not theirs. With 2 units P99 is up to 0.3 of FCFS's later."""
 LONG_SHARE = 0.99
@@ -278,10 +282,12 @@ class Gittins(WithoutLevels):
         variance_s2 += self._token_s**2 * lengths.variance_tokens
         spread = variance_s2 / mean_s**2
         way = min(max((spread - ORDINARY_SPREAD) / (GREAT_SPREAD - ORDINARY_SPREAD), 0.0), 1.0)
+        depth = (self.backlog_s / self._long_job_s - SHALLOW_QUEUE) / (DEEP_QUEUE - SHALLOW_QUEUE)
+        deep = min(max(depth, 0.0), 1.0)
         trust = min(1.0, lengths.completed_jobs / TRUSTED_JOBS)
         if lengths.completed_jobs >= TRUSTED_JOBS:
             self.work = WorkShape(spread, self._mean_prefill_s / mean_s)
-        self._stretch = trust * STRETCH * (MOST_STRETCH / STRETCH) ** way
+        self._stretch = trust * STRETCH * (MOST_STRETCH / STRETCH) ** (way * deep)
         self._last_units = trust * way * LAST_UNITS
         self._last_from_tokens = lengths.quantile_tokens(1.0 - LAST_SHARE)
         self._scarce_share = trust * SCARCE_SHARE

@@ -10,7 +10,16 @@ from services.domain.generation import EndReason
 from services.domain.ids import JobId
 from services.domain.protocol import Ack, Order, OrderChange, Rank
 from services.scheduler.machine.scheduler_events import Cancel, Submit
-from services.scheduler.policies.gittins import LAST_UNITS, ORDERED_LEVEL, RESIDENT_FACTOR, TRUSTED_JOBS, Gittins
+from services.scheduler.policies.gittins import (
+    GREAT_SPREAD,
+    LAST_UNITS,
+    MOST_STRETCH,
+    ORDERED_LEVEL,
+    RESIDENT_FACTOR,
+    STRETCH,
+    TRUSTED_JOBS,
+    Gittins,
+)
 from services.scheduler.policies.length_classes import PROMPT_CLASSES, KeyedClasses
 from services.scheduler.policies.length_distribution import EDGES
 from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK
@@ -134,6 +143,26 @@ def test_where_a_few_jobs_are_most_of_the_work_who_outlasts_nearly_all_goes_far_
     (border,) = [tokens for tokens, units in jumps.items() if units > LAST_UNITS / 2]
     assert 20 < border <= 64
     assert jumps[border] > LAST_UNITS
+
+
+def stretch_of(policy: Gittins) -> float:
+    policy.calibrate(COST, 4096)
+    return policy.behind_s(1.0) / policy.unit_s
+
+
+def test_there_the_order_is_stretched_as_far_as_it_may_once_the_queue_is_deep() -> None:
+    machine = machine_after(taught(HEAVY, 570))
+    policy = policy_of(machine)
+    assert stretch_of(policy) == pytest.approx(STRETCH)
+    assert policy.work.spread > GREAT_SPREAD
+    machine.turn(*(Submit(JobId(f"q{number}"), 10, 100) for number in range(20)))
+    assert stretch_of(policy) == pytest.approx(MOST_STRETCH)
+
+
+def test_elsewhere_it_is_not_however_deep_the_queue_is() -> None:
+    machine = machine_that_learnt([30, 45])
+    machine.turn(*(Submit(JobId(f"q{number}"), 10, 100) for number in range(100)))
+    assert stretch_of(policy_of(machine)) == pytest.approx(STRETCH)
 
 
 def test_elsewhere_the_longest_jobs_go_behind_like_others() -> None:
