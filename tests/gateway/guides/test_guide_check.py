@@ -53,7 +53,7 @@ def refusal(compiler: GuideCompiler, guide: Guide) -> tuple[str, str]:
         ({"properties": []}, ".properties", "must be an object of schemas"),
         ({"anyOf": []}, ".anyOf", "must be a list of schemas"),
         ({"items": 5}, ".items", "must be a schema"),
-        ({"type": "string", "pattern": "^a{100000}$"}, "", "needs too much"),
+        ({"type": "string", "pattern": "^a{1000000}$"}, "", "needs too much"),
         (DEEP, ".items" * 64, "more than 64 levels"),
     ],
 )
@@ -100,6 +100,16 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(
 )
 def test_what_can_be_followed_is_not_refused(schema: Any, compiler: GuideCompiler) -> None:
     assert refusal(compiler, Guide(GuideKind.JSON_SCHEMA, json.dumps(schema))) == ("", "")
+
+
+def test_a_guide_that_takes_longer_than_the_limit_is_refused(
+    compiler: GuideCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = Guide(GuideKind.REGEX, "[a-z]{100}")
+    monkeypatch.setattr("services.gateway.guides.guide_check.STEPS_LIMIT_S", 1000.0)
+    assert refusal(compiler, guide) == ("", "")
+    monkeypatch.setattr("services.gateway.guides.guide_check.STEPS_LIMIT_S", 0.0)
+    assert refusal(compiler, guide) == ("", "needs too much to be followed: more than 0 s for 1 tokens")
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level_tokenizer(), sentence_piece_tokenizer()], ids=["bytes", "pieces"])
