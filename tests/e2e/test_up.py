@@ -115,6 +115,16 @@ def services_that_logged_ready(up: Up) -> set[str]:
     return {line["service"] for line in lines if line["message"].startswith(f"ready {line['service']} ")}
 
 
+def threads_that_take_cores(pid: int) -> set[str]:
+    """The names of a process's threads that take a core from another thread when they wake."""
+    names = set()
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if os.sched_getscheduler(int(thread.name)) != os.SCHED_BATCH:
+                names.add((thread / "comm").read_text().strip())
+    return names
+
+
 def are_gone(pids: dict[int, str]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
@@ -131,6 +141,8 @@ def test_up_serves_generate_restarts_a_killed_worker_and_ends_with_0_on_sigterm(
     server = up.wait_ready()
     children = up.children()
     assert set(children.values()) == SERVICES
+    for pid, name in children.items():
+        assert threads_that_take_cores(pid) == ({"compute"} if name == "worker" else set()), name
 
     check_generate(server)
     text = rest_completion(up.http)

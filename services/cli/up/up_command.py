@@ -23,6 +23,7 @@ from services.domain.errors import FastServeError, InvalidFieldError
 from services.gateway.settings import GatewaySettings
 from services.loadgen.gateway_client import GatewayClient
 from services.runtime.command_line import CommandError, ExitCode
+from services.runtime.core_turns import wake_patiently
 from services.runtime.model_files import BUNDLED_MODEL, MOST_NAME_CHARACTERS
 from services.runtime.process import die_with_parent, write_ready_file
 from services.runtime.settings import ENVIRONMENT_PREFIX, parse_flags, resolve
@@ -186,6 +187,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> None:
             state_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CommandError(f"--state-dir: can't create {state_dir}: {error.strerror}") from error
+        wake_patiently()  # the services inherit it, all but the worker's compute
         asyncio.run(supervise(commands, state_dir, gateway_serves, _announcer(settings), log))
 
 

@@ -6,6 +6,9 @@ all teams but one are idle.
 
 The system knows it, and the threads that it begins, by the name COMPUTE: `top -H` shows what the compute takes, and
 what the rest of the process takes beside it.
+
+Below `fastserve up` everything but this thread, and those that it begins, waits for its turn on a core
+(services.runtime.core_turns).
 """
 
 import asyncio
@@ -15,6 +18,8 @@ import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from services.runtime.core_turns import wake_at_once
 
 ValueT = TypeVar("ValueT")
 
@@ -63,5 +68,6 @@ class ComputeThread:
 
     def _run(self) -> None:
         _name_this_thread(COMPUTE)
+        wake_at_once()
         while True:
             self._work.get()()
