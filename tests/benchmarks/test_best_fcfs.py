@@ -35,6 +35,7 @@ def measured(p99_s: float) -> dict[str, Any]:
         for pair, means_s in MEANS_S.items()
     ]
     return {
+        "model": "S",
         "threads": 1,
         "load": 0.9,
         "sustained_by_form_jobs_per_s": {"recompute": 30.0, "proactive": 31.0, "defer": 20.0},
@@ -72,6 +73,7 @@ def test_the_goals_are_a_mean_sooner_by_the_factor_asked_for_and_a_tail_no_later
 
 def test_the_tables_tell_median_spread_factors_and_costs() -> None:
     figures, factors, costs = (section(table) for table in tables(measured(4.0)))
+    assert "Model S on 1 thread(s)" in figures
     assert "The median of 2 runs" in figures
     assert "| gittins + proactive | 1 (0.9-1.1) |" in figures
     assert "| gittins + proactive | 1.95 | 1.95 | 1.95 | 2.00 |" in factors

@@ -1,12 +1,16 @@
 """`make demo`: FastServe, the paper's policy and FCFS on this machine, in five minutes.
 
-Five servers of four processes with the bundled model: FCFS in its three forms, the paper's policy and the default one.
-All are up the whole time, but only one at a time has work; the others sleep. After a completion, a short saturated run
-of each form of FCFS measures what the best of them sustains here. From that follows a bursty trace at 0.9 of it, which
-every system runs. The form of FCFS that is best on the trace is what the others are compared with, and it is repeated
-with them, in turn, as often as fits, since runs differ. Same engine, same pools. The device pool is at most a third of
-the trace's peak need, which is estimated beforehand (calibration.fluid_stays) and measured from the FCFS run
-afterwards.
+A server with the bundled model, which was trained, shows a completion. Then there are five, of four processes each,
+with the model that is asked for: FCFS in its three forms, the paper's policy and the default one. All are up the whole
+time, but only one at a time has work; the others sleep. A short saturated run of each form of FCFS measures what the
+best of them sustains here. From that follows a bursty trace at 0.9 of it, which every system runs. The form of FCFS
+that is best on the trace is what the others are compared with, and it is repeated with them, in turn, as often as
+fits, since runs differ. Same engine, same pools. The device pool is at most a third of the trace's peak need, which is
+estimated beforehand (calibration.fluid_stays) and measured from the FCFS run afterwards.
+
+`make demo` runs the trace on a random model of 30M parameters. Its iterations take some milliseconds, as those of a
+large model on a GPU do; those of the bundled model take less than one, and then the messages of the services decide
+what the machine sustains, not who runs next.
 """
 
 import argparse
@@ -29,6 +33,7 @@ from services.cli.bench.demo_systems import (
     ALL_PAIRS,
     DEVICE_TOKENS,
     FCFS,
+    OURS,
     OURS_LABEL,
     ShownSystem,
     server_flags,
@@ -41,6 +46,7 @@ from services.loadgen.gateway_client import GatewayClient, encode
 from services.loadgen.server_process import ServerAddresses, running_server
 from services.loadgen.trace_run import TraceRunner, TraceRunOptions
 from services.runtime.command_line import CommandError, ExitCode, parser, positive_float, positive_int, tell
+from services.runtime.model_files import BUNDLED_MODEL
 from services.workloads.calibration import LoadedTrace, Need, loaded_trace, peak_need_tokens, sustained_rate
 from services.workloads.job_records import write_lines
 from services.workloads.repeated_runs import Result, middle_run, soonest
@@ -105,13 +111,13 @@ async def saturate(server: str, jobs: int, title: str) -> float:
     return sustained_rate(trace_run.records)
 
 
-def describe(loaded: LoadedTrace, sustained: Mapping[str, float]) -> str:
-    """The trace in one paragraph; `sustained` are the jobs per second under each form of FCFS."""
+def describe(model: Path, loaded: LoadedTrace, sustained: Mapping[str, float]) -> str:
+    """The trace in one paragraph; `sustained` are the jobs per second under each form of FCFS with the model."""
     jobs = loaded.jobs
     outputs = sorted(job.output_tokens for job in jobs)
     rates = ", ".join(f"{rate:.1f} jobs/s ({form})" for form, rate in sustained.items())
     return (
-        f"FCFS sustains {rates} here. The trace: {len(jobs)} jobs in {jobs[-1].arrival_s:.0f} s, "
+        f"With {model} FCFS sustains {rates} here. The trace: {len(jobs)} jobs in {jobs[-1].arrival_s:.0f} s, "
         f"{loaded.rate:.1f} jobs/s ({NEED.load:.0%} of the best) in bursts (CV {loaded.cv:.1f}); outputs of 1 to "
         f"{outputs[-1]} tokens, half of them {outputs[len(outputs) // 2]} or less (Zipf {SHAPE.theta}). At its peak "
         f"its jobs need {loaded.peak_need_tokens} tokens of KV cache; the device pool holds {DEVICE_TOKENS} "
@@ -128,33 +134,35 @@ def measured_peak_need(folder: Path) -> int:
     )
 
 
-async def run(stage: Stage, need: Need, passes: int | None, start: StartServer = running_server) -> bool:
-    """Runs the whole demo; returns whether FastServe beat FCFS. `passes` None: as many as fit the time."""
+async def run(
+    stage: Stage, need: Need, passes: int | None, model: Path = BUNDLED_MODEL, start: StartServer = running_server
+) -> bool:
+    """Runs the whole demo, its trace on `model`; returns whether FastServe beat FCFS. `passes` None: as many as fit the
+    time.
+    """
+    stage.say("1. Starting gateway, REST front, scheduler, KV manager and worker with the bundled model")
+    flags = server_flags(OURS, BUNDLED_MODEL, stage.folder("state", "completion"))
+    async with start(flags, stage.folder("runs") / "completion.log") as server:
+        stage.say("2. One sampled completion, as it is made")
+        await show_completion(server.grpc, stage)
+        if server.http is not None:
+            stage.say("   The same over REST, as the clients of OpenAI's API ask for it")
+            await show_over_rest(server.http, PROMPT, SAMPLING, stage.console)
+    stage.say("3. What does FCFS sustain on this machine? (five servers start; only one at a time has work)")
     async with AsyncExitStack() as stack:
-
-        async def started(pair: PolicyPair) -> ServerAddresses:
+        servers: dict[PolicyPair, str] = {}
+        for pair in ALL_PAIRS:
             state_dir = stage.folder("state", pair.name)
             share_cost_model(stage.folder("state", ALL_PAIRS[0].name), state_dir)
             log = stage.folder("runs", pair.name) / "server.log"
-            return await stack.enter_async_context(start(server_flags(pair, state_dir), log))
-
-        stage.say("1. Starting gateway, REST front, scheduler, KV manager and worker with the bundled model")
-        first = await started(ALL_PAIRS[0])
-        servers = {ALL_PAIRS[0]: first.grpc}
-        stage.say("2. One sampled completion, as it is made")
-        await show_completion(first.grpc, stage)
-        if first.http is not None:
-            stage.say("   The same over REST, as the clients of OpenAI's API ask for it")
-            await show_over_rest(first.http, PROMPT, SAMPLING, stage.console)
-        stage.say("3. What does FCFS sustain on this machine? (four more servers start; only one at a time has work)")
-        for pair in ALL_PAIRS[1:]:
-            servers[pair] = (await started(pair)).grpc
-        for pair, server in servers.items():
-            await saturate(server, WARM_UP_JOBS, f"warm-up of {pair.name}")
+            started = await stack.enter_async_context(start(server_flags(pair, model, state_dir), log))
+            servers[pair] = started.grpc
+        for pair, address in servers.items():
+            await saturate(address, WARM_UP_JOBS, f"warm-up of {pair.name}")
         sustained = {pair.kv_policy: await saturate(servers[pair], SHAPE.jobs, pair.name) for pair in FCFS}
         loaded = loaded_trace(SHAPE, max(sustained.values()), need)
         write_lines(stage.out / "trace.jsonl", [trace_line(job) for job in loaded.jobs])
-        stage.console.print(describe(loaded, sustained))
+        stage.console.print(describe(model, loaded, sustained))
         stage.say("4. The trace under each system, in turn, more than once")
         runs, systems = await run_passes(stage, servers, loaded.jobs, passes)
     return show_results(stage, runs, systems)
@@ -271,6 +279,13 @@ def main(argv: list[str] | None = None) -> int:
         metavar="N",
         help=f"runs of each system, at least {LEAST_PASSES} [as many as end within {TIME_LIMIT_S:.0f} s]",
     )
+    made.add_argument(
+        "--model",
+        type=Path,
+        default=BUNDLED_MODEL,
+        metavar="DIR",
+        help="model folder that the trace is run on [the bundled one]",
+    )
     began_s = time.monotonic()
     try:
         arguments = made.parse_args(argv)
@@ -280,7 +295,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments.out.mkdir(parents=True, exist_ok=True)
         need = replace(NEED, least_s=arguments.seconds)
         stage = Stage(Console(width=None if sys.stdout.isatty() else 130), arguments.out, began_s)
-        asyncio.run(run(stage, need, arguments.repeats))
+        asyncio.run(run(stage, need, arguments.repeats, arguments.model))
     except CommandError as error:
         tell("demo", str(error))
         return error.exit_code

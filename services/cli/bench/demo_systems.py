@@ -76,12 +76,13 @@ def shown_systems(best: PolicyPair) -> tuple[ShownSystem, ...]:
     )
 
 
-def server_flags(pair: PolicyPair, state_dir: Path) -> list[str]:
-    """Flags of `fastserve up` for one of the servers; they differ only in their policies and in where they keep state.
+def server_flags(pair: PolicyPair, model: Path, state_dir: Path) -> list[str]:
+    """Flags of `fastserve up` for one of the servers of a model; they differ only in their policies and in where they
+    keep state.
 
     One core is left to the three other services and to the client, which all work while the model does.
     """
     policies = ["--policy", pair.policy, "--kv-policy", pair.kv_policy]
     engine = ["--max-batch", str(MAX_BATCH), "--threads", str(max(1, usable_cores() - 1))]
     pools = ["--kv-device-tokens", str(DEVICE_TOKENS), "--kv-host-tokens", str(HOST_TOKENS)]
-    return [*policies, *engine, *pools, "--state-dir", str(state_dir)]
+    return ["--model", str(model), *policies, *engine, *pools, "--state-dir", str(state_dir)]

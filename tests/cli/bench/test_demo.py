@@ -10,27 +10,29 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.cli.bench.demo import Stage, is_last_pass, main, run
+from services.cli.bench.demo import PROMPT, Stage, is_last_pass, main, run
 from services.cli.bench.demo_systems import ALL_PAIRS, FCFS, OURS, PAPER, RESERVING, server_flags, shown_systems
 from services.experiments.cases import PolicyPair
 from services.loadgen.server_process import ServerAddresses
+from services.runtime.model_files import BUNDLED_MODEL
 from services.workloads.calibration import Need
 from tests.fakes.fake_gateway_for_client import FakeGatewayForClient, serving
 
 QUICK = Need(load=0.9, least_jobs=60, least_s=0.01, pool_tokens=16, pools_in_peak=1.0, cv_tolerance=10.0)
+MODEL = Path("a-model")
 SYSTEMS = ("fcfs", "reservation", "paper", "fastserve")
 
 
 class Servers:
     """Starts a fake gateway for every server. Remembers their flags, and whether they found a cost model; `up` is how
-    many serve.
+    many serve, `most_up` how many have served at a time.
     """
 
     def __init__(self) -> None:
         self.flags: list[Sequence[str]] = []
         self.knew_the_cost: list[bool] = []
         self.gateways: list[FakeGatewayForClient] = []
-        self.up = 0
+        self.up = self.most_up = 0
 
     @asynccontextmanager
     async def start(self, flags: Sequence[str], log: Path) -> AsyncIterator[ServerAddresses]:
@@ -43,6 +45,7 @@ class Servers:
         async with serving(FakeGatewayForClient()) as gateway:
             self.gateways.append(gateway)
             self.up += 1
+            self.most_up = max(self.most_up, self.up)
             yield ServerAddresses(gateway.address, None, 0)
         self.up -= 1
 
@@ -54,10 +57,15 @@ def passes_of(out: Path, pair: PolicyPair) -> list[str]:
 async def test_the_demo_runs_one_trace_under_every_system_and_writes_everything(tmp_path: Path) -> None:
     servers = Servers()
     console = Console(file=io.StringIO(), width=140, record=True)
-    await run(Stage(console, tmp_path, time.monotonic()), QUICK, 3, servers.start)
+    await run(Stage(console, tmp_path, time.monotonic()), QUICK, 3, MODEL, servers.start)
 
-    assert servers.flags == [server_flags(pair, tmp_path / "state" / pair.name) for pair in ALL_PAIRS]
-    assert servers.knew_the_cost == [False, True, True, True, True]
+    # The bundled model shows a completion, then the trace is run on the other one.
+    completing, *running = servers.flags
+    assert completing == server_flags(OURS, BUNDLED_MODEL, tmp_path / "state" / "completion")
+    assert running == [server_flags(pair, MODEL, tmp_path / "state" / pair.name) for pair in ALL_PAIRS]
+    assert servers.most_up == len(ALL_PAIRS)
+    assert [request.text for request in servers.gateways[0].requests] == [PROMPT]
+    assert servers.knew_the_cost == [False, False, True, True, True, True]
     assert servers.up == 0
     jobs = len((tmp_path / "trace.jsonl").read_text().splitlines())
     assert jobs >= 60
@@ -66,7 +74,13 @@ async def test_the_demo_runs_one_trace_under_every_system_and_writes_everything(
         assert (tmp_path / name / "jobs.jsonl").exists()
     assert {path.name for path in tmp_path.glob("*.png")} == {"latency.png", "levels.png", "kv.png"}
     text = console.export_text()
-    for words in ("FCFS sustains", "FCFS, reserving", "worst gap of a job", "MB offloaded", "mean job completion"):
+    for words in (
+        f"With {MODEL} FCFS sustains",
+        "FCFS, reserving",
+        "worst gap of a job",
+        "MB offloaded",
+        "mean job completion",
+    ):
         assert words in text
 
     # All forms of FCFS run in the first pass, what is shown in every pass, each time with other prompts.
@@ -91,18 +105,18 @@ def test_a_number_of_passes_is_kept_however_long_they_take() -> None:
 def test_an_earlier_demos_runs_are_gone_and_what_else_is_there_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[float, int | None]] = []
+    asked: list[tuple[float, int | None, Path]] = []
 
-    async def instead(stage: Stage, need: Need, passes: int | None) -> bool:
-        asked.append((need.least_s, passes))
+    async def instead(stage: Stage, need: Need, passes: int | None, model: Path) -> bool:
+        asked.append((need.least_s, passes, model))
         return True
 
     monkeypatch.setattr("services.cli.bench.demo.run", instead)
     for name in ("state", "runs", "mine"):
         (tmp_path / name).mkdir()
-    assert main(["--out", str(tmp_path), "--seconds", "7", "--repeats", "4"]) == 0
+    assert main(["--out", str(tmp_path), "--seconds", "7", "--repeats", "4", "--model", str(MODEL)]) == 0
     assert main(["--out", str(tmp_path)]) == 0
-    assert asked == [(7.0, 4), (17.0, None)]
+    assert asked == [(7.0, 4, MODEL), (17.0, None, BUNDLED_MODEL)]
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -113,10 +127,10 @@ def test_one_run_of_each_is_refused_because_it_has_no_spread(capsys: pytest.Capt
 
 @pytest.mark.parametrize("pair", ALL_PAIRS)
 def test_the_servers_differ_in_their_policies_alone(pair: PolicyPair) -> None:
-    before, after = (server_flags(one, Path("state")) for one in (ALL_PAIRS[0], pair))
+    before, after = (server_flags(one, MODEL, Path("state")) for one in (ALL_PAIRS[0], pair))
     differing = [flag for flag, one, other in zip(before, before[1:], after[1:], strict=False) if one != other]
     assert set(differing) <= {"--policy", "--kv-policy"}
-    assert after[:4] == ["--policy", str(pair.policy), "--kv-policy", pair.kv_policy]
+    assert after[2:6] == ["--policy", str(pair.policy), "--kv-policy", pair.kv_policy]
 
 
 @pytest.mark.parametrize("best", FCFS)
