@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -12,6 +13,8 @@ MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 TELLING_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
 """CPU features that decide how fast a model runs."""
+_INSTRUCTION_SETS = (("amx_bf16", "amx"), ("avx512_bf16", "avx512-bf16"), ("avx512f", "avx512"), ("avx2", "avx2"))
+"""By what they are told, the best one first. A virtual machine's processor may have the name of several kinds."""
 
 _NO_NAME = re.compile(r"\((r|tm)\)|@.*|\b(cpu|processor|\d+-core)\b", re.IGNORECASE)
 
@@ -25,10 +28,11 @@ def cpu_field(text: str, name: str) -> str | None:
     return None
 
 
-def slug(cpu_model: str, cores: int) -> str:
-    """The name of a folder of results: `cpu-amd-epyc-2c`."""
+def slug(cpu_model: str, flags: Sequence[str], cores: int) -> str:
+    """The name of a folder of results: `cpu-amd-epyc-avx2-2c`."""
     words = re.findall(r"[a-z0-9]+", _NO_NAME.sub(" ", cpu_model).lower())
-    return "-".join(["cpu", *(words or ["unknown"]), f"{cores}c"])
+    best = [name for flag, name in _INSTRUCTION_SETS if flag in flags][:1]
+    return "-".join(["cpu", *(words or ["unknown"]), *best, f"{cores}c"])
 
 
 def cores() -> int:
@@ -52,15 +56,27 @@ def _version(distribution: str) -> str | None:
         return None
 
 
+def _cpu_info() -> str:
+    return CPU_INFO.read_text() if CPU_INFO.exists() else ""
+
+
+def _cpu_model() -> str:
+    return cpu_field(_cpu_info(), "model name") or platform.processor() or platform.machine()
+
+
+def _telling_flags() -> list[str]:
+    text = _cpu_info()
+    flags = (cpu_field(text, "flags") or cpu_field(text, "Features") or "").split()
+    return [flag for flag in TELLING_FLAGS if flag in flags]
+
+
 def describe() -> dict[str, object]:
     """The properties of the machine that its figures depend on."""
-    text = CPU_INFO.read_text() if CPU_INFO.exists() else ""
-    flags = (cpu_field(text, "flags") or cpu_field(text, "Features") or "").split()
-    memory = memory_bytes()
+    text, memory = _cpu_info(), memory_bytes()
     return {
-        "cpu": cpu_field(text, "model name") or platform.processor() or platform.machine(),
+        "cpu": _cpu_model(),
         "cpu_family_model_stepping": [cpu_field(text, name) for name in ("cpu family", "model", "stepping")],
-        "flags": [flag for flag in TELLING_FLAGS if flag in flags],
+        "flags": _telling_flags(),
         "cores": cores(),
         "memory_gib": None if memory is None else round(memory / 2**30, 1),
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
@@ -72,4 +88,4 @@ def describe() -> dict[str, object]:
 
 def hardware() -> str:
     """The folder of this machine's results."""
-    return slug(str(describe()["cpu"]), cores())
+    return slug(_cpu_model(), _telling_flags(), cores())
