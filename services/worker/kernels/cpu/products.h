@@ -14,8 +14,16 @@
 
 namespace INSTRUCTION_SET {
 
+// A product that is a function by itself keeps its sums in registers, whoever calls it.
+#define NOT_INLINED __attribute__((noinline))
+
 constexpr int64_t PANEL = 64;  // outputs
-constexpr int64_t PIECE_WORDS = 128;  // 32 KiB of a panel: they stay in the first cache for further rows
+// What is read again for further rows stays in the first cache: 32 or 16 KiB of a panel.
+#if defined(__AVX512F__)
+constexpr int64_t PIECE_WORDS = 128;
+#else
+constexpr int64_t PIECE_WORDS = 64;
+#endif
 constexpr int64_t UNIT_ROWS = 96;     // rows of a unit of work
 constexpr int64_t QUANTIZED_UNIT_ROWS = 192;  // more of them share what int8 weights are turned into
 constexpr int64_t LINE_WORDS = 16;
@@ -41,34 +49,106 @@ static inline int64_t words_of(int64_t numbers) {
   return (numbers + WORD_NUMBERS<T> - 1) / WORD_NUMBERS<T>;
 }
 
-// sums[r][0..63] += (or =) rows r of x times words of a panel. AHEAD_LINES of the memory at `ahead`, which will be needed
-// soon, are fetched for each word; it may lie beyond what is ours.
-template <class T, int ROWS, int AHEAD_LINES>
-static void tile(const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh, float* sums,
-                 const uint32_t* ahead) {
-  for (int first = 0; first < PANEL / LANES; first += TILE_VECTORS) {
-    Vector sum[ROWS][TILE_VECTORS];
+// Of the 4 vectors of a panel, how many are multiplied at once with so many rows: as the registers hold sums.
+constexpr int vectors_for(int rows) { return REGISTER_SUMS >= 4 * rows ? 4 : REGISTER_SUMS >= 2 * rows ? 2 : 1; }
+
+// Rows of words as they are multiplied. Where a word has two parts, the first parts of at most PIECE_WORDS of each row and
+// then the second ones: taken apart once, for all vectors of a panel.
+template <class T, int ROWS>
+class Multiplicands {
+ public:
+  Multiplicands(const uint32_t* x, int64_t x_step, int64_t count) : words_(x), step_(x_step) {
+    if (PARTS<T> == 1) return;
     for (int r = 0; r < ROWS; ++r) {
-      for (int v = 0; v < TILE_VECTORS; ++v) {
-        sum[r][v] = fresh ? zeros() : load(sums + r * PANEL + (first + v) * LANES);
+      const uint32_t* from = x + r * x_step;
+      uint32_t* to = parts_ + r * PARTS_STEP;
+      for (int64_t word = 0; word < count; ++word) {
+        to[word] = from[word] << 16;
+        to[PIECE_WORDS + word] = from[word] & 0xffff0000u;
       }
     }
+  }
+
+  Words of(int row, int64_t word, int part) const {
+    if (PARTS<T> == 1) return all_words(words_[row * step_ + word]);
+    return all_words(parts_[row * PARTS_STEP + part * PIECE_WORDS + word]);
+  }
+
+ private:
+  static constexpr int64_t PARTS_STEP = 2 * PIECE_WORDS + LINE_WORDS;  // not all rows in the same sets of a cache
+  const uint32_t* words_;
+  int64_t step_;
+  uint32_t parts_[PARTS<T> == 1 ? 1 : ROWS * PARTS_STEP];
+};
+
+// The compiler no longer knows that memory is read twice. It would keep words in registers for their second part, and have
+// none left for sums.
+template <class Number>
+static inline const Number* read_anew(const Number* from) {
+  __asm__ volatile("" : "+r"(from));
+  return from;
+}
+
+// The sums of so many rows and vectors of a panel.
+template <int ROWS, int VECTORS>
+using Sums = Vector[ROWS][VECTORS];
+
+template <int ROWS, int VECTORS>
+static inline void begin_sums(Sums<ROWS, VECTORS>& sum, const float* from, bool fresh) {
+  for (int r = 0; r < ROWS; ++r) {
+    for (int v = 0; v < VECTORS; ++v) sum[r][v] = fresh ? zeros() : load(from + r * PANEL + v * LANES);
+  }
+}
+
+template <int ROWS, int VECTORS>
+static inline void write_sums(const Sums<ROWS, VECTORS>& sum, float* to) {
+  for (int r = 0; r < ROWS; ++r) {
+    for (int v = 0; v < VECTORS; ++v) store(to + r * PANEL + v * LANES, sum[r][v]);
+  }
+}
+
+template <class T, int ROWS, int VECTORS>
+static inline void add_part(Sums<ROWS, VECTORS>& sum, const Multiplicands<T, ROWS>& x, int64_t word, int part,
+                            const Words* w) {
+  for (int r = 0; r < ROWS; ++r) {
+    const Words a = x.of(r, word, part);
+    for (int v = 0; v < VECTORS; ++v) sum[r][v] = computed_here(plus_product<T>(sum[r][v], a, w[v]));
+  }
+}
+
+template <class T, int ROWS, int VECTORS>
+static inline void add_word(Sums<ROWS, VECTORS>& sum, const Multiplicands<T, ROWS>& x, int64_t word,
+                            const uint32_t* from) {
+  Words w[VECTORS];
+  for (int v = 0; v < VECTORS; ++v) w[v] = part_of<T>(load_words(from + v * LANES), 0);
+  add_part<T, ROWS, VECTORS>(sum, x, word, 0, w);
+  if (PARTS<T> == 1) return;
+  from = read_anew(from);
+  for (int v = 0; v < VECTORS; ++v) w[v] = part_of<T>(load_words(from + v * LANES), 1);
+  add_part<T, ROWS, VECTORS>(sum, x, word, 1, w);
+}
+
+// sums[r][0..63] += (or =) rows r of x times words of a panel, at most PIECE_WORDS if a word has parts. AHEAD_LINES of the
+// memory at `ahead`, which will be needed soon, are fetched for each word; it may lie beyond what is ours.
+template <class T, int ROWS, int AHEAD_LINES>
+static NOT_INLINED void tile(const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh,
+                             float* sums, const uint32_t* ahead) {
+  constexpr int VECTORS = vectors_for(ROWS), WALKS = PANEL / LANES / VECTORS;
+  constexpr int LINES_OF_WALK = AHEAD_LINES > WALKS ? AHEAD_LINES / WALKS : 1;
+  const Multiplicands<T, ROWS> numbers(x, x_step, words);
+  for (int walk = 0; walk < WALKS; ++walk) {
+    const int first = walk * VECTORS * LANES;
+    Sums<ROWS, VECTORS> found;
+    begin_sums<ROWS, VECTORS>(found, sums + first, fresh);
     for (int64_t word = 0; word < words; ++word) {
-      if (AHEAD_LINES > 0 && first == 0) {
-        for (int line = 0; line < AHEAD_LINES; ++line) {
-          _mm_prefetch(reinterpret_cast<const char*>(ahead + (word * AHEAD_LINES + line) * LINE_WORDS), _MM_HINT_T0);
+      if (walk < AHEAD_LINES) {
+        for (int line = 0; line < LINES_OF_WALK; ++line, ahead += LINE_WORDS) {
+          _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
         }
       }
-      Words w[TILE_VECTORS];
-      for (int v = 0; v < TILE_VECTORS; ++v) w[v] = load_words(panel + word * PANEL + (first + v) * LANES);
-      for (int r = 0; r < ROWS; ++r) {
-        const Words a = all_words(x[r * x_step + word]);
-        for (int v = 0; v < TILE_VECTORS; ++v) sum[r][v] = plus_product<T>(sum[r][v], a, w[v]);
-      }
+      add_word<T, ROWS, VECTORS>(found, numbers, word, panel + word * PANEL + first);
     }
-    for (int r = 0; r < ROWS; ++r) {
-      for (int v = 0; v < TILE_VECTORS; ++v) store(sums + r * PANEL + (first + v) * LANES, sum[r][v]);
-    }
+    write_sums<ROWS, VECTORS>(found, sums + first);
   }
 }
 
@@ -130,8 +210,8 @@ static void tile_of(int64_t rows, const uint32_t* x, int64_t x_step, const uint3
     case 2: return tile<T, 2, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
     case 3: return tile<T, 3, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
     case 4: return tile<T, 4, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
-#if defined(__AVX512F__)
     case 5: return tile<T, 5, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
+#if defined(__AVX512F__)
     case 6: return tile<T, 6, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
 #endif
   }
@@ -142,7 +222,9 @@ template <class T>
 static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const uint32_t* panel, int64_t words,
                         bool fetch, bool fresh, float* sums) {
   const int64_t tiles = (rows + TILE_ROWS<T> - 1) / TILE_ROWS<T>;
-  const int64_t piece_words = tiles == 1 && TILE_VECTORS == PANEL / LANES ? words : PIECE_WORDS;
+  // Many words at once, if a tile walks through them once.
+  const bool is_whole = tiles == 1 && PARTS<T> == 1 && (BY_TILES<T> || vectors_for(rows) * LANES == PANEL);
+  const int64_t piece_words = is_whole ? words : PIECE_WORDS;
   for (int64_t begin = 0; begin < words; begin += piece_words) {
     const int64_t count = words - begin < piece_words ? words - begin : piece_words;
     const uint32_t* piece = panel + begin * PANEL;
@@ -167,31 +249,28 @@ static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const u
   }
 }
 
-// Few rows times a panel of int8 weights, which are turned into numbers as they are multiplied: sums[rows][64]. VECTORS of
-// each row's sums are kept in registers at a time.
-template <class T, int ROWS, int VECTORS>
-static void quantized_tile(const uint32_t* x, int64_t x_step, const int8_t* panel, int64_t words, float* sums) {
+// Few rows times a panel of int8 weights, which are turned into numbers as they are multiplied: sums[rows][64] += (or =).
+template <class T, int ROWS>
+static NOT_INLINED void quantized_tile(const uint32_t* x, int64_t x_step, const int8_t* panel, int64_t words,
+                                       bool fresh, float* sums) {
   constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<T>;
-  for (int first = 0; first < PANEL / LANES; first += VECTORS) {
-    Vector sum[ROWS][VECTORS];
-    for (int r = 0; r < ROWS; ++r) {
-      for (int v = 0; v < VECTORS; ++v) sum[r][v] = zeros();
-    }
-    const int8_t* from = panel + first * LANES * WORD_NUMBERS<T>;
+  constexpr int VECTORS = vectors_for(ROWS);
+  const Multiplicands<T, ROWS> numbers(x, x_step, words);
+  for (int first = 0; first < PANEL; first += VECTORS * LANES) {
+    Sums<ROWS, VECTORS> found;
+    begin_sums<ROWS, VECTORS>(found, sums + first, fresh);
+    const int8_t* from = panel + first * WORD_NUMBERS<T>;
     for (int64_t word = 0; word < words; ++word, from += WORD_BYTES) {
       for (int64_t line = 0; line < WORD_BYTES; line += 64) {
         if (first == 0) _mm_prefetch(reinterpret_cast<const char*>(from + 4 * AHEAD_WORDS + line), _MM_HINT_T0);
       }
-      ByteWords<T> w[VECTORS];
-      for (int v = 0; v < VECTORS; ++v) w[v] = byte_words<T>(from + v * LANES * WORD_NUMBERS<T>);
-      for (int r = 0; r < ROWS; ++r) {
-        const Words a = all_words(x[r * x_step + word]);
-        for (int v = 0; v < VECTORS; ++v) sum[r][v] = plus_product<T>(sum[r][v], a, w[v]);
+      for (int part = 0; part < PARTS<T>; ++part) {
+        Words w[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) w[v] = part_of_bytes<T>(from + v * LANES * WORD_NUMBERS<T>, part);
+        add_part<T, ROWS, VECTORS>(found, numbers, word, part, w);
       }
     }
-    for (int r = 0; r < ROWS; ++r) {
-      for (int v = 0; v < VECTORS; ++v) store(sums + r * PANEL + (first + v) * LANES, sum[r][v]);
-    }
+    write_sums<ROWS, VECTORS>(found, sums + first);
   }
 }
 
@@ -199,19 +278,23 @@ static void quantized_tile(const uint32_t* x, int64_t x_step, const int8_t* pane
 template <class T>
 static bool times_few_rows(const uint32_t* x, int64_t x_step, int64_t rows, const int8_t* panel, int64_t words,
                            float* sums) {
-  switch (rows) {
+  const int64_t piece_words = PARTS<T> == 1 ? words : PIECE_WORDS;
+  for (int64_t begin = 0; begin < words; begin += piece_words) {
+    const int64_t count = words - begin < piece_words ? words - begin : piece_words;
+    const uint32_t* from = x + begin;
+    const int8_t* piece = panel + begin * PANEL * WORD_NUMBERS<T>;
+    switch (rows) {
+      case 1: quantized_tile<T, 1>(from, x_step, piece, count, begin == 0, sums); break;
+      case 2: quantized_tile<T, 2>(from, x_step, piece, count, begin == 0, sums); break;
 #if defined(__AVX512F__)
-    case 1: quantized_tile<T, 1, 4>(x, x_step, panel, words, sums); return true;
-    case 2: quantized_tile<T, 2, 4>(x, x_step, panel, words, sums); return true;
-    case 3: quantized_tile<T, 3, 4>(x, x_step, panel, words, sums); return true;
-    case 4: quantized_tile<T, 4, 4>(x, x_step, panel, words, sums); return true;
-    case 5: quantized_tile<T, 5, 4>(x, x_step, panel, words, sums); return true;
-#else
-    case 1: quantized_tile<T, 1, 4>(x, x_step, panel, words, sums); return true;
-    case 2: quantized_tile<T, 2, 2>(x, x_step, panel, words, sums); return true;
+      case 3: quantized_tile<T, 3>(from, x_step, piece, count, begin == 0, sums); break;
+      case 4: quantized_tile<T, 4>(from, x_step, piece, count, begin == 0, sums); break;
+      case 5: quantized_tile<T, 5>(from, x_step, piece, count, begin == 0, sums); break;
 #endif
+      default: return false;
+    }
   }
-  return false;
+  return true;
 }
 
 // The same with int8 weights: a piece of the panel at a time is turned into words, in `piece`, unless rows are few.

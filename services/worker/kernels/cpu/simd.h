@@ -17,9 +17,9 @@ constexpr int LANES = 16;
 
 #if defined(__AVX512F__)
 
-// The rows and vectors of a product that are kept in registers.
+// The rows of a product, and the vectors of its sums, that are kept in registers.
 constexpr int REGISTER_ROWS = 6;
-constexpr int TILE_VECTORS = 4;
+constexpr int REGISTER_SUMS = 24;
 
 struct Vector {
   __m512 v;
@@ -29,6 +29,12 @@ struct Words {
 };
 
 static inline Vector zeros() { return {_mm512_setzero_ps()}; }
+// The same, at this place of the program: the compiler would move loads away from where they are needed, and run out of
+// registers.
+static inline Vector computed_here(Vector x) {
+  __asm__ volatile("" : "+v"(x.v));
+  return x;
+}
 static inline Vector all(float x) { return {_mm512_set1_ps(x)}; }
 static inline Vector load(const float* x) { return {_mm512_loadu_ps(x)}; }
 static inline void store(float* out, Vector x) { _mm512_storeu_ps(out, x.v); }
@@ -55,17 +61,8 @@ static inline void store_words(uint32_t* out, Words x) { _mm512_storeu_si512(out
 static inline Words all_words(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
 static inline Vector as_vector(Words x) { return {_mm512_castsi512_ps(x.v)}; }
 
-template <class T>
-static inline Vector plus_product(Vector sum, Words a, Words b);
-
-template <>
-inline Vector plus_product<float>(Vector sum, Words a, Words b) {
-  return multiply_add(as_vector(a), as_vector(b), sum);
-}
-
 #if defined(__AVX512BF16__)
-template <>
-inline Vector plus_product<Bfloat16>(Vector sum, Words a, Words b) {
+static inline Vector plus_pairs(Vector sum, Words a, Words b) {
   return {_mm512_dpbf16_ps(sum.v, (__m512bh)a.v, (__m512bh)b.v)};
 }
 static inline void store_rounded(Bfloat16* out, Vector x) {
@@ -73,14 +70,9 @@ static inline void store_rounded(Bfloat16* out, Vector x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)rounded);
 }
 #else
-static inline Vector first_numbers(Words x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(x.v, 16))}; }
-static inline Vector second_numbers(Words x) {
-  return {_mm512_castsi512_ps(_mm512_and_si512(x.v, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
-}
-template <>
-inline Vector plus_product<Bfloat16>(Vector sum, Words a, Words b) {
-  sum = multiply_add(first_numbers(a), first_numbers(b), sum);
-  return multiply_add(second_numbers(a), second_numbers(b), sum);
+static inline Words first_numbers(Words x) { return {_mm512_slli_epi32(x.v, 16)}; }
+static inline Words second_numbers(Words x) {
+  return {_mm512_and_si512(x.v, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))};
 }
 // To the nearest, ties to even; what is no number stays none.
 static inline void store_rounded(Bfloat16* out, Vector x) {
@@ -137,8 +129,8 @@ static inline void pair_up(const Bfloat16* a, const Bfloat16* b, uint32_t* out) 
 
 #else  // AVX2 with FMA
 
-constexpr int REGISTER_ROWS = 4;
-constexpr int TILE_VECTORS = 1;
+constexpr int REGISTER_ROWS = 5;
+constexpr int REGISTER_SUMS = 5;
 
 struct Vector {
   __m256 low, high;
@@ -148,6 +140,10 @@ struct Words {
 };
 
 static inline Vector zeros() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+static inline Vector computed_here(Vector x) {
+  __asm__ volatile("" : "+x"(x.low), "+x"(x.high));
+  return x;
+}
 static inline Vector all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 static inline Vector load(const float* x) { return {_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8)}; }
 static inline void store(float* out, Vector x) {
@@ -204,24 +200,10 @@ static inline Words all_words(uint32_t x) {
 }
 static inline Vector as_vector(Words x) { return {_mm256_castsi256_ps(x.low), _mm256_castsi256_ps(x.high)}; }
 
-template <class T>
-static inline Vector plus_product(Vector sum, Words a, Words b);
-
-template <>
-inline Vector plus_product<float>(Vector sum, Words a, Words b) {
-  return multiply_add(as_vector(a), as_vector(b), sum);
-}
-static inline Vector first_numbers(Words x) {
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(x.low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x.high, 16))};
-}
-static inline Vector second_numbers(Words x) {
+static inline Words first_numbers(Words x) { return {_mm256_slli_epi32(x.low, 16), _mm256_slli_epi32(x.high, 16)}; }
+static inline Words second_numbers(Words x) {
   const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-  return {_mm256_castsi256_ps(_mm256_and_si256(x.low, high)), _mm256_castsi256_ps(_mm256_and_si256(x.high, high))};
-}
-template <>
-inline Vector plus_product<Bfloat16>(Vector sum, Words a, Words b) {
-  sum = multiply_add(first_numbers(a), first_numbers(b), sum);
-  return multiply_add(second_numbers(a), second_numbers(b), sum);
+  return {_mm256_and_si256(x.low, high), _mm256_and_si256(x.high, high)};
 }
 static inline __m256i rounded_half(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
@@ -308,42 +290,39 @@ inline Words words_of_bytes<Bfloat16>(const int8_t* x) {
 #endif
 }
 
-// What few rows are multiplied with at once: where there is no product of bfloat16, its numbers as float32, which has the
-// bits of the words' product.
+// A word is multiplied as one part: two bfloat16 by the processor's product of these, or one float32. Where there is no such
+// product, two bfloat16 are two parts, each a float32.
 #if defined(__AVX512BF16__)
 template <class T>
-using ByteWords = Words;
-
-template <class T>
-static inline Words byte_words(const int8_t* x) {
-  return words_of_bytes<T>(x);
-}
+constexpr int PARTS = 1;
 #else
 template <class T>
-struct ByteWords {
-  Vector number[sizeof(uint32_t) / sizeof(T)];
-};
-
-template <class T>
-static inline ByteWords<T> byte_words(const int8_t* x) {
-  ByteWords<T> found;
-  for (size_t n = 0; n < sizeof(uint32_t) / sizeof(T); ++n) found.number[n] = load_widened(x + n * LANES);
-  return found;
-}
-
-template <class T>
-static inline Vector plus_product(Vector sum, Words a, const ByteWords<T>& b);
-
-template <>
-inline Vector plus_product<float>(Vector sum, Words a, const ByteWords<float>& b) {
-  return multiply_add(as_vector(a), b.number[0], sum);
-}
-template <>
-inline Vector plus_product<Bfloat16>(Vector sum, Words a, const ByteWords<Bfloat16>& b) {
-  sum = multiply_add(first_numbers(a), b.number[0], sum);
-  return multiply_add(second_numbers(a), b.number[1], sum);
-}
+constexpr int PARTS = sizeof(uint32_t) / sizeof(T);
 #endif
+
+template <class T>
+static inline Words part_of(Words x, int part) {
+#if !defined(__AVX512BF16__)
+  if (PARTS<T> == 2) return part == 0 ? first_numbers(x) : second_numbers(x);
+#endif
+  (void)part;
+  return x;
+}
+
+// The same of words of bytes.
+template <class T>
+static inline Words part_of_bytes(const int8_t* x, int part) {
+  return PARTS<T> == 2 ? words_of_bytes<float>(x + part * LANES) : words_of_bytes<T>(x);
+}
+
+// sum + a * b, of a part.
+template <class T>
+static inline Vector plus_product(Vector sum, Words a, Words b) {
+#if defined(__AVX512BF16__)
+  if (sizeof(T) == sizeof(Bfloat16)) return plus_pairs(sum, a, b);
+#endif
+  return multiply_add(as_vector(a), as_vector(b), sum);
+}
 
 // e^x. x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by its series up to r^7 / 7!, whose rest is below 1e-8. 0 below
 // -87.3, where the result would not be a normal number.
