@@ -1,7 +1,7 @@
 """OpenVINO GenAI: its pipeline with continuous batching, in this process, which is what its model server runs.
 
-The model is exported by Optimum with 16-bit weights. Computation and KV cache are set to bfloat16; the cache would be
-8-bit otherwise.
+The model is exported by Optimum with 16-bit weights. Computation and KV cache are set to bfloat16, or to float32 on a
+processor without products of bfloat16, where it takes nothing less for both; the cache would be 8-bit otherwise.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,11 @@ class OpenVinoEngine:
         scheduler.max_num_batched_tokens = MAX_BATCH_TOKENS
         scheduler.max_num_seqs = settings.max_batch
         scheduler.enable_prefix_caching = False
+        has_bfloat16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        precision = "bf16" if has_bfloat16 else "f32"
         properties = {
-            "INFERENCE_PRECISION_HINT": "bf16",
-            "KV_CACHE_PRECISION": "bf16",
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": precision,
             "INFERENCE_NUM_THREADS": settings.threads,
         }
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(settings.made), scheduler, "CPU", properties)

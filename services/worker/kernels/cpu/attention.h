@@ -138,6 +138,44 @@ static void pack_values(const T* const* values, int64_t head_size, uint32_t* out
   }
 }
 
+// found[r][0..63] += rows r of weights times 64 dimensions of V of a chunk, which is read where it lies. A part is one number.
+template <class T, int ROWS>
+static NOT_INLINED void weighted_tile(const uint32_t* weights, const T* const* values, int64_t at, float* found) {
+  constexpr int VECTORS = vectors_for(ROWS);
+  constexpr int64_t VALUE_WORDS = CHUNK / WORD_NUMBERS<T>;
+  const Multiplicands<T, ROWS> numbers(weights, VALUE_WORDS, VALUE_WORDS);
+  for (int first = 0; first < PANEL; first += VECTORS * LANES) {
+    Sums<ROWS, VECTORS> sum;
+    begin_sums<ROWS, VECTORS>(sum, found + first, false);
+    for (int64_t word = 0; word < VALUE_WORDS; ++word) {
+      for (int part = 0; part < PARTS<T>; ++part) {
+        Words w[VECTORS];
+        const T* from = values[word * PARTS<T> + part] + at + first;
+        for (int v = 0; v < VECTORS; ++v) w[v] = as_words(load_widened(from + v * LANES));
+        add_part<T, ROWS, VECTORS>(sum, numbers, word, part, w);
+      }
+    }
+    write_sums<ROWS, VECTORS>(sum, found + first);
+  }
+}
+
+// Does nothing, and returns false, where V is better packed first: for many rows, for a product of bfloat16, and for heads
+// that are not whole panels.
+template <class T>
+static bool weigh_values(const uint32_t* weights, int64_t rows, const T* const* values, int64_t head_size,
+                         float* found) {
+  if (PARTS<T> != WORD_NUMBERS<T> || rows > 4 || head_size % PANEL != 0) return false;
+  for (int64_t at = 0; at < head_size; at += PANEL, found += rows * PANEL) {
+    switch (rows) {
+      case 1: weighted_tile<T, 1>(weights, values, at, found); break;
+      case 2: weighted_tile<T, 2>(weights, values, at, found); break;
+      case 3: weighted_tile<T, 3>(weights, values, at, found); break;
+      case 4: weighted_tile<T, 4>(weights, values, at, found); break;
+    }
+  }
+  return true;
+}
+
 // Scales the scores of one query, hides what it may not look at, and turns them into weights. Returns the factor of
 // what was found before.
 template <class T>
@@ -217,9 +255,11 @@ class UnitOfAttention {
                        words_, count_, scratch_.keys, words_, false, true, scratch_.scores);
         weigh(start, head);
         for (const T*& row : rows) row = row == scratch_.zero ? row : row + values_after_keys;
+        const uint32_t* weights = reinterpret_cast<const uint32_t*>(scratch_.weights);
+        if (weigh_values(weights, count_, rows, size_, found(head, 0))) continue;
         pack_values(rows, size_, scratch_.values);
         for (int64_t panel = 0; panel < panels_; ++panel) {
-          times_panel<T>(reinterpret_cast<const uint32_t*>(scratch_.weights), VALUE_WORDS, count_,
+          times_panel<T>(weights, VALUE_WORDS, count_,
                          scratch_.values + panel * VALUE_WORDS * PANEL, VALUE_WORDS, false, false, found(head, panel));
         }
       }

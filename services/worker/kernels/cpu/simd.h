@@ -60,6 +60,7 @@ static inline Words load_words(const uint32_t* x) { return {_mm512_loadu_si512(x
 static inline void store_words(uint32_t* out, Words x) { _mm512_storeu_si512(out, x.v); }
 static inline Words all_words(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
 static inline Vector as_vector(Words x) { return {_mm512_castsi512_ps(x.v)}; }
+static inline Words as_words(Vector x) { return {_mm512_castps_si512(x.v)}; }
 
 #if defined(__AVX512BF16__)
 static inline Vector plus_pairs(Vector sum, Words a, Words b) {
@@ -199,6 +200,7 @@ static inline Words all_words(uint32_t x) {
   return {_mm256_set1_epi32(static_cast<int>(x)), _mm256_set1_epi32(static_cast<int>(x))};
 }
 static inline Vector as_vector(Words x) { return {_mm256_castsi256_ps(x.low), _mm256_castsi256_ps(x.high)}; }
+static inline Words as_words(Vector x) { return {_mm256_castps_si256(x.low), _mm256_castps_si256(x.high)}; }
 
 static inline Words first_numbers(Words x) { return {_mm256_slli_epi32(x.low, 16), _mm256_slli_epi32(x.high, 16)}; }
 static inline Words second_numbers(Words x) {

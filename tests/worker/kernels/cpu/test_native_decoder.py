@@ -48,6 +48,22 @@ def test_a_long_prompt_and_what_follows_are_those_of_torch(
     assert error < (2e-5 if dtype == torch.float32 else 0.05)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head_size", "heads_of_kv_head"), [(64, 1), (128, 2), (80, 3), (64, 4), (64, 6)])
+@pytest.mark.parametrize("instruction_set", instruction_sets())
+def test_a_position_has_the_same_bits_as_a_decode_and_within_a_prefill(
+    instruction_set: InstructionSet, head_size: int, heads_of_kv_head: int, dtype: torch.dtype
+) -> None:
+    """A decode of few heads may multiply values where they lie; a prefill packs them first."""
+    heads = {"num_attention_heads": 2 * heads_of_kv_head, "num_key_value_heads": 2, "head_dim": head_size}
+    model = native_of(reference_model("llama", **heads), dtype, instruction_set, threads=2)
+    text = tokens(80)
+    one_by_one = chunked_logits(model, text, [1] * 80, block_size=16)
+    for length in (2, 64, 65, 80):
+        at_once = chunked_logits(model, text[:length], [length], block_size=16)
+        assert torch.equal(one_by_one[length - 1], at_once[0])
+
+
 def test_greedy_output_in_float32_is_torchs_wherever_it_is_clear() -> None:
     reference = reference_model("llama", num_key_value_heads=2)
     plain, native = ours_of(reference), native_of(reference)
