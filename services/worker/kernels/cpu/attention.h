@@ -138,7 +138,8 @@ static void pack_values(const T* const* values, int64_t head_size, uint32_t* out
   }
 }
 
-// found[r][0..63] += rows r of weights times 64 dimensions of V of a chunk, which is read where it lies. A part is one number.
+// found[r][0..63] += rows r of weights times 64 dimensions of V of a chunk, which is read where it lies. A part is one
+// number.
 template <class T, int ROWS>
 static NOT_INLINED void weighted_tile(const uint32_t* weights, const T* const* values, int64_t at, float* found) {
   constexpr int VECTORS = vectors_for(ROWS);

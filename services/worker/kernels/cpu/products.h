@@ -52,8 +52,8 @@ static inline int64_t words_of(int64_t numbers) {
 // Of the 4 vectors of a panel, how many are multiplied at once with so many rows: as the registers hold sums.
 constexpr int vectors_for(int rows) { return REGISTER_SUMS >= 4 * rows ? 4 : REGISTER_SUMS >= 2 * rows ? 2 : 1; }
 
-// Rows of words as they are multiplied. Where a word has two parts, the first parts of at most PIECE_WORDS of each row and
-// then the second ones: taken apart once, for all vectors of a panel.
+// Rows of words as they are multiplied. Where a word has two parts, the first parts of at most PIECE_WORDS of each row
+// and then the second ones: taken apart once, for all vectors of a panel.
 template <class T, int ROWS>
 class Multiplicands {
  public:
@@ -81,8 +81,8 @@ class Multiplicands {
   uint32_t parts_[PARTS<T> == 1 ? 1 : ROWS * PARTS_STEP];
 };
 
-// The compiler no longer knows that memory is read twice. It would keep words in registers for their second part, and have
-// none left for sums.
+// The compiler no longer knows that memory is read twice. It would keep words in registers for their second part, and
+// have none left for sums.
 template <class Number>
 static inline const Number* read_anew(const Number* from) {
   __asm__ volatile("" : "+r"(from));
@@ -128,8 +128,8 @@ static inline void add_word(Sums<ROWS, VECTORS>& sum, const Multiplicands<T, ROW
   add_part<T, ROWS, VECTORS>(sum, x, word, 1, w);
 }
 
-// sums[r][0..63] += (or =) rows r of x times words of a panel, at most PIECE_WORDS if a word has parts. AHEAD_LINES of the
-// memory at `ahead`, which will be needed soon, are fetched for each word; it may lie beyond what is ours.
+// sums[r][0..63] += (or =) rows r of x times words of a panel, at most PIECE_WORDS if a word has parts. AHEAD_LINES of
+// the memory at `ahead`, which will be needed soon, are fetched for each word; it may lie beyond what is ours.
 template <class T, int ROWS, int AHEAD_LINES>
 static NOT_INLINED void tile(const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh,
                              float* sums, const uint32_t* ahead) {

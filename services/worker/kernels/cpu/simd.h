@@ -29,8 +29,8 @@ struct Words {
 };
 
 static inline Vector zeros() { return {_mm512_setzero_ps()}; }
-// The same, at this place of the program: the compiler would move loads away from where they are needed, and run out of
-// registers.
+// x, computed at this place of the program: the compiler would move loads away from where they are needed, and run out
+// of registers.
 static inline Vector computed_here(Vector x) {
   __asm__ volatile("" : "+v"(x.v));
   return x;
@@ -292,8 +292,8 @@ inline Words words_of_bytes<Bfloat16>(const int8_t* x) {
 #endif
 }
 
-// A word is multiplied as one part: two bfloat16 by the processor's product of these, or one float32. Where there is no such
-// product, two bfloat16 are two parts, each a float32.
+// A word is multiplied as one part: two bfloat16 by the processor's product of these, or one float32. Where there is no
+// such product, two bfloat16 are two parts, each a float32.
 #if defined(__AVX512BF16__)
 template <class T>
 constexpr int PARTS = 1;
