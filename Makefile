@@ -10,6 +10,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 EXTRAS := gateway,worker,cli,kubernetes,tracing,dev
 DECODER := services/worker/kernels/cpu
+# What services load when they start. Imported once where the environment is made, it is there compiled.
+STARTED := services.gateway.__main__, services.kvmanager.__main__, services.scheduler.__main__, services.worker.build, services.worker.serving
+
+# Python keeps what it has compiled, whatever the caller's environment says: a worker starts in half the time.
+unexport PYTHONDONTWRITEBYTECODE
 
 # uv makes the environment: the one at hand if it runs, else one of our own below build/.
 UV_VERSION := 0.13.8
@@ -115,4 +120,5 @@ $(INSTALLED): requirements.lock pyproject.toml $(filter build/uv/bin/uv,$(UV)) $
 	$(UV) pip install --quiet --python $(BIN)/python $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND)) \
 		--constraint requirements.lock --editable ".[$(EXTRAS)]"
 	$(BIN)/python -m services.worker.kernels.cpu.compiled
+	$(BIN)/python -c "import $(STARTED)"
 	touch $@
