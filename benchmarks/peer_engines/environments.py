@@ -146,7 +146,7 @@ def _build_llama_server(environment: Environment, folder: Path) -> None:
     pip = [str(environment.python), "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", _LLAMA_PACKAGE]
     _run(environment, [*pip, environment.built_from[0], "--dest", str(sources)], folder)
     archive = next(sources.glob("*.tar.gz"))
-    shutil.unpack_archive(archive, sources, filter="data")
+    _run(environment, ["tar", "-xzf", str(archive), "-C", str(sources)], folder)
     tree = archive.with_name(archive.name.removesuffix(".tar.gz")) / "vendor" / "llama.cpp"
     options = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *environment.built_from[1:]]
     _run(environment, [cmake, "-S", str(tree), "-B", str(built), *options], folder)

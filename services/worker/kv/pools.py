@@ -17,6 +17,7 @@ How many blocks: what the settings ask for, bounded by memory. A size asked for 
 default is made to fit.
 """
 
+import contextlib
 import math
 import mmap
 import os
@@ -30,7 +31,6 @@ import torch
 from torch import Tensor
 
 from services.domain.errors import InvalidFieldError
-from services.worker.huge_pages import in_huge_pages
 from services.worker.kv.pool_sizes import MEMORY_SHARE, kv_bytes
 
 DEFAULT_DEVICE_TOKENS = 32768
@@ -110,7 +110,7 @@ def pinned_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def _host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeroed memory that takes no room before it is used, in huge pages where the system has them: a job's KV is
-    scattered over the pool.
+    scattered over the pool, and reading it would miss the page table's cache all the time.
     """
     return torch.frombuffer(_map(shape, dtype), dtype=dtype).view(shape)
 
@@ -118,7 +118,9 @@ def _host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def _map(shape: tuple[int, ...], dtype: torch.dtype) -> _Mapping:
     """Zeroed memory, in huge pages where the system has them."""
     memory = _Mapping(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    in_huge_pages(memory)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 

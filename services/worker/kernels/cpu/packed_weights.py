@@ -10,18 +10,13 @@ panels, and the embedding finds the other rows behind them (`table_and_head`).
 
 With int8 weights a matrix is rounded output by output when it is packed; embedding and norms keep their type.
 
-Matrices lie in huge pages, one behind the other: a decode of few jobs reads all of them from memory.
-
 Legend: N outputs, K inputs; P panels, W words, O outputs of a panel.
 """
-
-import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from services.worker.huge_pages import HugePages
 from services.worker.kernels.cpu.decoder_library import MatrixView, NormView
 from services.worker.model.linear import Linear
 
@@ -37,7 +32,6 @@ class PackedWeights:
     def __init__(self, *, quantized: bool) -> None:
         self.quantized = quantized
         self.kept: list[Tensor] = []
-        self._memory = HugePages()
 
     def linear(self, linear: Linear, *, halves: bool = False) -> MatrixView:
         """Packs a layer and drops its plain weight. `halves`: outputs of both halves share a panel."""
@@ -67,9 +61,6 @@ class PackedWeights:
         self.kept.append(tensor)
         return tensor.data_ptr()
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.frombuffer(self._memory.take(math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
-
     def _matrix(self, parameter: nn.Parameter, order_N: Tensor, outputs: int) -> MatrixView:
         weight_NK = parameter.data
         parameter.data = weight_NK.new_empty(0)
@@ -77,13 +68,13 @@ class PackedWeights:
         panels, words = order_N.numel() // PANEL, -(-weight_NK.shape[1] // word_numbers)
         view = MatrixView(outputs=outputs, inputs=weight_NK.shape[1])
         if not self.quantized:
-            packed = self._empty((panels, words, PANEL), torch.int32)
+            packed = torch.empty(panels, words, PANEL, dtype=torch.int32)
             for number, piece in enumerate(torch.split(order_N, _PIECE_ROWS)):
                 packed_panels(_rows(weight_NK, piece), out=_piece(packed, number, piece))
             view.packed = self.keep(packed)
             return view
         scales_N = torch.empty(order_N.shape)
-        whole = self._empty((panels, words, PANEL // LANES, word_numbers, LANES), torch.int8)
+        whole = torch.empty(panels, words, PANEL // LANES, word_numbers, LANES, dtype=torch.int8)
         for number, piece in enumerate(torch.split(order_N, _PIECE_ROWS)):
             scales, rounded = quantized_panels(_rows(weight_NK, piece), word_numbers)
             scales_N[number * _PIECE_ROWS :][: piece.numel()] = scales
