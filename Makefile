@@ -117,10 +117,12 @@ clean: ## remove what was made, .venv too
 build/uv/bin/uv:
 	$(or $(FIRST_PYTHON),$(PYTHON)) -m pip install --quiet --disable-pip-version-check --target build/uv uv==$(UV_VERSION)
 
+$(BIN)/python: | $(filter build/uv/bin/uv,$(UV))
+	$(UV) venv --quiet --python "$(PYTHON)" $(VENV)
+
 # The C++ of the worker's decoder is compiled here; a worker compiles it at its start where this was not done.
 # One resolution for the environment and the project: the lock holds the versions of what the extras need, and more for other systems.
-$(INSTALLED): requirements.lock pyproject.toml $(filter build/uv/bin/uv,$(UV)) $(wildcard $(DECODER)/*.cpp $(DECODER)/*.h)
-	test -x $(BIN)/python || $(UV) venv --quiet --python "$(PYTHON)" $(VENV)
+$(INSTALLED): requirements.lock pyproject.toml $(wildcard $(DECODER)/*.cpp $(DECODER)/*.h) | $(BIN)/python
 	$(UV) pip install --quiet --python $(BIN)/python $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND)) \
 		--constraint requirements.lock --editable ".[$(EXTRAS)]"
 	$(BIN)/python -m services.worker.kernels.cpu.compiled

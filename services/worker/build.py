@@ -17,7 +17,7 @@ from services.domain.worker_facts import WorkerFacts
 from services.runtime.guide_compiler import GuideCompiler
 from services.runtime.model_files import fingerprint
 from services.runtime.profile_file import Profile, Source
-from services.worker.engine.compute_environment import usable_cores
+from services.worker.engine.compute_environment import return_freed_memory, usable_cores
 from services.worker.engine.engine import Engine
 from services.worker.kernels.kernel_choice import computes_natively, with_kernels
 from services.worker.kv.pools import (
@@ -160,6 +160,7 @@ def load_rank_of(
         raise InvalidFieldError("--weights", "int8 needs the compiled decoder of CPUs (--kernels)")
     filled = filled_rank(settings.model, config, rank, stage_layers, device, dtype, settings.max_model_len)
     model = with_kernels(filled, natively, quantized=quantized)
+    return_freed_memory()
 
     shape = BlockShape(share.layer_count, settings.block_size, share.kv_head_count, share.head_dim, dtype)
     counts = block_counts(

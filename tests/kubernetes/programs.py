@@ -3,7 +3,6 @@ its sources, below build/kubernetes.
 """
 
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -84,15 +83,6 @@ def build_all(go: str, say: Callable[[str], None]) -> None:
         mark.unlink(missing_ok=True)
         make()
         mark.write_text(wanted)
-    _write_bytecode()
-
-
-def _write_bytecode() -> None:
-    """Of torch, which pods mount from .venv and can't write to: as an image has it whose torch is in it."""
-    origin = importlib.util.find_spec("torch").origin  # type: ignore[union-attr]
-    if not Path(importlib.util.cache_from_source(str(origin))).exists():
-        environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        subprocess.run([sys.executable, "-c", "import services.worker.build"], cwd=ROOT, env=environ, check=True)
 
 
 def keda_sources() -> Path:

@@ -10,7 +10,8 @@ spins, 9.5 passive; beside several busy processes 89, 29 and 14 ms.
 torch should take its memory in huge pages where the system allows it: reading weights then misses the TLB less often.
 
 glibc returns large freed blocks to the system at once and takes them back, page by page, at the next use: every
-iteration would pay for its activations again. Memory that was used once is kept instead.
+iteration would pay for its activations again. Memory that was used once is kept instead. What a model was loaded with
+is returned once it is ready: no iteration needs that.
 """
 
 import ctypes
@@ -35,6 +36,14 @@ def set_compute_environment() -> None:
         if hasattr(libc, "mallopt"):
             libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_PIECE_BYTES)
             libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def return_freed_memory() -> None:
+    """Gives the system the freed memory that is kept."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "malloc_trim"):
+            libc.malloc_trim(0)
 
 
 def usable_cores() -> int:

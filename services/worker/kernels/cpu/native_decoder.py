@@ -89,7 +89,6 @@ class NativeDecoder:
         weights = PackedWeights(quantized=quantized)
         self.kept = weights.kept
         self._view = self._described(model, weights)
-        _return_freed_memory()
         self._view.threads = threads
         self._library = loaded()
         chosen_set = instruction_set or best_instruction_set()
@@ -284,10 +283,3 @@ def _address(tensor: Tensor | None) -> int | None:
         return None
     assert tensor.is_contiguous(), "the compiled code reads rows one after the other"
     return tensor.data_ptr()
-
-
-def _return_freed_memory() -> None:
-    """Gives the system what the plain weights lay in: glibc would keep most of it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
