@@ -24,8 +24,8 @@ unexport PYTHONDONTWRITEBYTECODE
 UV_VERSION := 0.13.8
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo build/uv/bin/uv)
 
-# What the demo runs its burst on.
-DEMO_MODEL := models/random/S
+# What the demo runs its burst on, and on a slow machine.
+DEMO_MODELS := models/random/S models/random/XS
 
 # What `make images` builds and from what, see there.
 IMAGES ?=
@@ -52,12 +52,12 @@ install: $(INSTALLED) front ## make .venv with the exact versions of requirement
 front: $(INSTALLED)
 	$(BIN)/python rest/build.py --uv $(UV)
 
-demo: $(INSTALLED) front $(DEMO_MODEL)/model.safetensors ## serve the bundled model, stream a completion, run a burst under FCFS and FastServe, draw pictures
-	$(BIN)/python -m services.cli.bench.demo --model $(DEMO_MODEL)
+demo: $(INSTALLED) front $(DEMO_MODELS:%=%/model.safetensors) ## serve the bundled model, stream a completion, run a burst under FCFS and FastServe, draw pictures
+	$(BIN)/python -m services.cli.bench.demo --model $(word 1,$(DEMO_MODELS)) --model-if-slow $(word 2,$(DEMO_MODELS))
 
 # The same bytes each time; weights are written last.
-$(DEMO_MODEL)/model.safetensors: | $(INSTALLED)
-	$(BIN)/python -m models.make_random --preset S --out $(DEMO_MODEL)
+models/random/%/model.safetensors: | $(INSTALLED)
+	$(BIN)/python -m models.make_random --preset $*
 
 test: $(INSTALLED) front ## run the whole test suite
 	$(BIN)/pytest

@@ -8,9 +8,10 @@ that is best on the trace is what the others are compared with, and it is repeat
 fits, since runs differ. Same engine, same pools. The device pool is at most a third of the trace's peak need, which is
 estimated beforehand (calibration.fluid_stays) and measured from the FCFS run afterwards.
 
-`make demo` runs the trace on a random model of 30M parameters. Its iterations take some milliseconds, as those of a
-large model on a GPU do; those of the bundled model take less than one, and then the messages of the services decide
-what the machine sustains, not who runs next.
+`make demo` runs the trace on a random model of 30M parameters, on a slow machine on one of half the layers. Its
+iterations take some milliseconds, as those of a large model on a GPU do; those of the bundled model take less than one,
+and then the messages of the services decide what the machine sustains, not who runs next. If they take longer, the
+trace does, too: with fewer jobs there is hardly a queue, and less to see.
 """
 
 import argparse
@@ -47,6 +48,7 @@ from services.loadgen.server_process import ServerAddresses, running_server
 from services.loadgen.trace_run import TraceRunner, TraceRunOptions
 from services.runtime.command_line import CommandError, ExitCode, parser, positive_float, positive_int, tell
 from services.runtime.model_files import BUNDLED_MODEL
+from services.runtime.profile_file import read_profile
 from services.workloads.calibration import LoadedTrace, Need, loaded_trace, peak_need_tokens, sustained_rate
 from services.workloads.job_records import write_lines
 from services.workloads.repeated_runs import Result, middle_run, soonest
@@ -60,7 +62,12 @@ RunsOfPair = Mapping[PolicyPair, list[Result]]
 SHAPE = Workload(jobs=300, rate=1.0, cv=4.0, theta=1.35, max_prompt_tokens=512, max_output_tokens=768, seed=1)
 NEED = Need(load=0.9, least_jobs=400, least_s=17.0, pool_tokens=DEVICE_TOKENS, pools_in_peak=4.0)
 """The peak need is estimated before the run and sometimes comes out lower; four pools make sure of three."""
-WARM_UP_JOBS = 40
+WARM_UP_JOBS = 30
+SATURATING_JOBS = 120
+PROBE_TOKENS, SLOW_PREFILL_S = 512, 0.025
+"""A machine is slow if a core takes longer for such a prefill of the bundled model: 0.05 s with AVX2 alone, 0.01 s with
+AVX-512's bfloat16.
+"""
 LEAST_PASSES = 2
 TIME_LIMIT_S = 285.0
 """After the least number of passes, another one is made only if it will have ended by then."""
@@ -68,6 +75,22 @@ TIME_LIMIT_S = 285.0
 PROMPT = 'def copy_file(source, target):\n    """Copy a file'
 # The penalties keep a model this small from repeating itself.
 SAMPLING = SamplingRequest(max_tokens=110, temperature=0.7, repetition_penalty=1.1, frequency_penalty=0.2, seed=3)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """The model folder that the trace is run on, and the one instead on a slow machine, if there is one."""
+
+    usual: Path
+    if_slow: Path | None = None
+
+    def chosen(self, state_dir: Path) -> Path:
+        """By what the worker of the bundled model has measured and keeps in `state_dir`."""
+        kept = sorted((state_dir / "profiles").glob("*.json"))
+        if self.if_slow is None or not kept:
+            return self.usual
+        prefill_s = read_profile(kept[0]).cost.prefill_s(PROBE_TOKENS)
+        return self.if_slow if prefill_s > SLOW_PREFILL_S else self.usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +158,12 @@ def measured_peak_need(folder: Path) -> int:
 
 
 async def run(
-    stage: Stage, need: Need, passes: int | None, model: Path = BUNDLED_MODEL, start: StartServer = running_server
+    stage: Stage, need: Need, passes: int | None, models: ModelChoice, start: StartServer = running_server
 ) -> bool:
-    """Runs the whole demo, its trace on `model`; returns whether FastServe beat FCFS. `passes` None: as many as fit the
-    time.
-    """
+    """Runs the whole demo; returns whether FastServe beat FCFS. `passes` None: as many as fit the time."""
     stage.say("1. Starting gateway, REST front, scheduler, KV manager and worker with the bundled model")
-    flags = server_flags(OURS, BUNDLED_MODEL, stage.folder("state", "completion"))
+    completing = stage.folder("state", "completion")
+    flags = server_flags(OURS, BUNDLED_MODEL, completing)
     async with start(flags, stage.folder("runs") / "completion.log") as server:
         stage.say("2. One sampled completion, as it is made")
         await show_completion(server.grpc, stage)
@@ -149,17 +171,12 @@ async def run(
             stage.say("   The same over REST, as the clients of OpenAI's API ask for it")
             await show_over_rest(server.http, PROMPT, SAMPLING, stage.console)
     stage.say("3. What does FCFS sustain on this machine? (five servers start; only one at a time has work)")
+    model = models.chosen(completing)
     async with AsyncExitStack() as stack:
-        servers: dict[PolicyPair, str] = {}
-        for pair in ALL_PAIRS:
-            state_dir = stage.folder("state", pair.name)
-            share_cost_model(stage.folder("state", ALL_PAIRS[0].name), state_dir)
-            log = stage.folder("runs", pair.name) / "server.log"
-            started = await stack.enter_async_context(start(server_flags(pair, model, state_dir), log))
-            servers[pair] = started.grpc
+        servers = await start_servers(stack, stage, model, start)
         for pair, address in servers.items():
             await saturate(address, WARM_UP_JOBS, f"warm-up of {pair.name}")
-        sustained = {pair.kv_policy: await saturate(servers[pair], SHAPE.jobs, pair.name) for pair in FCFS}
+        sustained = {pair.kv_policy: await saturate(servers[pair], SATURATING_JOBS, pair.name) for pair in FCFS}
         loaded = loaded_trace(SHAPE, max(sustained.values()), need)
         write_lines(stage.out / "trace.jsonl", [trace_line(job) for job in loaded.jobs])
         stage.console.print(describe(model, loaded, sustained))
@@ -168,11 +185,33 @@ async def run(
     return show_results(stage, runs, systems)
 
 
+async def start_servers(stack: AsyncExitStack, stage: Stage, model: Path, start: StartServer) -> dict[PolicyPair, str]:
+    """The address of each pair's server, which serves until `stack` ends. The first one measures the cost model, alone;
+    the others start together.
+    """
+
+    async def begin(pair: PolicyPair) -> str:
+        flags = server_flags(pair, model, stage.folder("state", pair.name))
+        log = stage.folder("runs", pair.name) / "server.log"
+        return (await stack.enter_async_context(start(flags, log))).grpc
+
+    first, *others = ALL_PAIRS
+    servers = {first: await begin(first)}
+    for pair in others:
+        share_cost_model(stage.folder("state", first.name), stage.folder("state", pair.name))
+    addresses = await asyncio.gather(*map(begin, others), return_exceptions=True)
+    for pair, address in zip(others, addresses, strict=True):
+        if isinstance(address, BaseException):
+            raise address
+        servers[pair] = address
+    return servers
+
+
 def share_cost_model(measured: Path, state_dir: Path) -> None:
     """Gives a server the cost model that the first server's worker has measured and kept, if it has: all schedulers
     decide by the same figures, and only one worker takes the time.
     """
-    if measured != state_dir and (measured / "profiles").exists():
+    if (measured / "profiles").exists():
         shutil.copytree(measured / "profiles", state_dir / "profiles", dirs_exist_ok=True)
 
 
@@ -286,6 +325,13 @@ def main(argv: list[str] | None = None) -> int:
         metavar="DIR",
         help="model folder that the trace is run on [the bundled one]",
     )
+    made.add_argument(
+        "--model-if-slow",
+        type=Path,
+        metavar="DIR",
+        help=f"the one instead where a core takes over {SLOW_PREFILL_S:g} s for a prefill of {PROBE_TOKENS} tokens of "
+        "the bundled model [none]",
+    )
     began_s = time.monotonic()
     try:
         arguments = made.parse_args(argv)
@@ -295,7 +341,8 @@ def main(argv: list[str] | None = None) -> int:
         arguments.out.mkdir(parents=True, exist_ok=True)
         need = replace(NEED, least_s=arguments.seconds)
         stage = Stage(Console(width=None if sys.stdout.isatty() else 130), arguments.out, began_s)
-        asyncio.run(run(stage, need, arguments.repeats, arguments.model))
+        models = ModelChoice(arguments.model, arguments.model_if_slow)
+        asyncio.run(run(stage, need, arguments.repeats, models))
     except CommandError as error:
         tell("demo", str(error))
         return error.exit_code

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.cli.bench.demo import PROMPT, Stage, is_last_pass, main, run
+from services.cli.bench.demo import PROBE_TOKENS, PROMPT, SLOW_PREFILL_S, ModelChoice, Stage, is_last_pass, main, run
 from services.cli.bench.demo_systems import ALL_PAIRS, FCFS, OURS, PAPER, RESERVING, server_flags, shown_systems
 from services.experiments.cases import PolicyPair
 from services.loadgen.server_process import ServerAddresses
 from services.runtime.model_files import BUNDLED_MODEL
+from services.runtime.profile_file import Profile, write_profile
 from services.workloads.calibration import Need
+from tests.builders.cost_profiles import proportional_cost
 from tests.fakes.fake_gateway_for_client import FakeGatewayForClient, serving
 
 QUICK = Need(load=0.9, least_jobs=60, least_s=0.01, pool_tokens=16, pools_in_peak=1.0, cv_tolerance=10.0)
@@ -57,7 +59,7 @@ def passes_of(out: Path, pair: PolicyPair) -> list[str]:
 async def test_the_demo_runs_one_trace_under_every_system_and_writes_everything(tmp_path: Path) -> None:
     servers = Servers()
     console = Console(file=io.StringIO(), width=140, record=True)
-    await run(Stage(console, tmp_path, time.monotonic()), QUICK, 3, MODEL, servers.start)
+    await run(Stage(console, tmp_path, time.monotonic()), QUICK, 3, ModelChoice(MODEL), servers.start)
 
     # The bundled model shows a completion, then the trace is run on the other one.
     completing, *running = servers.flags
@@ -105,19 +107,31 @@ def test_a_number_of_passes_is_kept_however_long_they_take() -> None:
 def test_an_earlier_demos_runs_are_gone_and_what_else_is_there_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[float, int | None, Path]] = []
+    asked: list[tuple[float, int | None, ModelChoice]] = []
 
-    async def instead(stage: Stage, need: Need, passes: int | None, model: Path) -> bool:
-        asked.append((need.least_s, passes, model))
+    async def instead(stage: Stage, need: Need, passes: int | None, models: ModelChoice) -> bool:
+        asked.append((need.least_s, passes, models))
         return True
 
     monkeypatch.setattr("services.cli.bench.demo.run", instead)
     for name in ("state", "runs", "mine"):
         (tmp_path / name).mkdir()
     assert main(["--out", str(tmp_path), "--seconds", "7", "--repeats", "4", "--model", str(MODEL)]) == 0
-    assert main(["--out", str(tmp_path)]) == 0
-    assert asked == [(7.0, 4, MODEL), (17.0, None, BUNDLED_MODEL)]
+    assert main(["--out", str(tmp_path), "--model-if-slow", "another"]) == 0
+    assert asked == [(7.0, 4, ModelChoice(MODEL)), (17.0, None, ModelChoice(BUNDLED_MODEL, Path("another")))]
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(("prefill_s", "is_slow"), [(0.9 * SLOW_PREFILL_S, False), (1.1 * SLOW_PREFILL_S, True)])
+def test_the_trace_is_run_on_the_other_model_where_a_prefill_of_the_bundled_one_takes_long(
+    prefill_s: float, is_slow: bool, tmp_path: Path
+) -> None:
+    cost = proportional_cost(prefill_s / PROBE_TOKENS, 0.001)
+    write_profile(tmp_path / "profiles" / "cost.json", Profile(cost, {"device": "x"}))
+    other = Path("another")
+    assert ModelChoice(MODEL, other).chosen(tmp_path) == (other if is_slow else MODEL)
+    assert ModelChoice(MODEL).chosen(tmp_path) == MODEL
+    assert ModelChoice(MODEL, other).chosen(tmp_path / "where no cost is kept") == MODEL
 
 
 def test_one_run_of_each_is_refused_because_it_has_no_spread(capsys: pytest.CaptureFixture[str]) -> None:
