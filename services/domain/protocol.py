@@ -95,6 +95,12 @@ class Finished(NamedTuple):
     cut_job_ids: tuple[JobId, ...] = ()
 
 
+class Recalled(NamedTuple):
+    """A plan will not be run: the worker gave it back (rule 42). Of several the newest comes first."""
+
+    plan_number: PlanNumber
+
+
 class Ack(NamedTuple):
     """Consent to a ReclaimRequest: no unfinished plan names the job, and no new plan will until it is Resident
     again.
@@ -121,7 +127,7 @@ class Order(NamedTuple):
     changes: tuple[OrderChange, ...]
 
 
-SchedulerToKv = Jobs | Arrive | Planned | Finished | Ack | Refuse | Release | Order
+SchedulerToKv = Jobs | Arrive | Planned | Finished | Recalled | Ack | Refuse | Release | Order
 
 # --- KV manager -> scheduler -----------------------------------------------------------------------------------------
 
@@ -254,3 +260,10 @@ class IterationResult:
     tokens: tuple[SampledToken, ...]
     cut_job_ids: tuple[JobId, ...]
     duration_s: float
+
+
+class PlansGivenBack(NamedTuple):
+    """The answer to a recall (rule 42): the worker will not run the plans from this number on. None: it runs all."""
+
+    epoch: Epoch
+    first_plan_number: PlanNumber | None

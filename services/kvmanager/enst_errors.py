@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from services.domain.ids import Epoch, JobId, PlanNumber
-from services.domain.protocol import Finished, Jobs, PlanEntry, Planned, Release
+from services.domain.protocol import Finished, Jobs, PlanEntry, Planned, Recalled, Release
 from services.kvmanager.machine.kv_manager import KvManager
 from services.kvmanager.machine.kv_manager_events import Event, FromScheduler
 
@@ -50,7 +50,7 @@ class EnstErrors:
                 continue
             elif isinstance(message, Planned):
                 self._planned(message, now_s)
-            elif isinstance(message, Finished):
+            elif isinstance(message, Finished | Recalled):
                 left.extend(self._plans.pop(message.plan_number, ()))
             elif isinstance(message, Release):
                 self._estimates.pop(message.job_id, None)

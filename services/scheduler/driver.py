@@ -56,6 +56,7 @@ from services.scheduler.scheduler_inbox import (
     Submitted,
     WorkerArrived,
     WorkerDrains,
+    WorkerGaveBack,
     WorkerLeft,
     WorkerSaid,
 )
@@ -338,6 +339,8 @@ class SchedulerDriver:
                         events[stream.group].append(event)
                     if not group.draining:
                         self._router.stopped(stream.group)
+            case WorkerGaveBack(stream, given_back):
+                events[stream.group].append(given_back)
             case WorkerDrains(stream, limit_s):
                 if (group := self._groups.get(stream.group)) is not None and group.drains(stream):
                     self._router.drain(stream.group, limit_s, now_s)

@@ -11,7 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.domain.ids import JobId, PlanNumber
-from services.domain.protocol import Arrive, IterationResult, Jobs, Order, PlanEntry, Release, SchedulerToKv
+from services.domain.protocol import (
+    Arrive,
+    IterationResult,
+    Jobs,
+    Order,
+    PlanEntry,
+    PlansGivenBack,
+    Release,
+    SchedulerToKv,
+)
 from services.domain.submission import Submission
 from services.scheduler.machine.scheduler_events import (
     Command,
@@ -141,6 +150,9 @@ class JobTraces:
             match event:
                 case IterationResult():
                     self._finished(group, event, now_s)
+                case PlansGivenBack(_, int(first)):
+                    for key in [key for key in self._plans if key[0] == group and key[1] >= first]:
+                        del self._plans[key]
                 case KvLost():
                     self._told.clear()
                     self._epoch_ended(group, now_s)

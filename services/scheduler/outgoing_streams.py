@@ -14,6 +14,7 @@ from services.domain.iteration import PlanWork
 from services.domain.submission import JobUpdate, ServingLimits
 from services.runtime.outbox import Outbox, OutgoingSide
 from services.scheduler.job_store import JobStore
+from services.scheduler.machine.scheduler_events import RecallPlans
 
 MOST_LAST_WORDS = 50_000
 MOST_PLANS = 1000
@@ -93,9 +94,9 @@ class GatewayStream(OutgoingSide):
         return updates
 
 
-class WorkerStream(Outbox[tuple[PlanNumber, Sequence[PlanWork]] | None]):
-    """One stream of a group's worker: its plans, and None for the word that no job needs it any more. They are bounded
-    by the number of plans that may be under way.
+class WorkerStream(Outbox[tuple[PlanNumber, Sequence[PlanWork]] | RecallPlans | None]):
+    """One stream of a group's worker: its plans, which are bounded by the number that may be under way; recalls, of
+    which one at a time has no answer; and None for the word that no job needs it any more.
     """
 
     def __init__(self, epoch: Epoch, group: int = 0) -> None:

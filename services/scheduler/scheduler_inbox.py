@@ -7,6 +7,7 @@ from services.domain.errors import ProtocolError
 from services.domain.generation import EndReason
 from services.domain.ids import Epoch, JobId
 from services.domain.iteration import WorkerResult
+from services.domain.protocol import PlansGivenBack
 from services.domain.server_status import KvLinkItem
 from services.domain.submission import Submission
 from services.domain.worker_facts import WorkerFacts
@@ -61,6 +62,13 @@ class WorkerSaid(NamedTuple):
     result: WorkerResult
 
 
+class WorkerGaveBack(NamedTuple):
+    """A worker answered a recall."""
+
+    stream: WorkerStream
+    given_back: PlansGivenBack
+
+
 class WorkerDrains(NamedTuple):
     """A worker was told to end, and will in `limit_s` seconds at the latest."""
 
@@ -105,6 +113,7 @@ Inbound = (
     | WorkerArrived
     | WorkerLeft
     | WorkerSaid
+    | WorkerGaveBack
     | WorkerDrains
     | KvOpened
     | KvClosed

@@ -16,6 +16,7 @@ from services.domain.prompt_logprobs import ScoredPrompt
 from services.runtime.served_streams import first_message, until_one_ends
 from services.runtime.terms import NO_TERM, term_metadata
 from services.scheduler.driver import SchedulerDriver
+from services.scheduler.machine.scheduler_events import RecallPlans
 from services.scheduler.outgoing_streams import GatewayStream, WorkerStream
 from services.scheduler.scheduler_inbox import (
     Cancelled,
@@ -23,12 +24,14 @@ from services.scheduler.scheduler_inbox import (
     GatewayLeft,
     Submitted,
     WorkerDrains,
+    WorkerGaveBack,
     WorkerSaid,
 )
 from services.wire.gateway_scheduler import cancel_from_wire, limits_to_wire, submission_from_wire, updates_to_wire
 from services.wire.operator_scheduler import interval_from_wire, max_jobs_from_wire, status_to_wire
 from services.wire.scheduler_worker import (
     draining_from_wire,
+    given_back_from_wire,
     plans_to_wire,
     result_from_wire,
     scored_from_wire,
@@ -112,12 +115,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                         scored = []
                 case "scored" if len(scored) < MOST_SCORED:
                     scored.append(scored_from_wire(request.scored))
+                case "given_back":
+                    self._driver.inbox.post(WorkerGaveBack(peer, given_back_from_wire(request.given_back)))
                 case "draining":
                     self._driver.inbox.post(WorkerDrains(peer, draining_from_wire(request.draining).limit_s))
                 case _:
                     raise ProtocolError(
-                        f"a worker's message must be a result, at most {MOST_SCORED} parts of prompts before one, or "
-                        "that it is draining"
+                        f"a worker's message must be a result, at most {MOST_SCORED} parts of prompts before one, "
+                        "plans that it gives back, or that it is draining"
                     )
 
     async def _write_worker(
@@ -125,8 +130,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> None:
         while True:
             waiting = await peer.take()
-            for plans in plans_to_wire(peer.epoch, [plan for plan in waiting if plan is not None]):
+            made = [one for one in waiting if one is not None and not isinstance(one, RecallPlans)]
+            for plans in plans_to_wire(peer.epoch, made):
                 await write(wire.WorkerLinkResponse(plans=plans))
+            # No plan is made before its answer, so it comes behind all that wait with it.
+            for recall in (one for one in waiting if isinstance(one, RecallPlans)):
+                await write(wire.WorkerLinkResponse(recall=wire.RecallPlans(**recall._asdict())))
             if None in waiting:
                 await write(wire.WorkerLinkResponse(released=wire.WorkerReleased()))
 

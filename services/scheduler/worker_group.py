@@ -35,6 +35,7 @@ from services.scheduler.machine.scheduler_events import (
     End,
     Event,
     FromKv,
+    RecallPlans,
     Reject,
     SendPlan,
     ToKv,
@@ -322,6 +323,8 @@ class WorkerGroup:
                     self._to_kv[-1][1].append(message)
                 case SendPlan():
                     self._send_plan(command)
+                case RecallPlans():
+                    self._to_worker(command.epoch).put(command)
                 case DropWorker():
                     self._drop_worker(command)
                 case WakeAt(time_s):
@@ -339,11 +342,14 @@ class WorkerGroup:
         self._failures.clear()
 
     def _send_plan(self, command: SendPlan) -> None:
-        assert self._stream is not None, "a plan needs a connected worker"
-        assert self._stream.epoch == command.epoch
         limits_s = dict(command.cut_after_s)
         work = [self._work(entry, limits_s.get(entry.job_id)) for entry in command.entries]
-        self._stream.put((command.plan_number, work))
+        self._to_worker(command.epoch).put((command.plan_number, work))
+
+    def _to_worker(self, epoch: Epoch) -> WorkerStream:
+        assert self._stream is not None, "a plan needs a connected worker"
+        assert self._stream.epoch == epoch
+        return self._stream
 
     def _drop_worker(self, command: DropWorker) -> None:
         _log.warning("group %d: dropping the worker of epoch %d: %s", self.number, command.epoch, command.reason)

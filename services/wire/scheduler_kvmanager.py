@@ -23,6 +23,7 @@ from services.domain.protocol import (
     PlanEntry,
     Planned,
     Rank,
+    Recalled,
     ReclaimRequest,
     Refuse,
     Release,
@@ -82,6 +83,8 @@ def _write_scheduler_message(item: wire.SchedulerToKv, value: SchedulerToKv) -> 
         case Finished(plan_number, cut):
             item.finished.plan_number = plan_number
             item.finished.cut_job_ids.extend(cut)
+        case Recalled(plan_number):
+            item.recalled.plan_number = plan_number
         case Order(changes):
             item.order.SetInParent()
             _add_changes(item.order.changes, changes)
@@ -128,6 +131,7 @@ _SCHEDULER_READERS: dict[str | None, Callable[[Epoch, wire.SchedulerToKv], Sched
     "finished": lambda _, item: Finished(
         PlanNumber(item.finished.plan_number), tuple(JobId(job) for job in item.finished.cut_job_ids)
     ),
+    "recalled": lambda _, item: Recalled(PlanNumber(item.recalled.plan_number)),
     "order": lambda _, item: Order(_changes(item.order.changes)),
     "arrive": lambda _, item: Arrive(_arrived(item.arrive.job)),
     "ack": lambda _, item: Ack(JobId(item.ack.job_id)),

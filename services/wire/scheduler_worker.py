@@ -15,7 +15,7 @@ from services.domain.generation import TokenLogprob
 from services.domain.ids import MOST_EPOCH, Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerCounters, WorkerResult
 from services.domain.prompt_logprobs import ScoredPrompt
-from services.domain.protocol import IterationResult, SampledToken
+from services.domain.protocol import IterationResult, PlansGivenBack, SampledToken
 from services.domain.worker_facts import WorkerDraining, WorkerFacts
 from services.wire.shared_fields import (
     logprob_from_wire,
@@ -147,6 +147,17 @@ def result_from_wire(message: wire.IterationResult) -> WorkerResult:
         ),
         {JobId(job_id): reason for job_id, reason in message.failures.items()},
     )
+
+
+def given_back_to_wire(given_back: PlansGivenBack) -> wire.PlansGivenBack:
+    """The answer to a recall."""
+    return wire.PlansGivenBack(epoch=given_back.epoch, first_plan_number=given_back.first_plan_number)
+
+
+def given_back_from_wire(message: wire.PlansGivenBack) -> PlansGivenBack:
+    """The inverse of given_back_to_wire."""
+    first = PlanNumber(message.first_plan_number) if message.HasField("first_plan_number") else None
+    return PlansGivenBack(Epoch(message.epoch), first)
 
 
 def scored_to_wire(epoch: Epoch, scored: ScoredPrompt) -> wire.ScoredPrompt:

@@ -30,9 +30,9 @@ from services.domain.errors import (
     InvalidFieldError,
     PeerMismatchError,
 )
-from services.domain.ids import Epoch
+from services.domain.ids import Epoch, PlanNumber
 from services.domain.iteration import Plan, WorkerResult
-from services.domain.protocol import Applied, Done, KvToWorker, WorkerPools
+from services.domain.protocol import Applied, Done, KvToWorker, PlansGivenBack, WorkerPools
 from services.domain.worker_facts import KvWorkerFacts, WorkerDraining, WorkerFacts
 from services.runtime.dialling import keep_dialling
 from services.runtime.terms import NewestTerm
@@ -219,6 +219,11 @@ class WorkerDriver:
         if self._epoch is not None:
             self._ranks.take_plan(replace(plan, epoch=self._epoch.number))
 
+    def recall(self, first_plan_number: PlanNumber) -> None:
+        """The scheduler would rather have other plans."""
+        if self._epoch is not None:
+            self._ranks.recall(first_plan_number)
+
     def released(self) -> None:
         """No job needs this worker, which is about to end."""
         if self._epoch is not None:
@@ -236,6 +241,11 @@ class WorkerDriver:
         for result in results:
             if self._epoch is not None and result.result.epoch == self._epoch.number:
                 self._epoch.results.put(result)
+
+    def gave_back(self, given_back: PlansGivenBack) -> None:
+        """A recall is answered."""
+        if self._epoch is not None and given_back.epoch == self._epoch.number:
+            self._epoch.results.put(given_back)
 
     def answered(self, epoch: Epoch, answer: Applied | Done) -> None:
         """A command is in force, or its copies have ended."""

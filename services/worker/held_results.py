@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 
 from services.domain.iteration import Plan, WorkerResult
 
-HOLD_LIMIT_S = 0.025
+HOLD_LIMIT_S = 0.05
+CALL_LIMIT_S = 0.025
+"""Plans that are run in one call take about so long at most: what is in it can't be recalled."""
 
 
 class HeldResults:
@@ -34,7 +36,8 @@ class HeldResults:
         and half of the plans are left when these go.
         """
         held_s = self._clock() - self._since_s if self._held else 0.0
-        in_time = int((HOLD_LIMIT_S - held_s) / self._iteration_s) if self._iteration_s > 0.0 else 0
+        limit_s = min(HOLD_LIMIT_S - held_s, CALL_LIMIT_S)
+        in_time = int(limit_s / self._iteration_s) if self._iteration_s > 0.0 else 0
         return max(0, min((plans_at_hand - len(self._held)) // 2, in_time - 1))
 
     def begin(self, plan: Plan) -> None:

@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Protocol
 
 from services.domain.errors import ProtocolError
-from services.domain.ids import Epoch
+from services.domain.ids import Epoch, PlanNumber
 from services.domain.iteration import Plan, WorkerResult
-from services.domain.protocol import Applied, Done, KvToWorker
+from services.domain.protocol import Applied, Done, KvToWorker, PlansGivenBack
 from services.domain.worker_facts import WorkerFacts
 from services.worker.held_results import HeldResults
 from services.worker.ranks import HearsRanks
@@ -48,6 +48,9 @@ class OneRank:
         self._hears: HearsRanks | None = None
         self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
         self._at_hand: deque[Plan] = deque()
+        self._begun = 0
+        """So many of the plans at hand are being computed. With the plans at hand it is guarded by `_counts`."""
+        self._counts = threading.Lock()
         self._epoch = Epoch(0)
         self._engine_in_use = threading.Lock()
         self._ended = threading.Event()
@@ -66,6 +69,25 @@ class OneRank:
             raise ProtocolError(f"{MOST_WAITING_PLANS} plans wait to be run")
         self._engine.prepare_guides(plan)
         self._plans.put(plan)
+
+    def recall(self, first_plan_number: PlanNumber) -> None:
+        """Keeps the next plan: the worker has it while the answer and what follows it are on their way."""
+        first: PlanNumber | None = None
+        with self._counts:
+            # Those that the stepping thread has not seen go back to where it may wait for them.
+            unseen: deque[Plan | None] = deque()
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    unseen.append(self._plans.get_nowait())
+            for plans in (unseen, self._at_hand):
+                kept = self._begun + 1 if plans is self._at_hand else int(len(self._at_hand) == self._begun)
+                while len(plans) > kept and (last := plans[-1]) is not None and last.plan_number >= first_plan_number:
+                    plans.pop()
+                    first = last.plan_number
+            for plan in unseen:
+                self._plans.put(plan)
+        if self._hears is not None:
+            self._hears.gave_back(PlansGivenBack(self._epoch, first))
 
     def take_command(self, command: KvToWorker) -> None:
         """Raises ProtocolError for a command that can't be right."""
@@ -116,7 +138,9 @@ class OneRank:
             if plan.epoch != self._epoch:
                 return
             self._results.begin(plan)
-            behind = islice(self._at_hand, self._results.room(len(self._at_hand)))
+            with self._counts:
+                self._begun = self._results.room(len(self._at_hand))
+                behind = list(islice(self._at_hand, self._begun))
             try:
                 results = self._engine.run_first([plan, *behind])
             except Exception as error:  # passed to the epoch, which ends with it
@@ -124,17 +148,21 @@ class OneRank:
                 self._results.drop()
                 self._post(lambda hears: hears.failed(plan.epoch, failure))
                 return
-        ran = [plan, *(self._at_hand.popleft() for _ in results[1:])]
-        self._look()
-        self._results.add(ran, results, len(self._at_hand))
+        with self._counts:
+            self._begun = 0
+            ran = [plan, *(self._at_hand.popleft() for _ in results[1:])]
+            self._look()
+            at_hand = len(self._at_hand)
+        self._results.add(ran, results, at_hand)
 
     def _say_results(self, results: Sequence[WorkerResult]) -> None:
         self._post(lambda hears: hears.results_ready(results))
 
     def _next(self) -> Plan | None:
-        self._look()
-        if self._at_hand:
-            return self._at_hand.popleft()
+        with self._counts:
+            self._look()
+            if self._at_hand:
+                return self._at_hand.popleft()
         somebody_waits = self._engine.has_unfinished_jobs()
         started_s = time.perf_counter()
         plan = self._plans.get()

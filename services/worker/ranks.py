@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.domain.ids import Epoch
+from services.domain.ids import Epoch, PlanNumber
 from services.domain.iteration import Plan, WorkerResult
-from services.domain.protocol import Applied, Done, KvToWorker
+from services.domain.protocol import Applied, Done, KvToWorker, PlansGivenBack
 from services.domain.worker_facts import WorkerFacts
 
 
@@ -14,6 +14,7 @@ class HearsRanks(Protocol):
 
     def results_ready(self, results: Sequence[WorkerResult]) -> None: ...
     def answered(self, epoch: Epoch, answer: Applied | Done) -> None: ...
+    def gave_back(self, given_back: PlansGivenBack) -> None: ...
     def failed(self, epoch: Epoch, error: Exception) -> None: ...
 
 
@@ -34,6 +35,10 @@ class Ranks(Protocol):
 
     def take_plan(self, plan: Plan) -> None:
         """Runs a plan in its turn. Raises ProtocolError."""
+        ...
+
+    def recall(self, first_plan_number: PlanNumber) -> None:
+        """Gives back the plans from this number on that have not been begun."""
         ...
 
     def take_command(self, command: KvToWorker) -> None:

@@ -12,9 +12,9 @@ from fastserve.v1 import kvmanager_pb2 as kv_wire
 from fastserve.v1 import kvmanager_pb2_grpc, scheduler_pb2_grpc
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import ProtocolError
-from services.domain.ids import Epoch
+from services.domain.ids import Epoch, PlanNumber
 from services.domain.iteration import Plan, WorkerResult
-from services.domain.protocol import Applied, Done, KvToWorker
+from services.domain.protocol import Applied, Done, KvToWorker, PlansGivenBack
 from services.domain.worker_facts import KvWorkerFacts, WorkerDraining, WorkerFacts
 from services.runtime.channel import open_channel
 from services.runtime.dialling import DialledStream
@@ -24,6 +24,7 @@ from services.runtime.tls.tls_files import Certificates
 from services.wire.kvmanager_worker import acknowledgements_to_wire, commands_from_wire, kv_hello_to_wire
 from services.wire.scheduler_worker import (
     draining_to_wire,
+    given_back_to_wire,
     plan_from_wire,
     result_to_wire,
     scored_to_wire,
@@ -33,8 +34,11 @@ from services.wire.scheduler_worker import (
 MOST_UNSENT = 100_000
 
 
-class ResultOutbox(Outbox[WorkerResult | WorkerDraining]):
-    """Results on their way to the scheduler, and the word that the worker is about to end."""
+ToScheduler = WorkerResult | PlansGivenBack | WorkerDraining
+
+
+class ResultOutbox(Outbox[ToScheduler]):
+    """Results on their way to the scheduler, answers to recalls, and the word that the worker is about to end."""
 
     def __init__(self) -> None:
         super().__init__(MOST_UNSENT, "the scheduler")
@@ -58,6 +62,10 @@ class HearsScheduler(Protocol):
         """A plan of that epoch. Raises ProtocolError."""
         ...
 
+    def recall(self, first_plan_number: PlanNumber) -> None:
+        """The plans of that epoch from this number on need not be run."""
+        ...
+
     def released(self) -> None:
         """The worker is about to end, and no job needs it."""
         ...
@@ -76,15 +84,18 @@ async def run_scheduler_stream(
     """
     epoch = Epoch(0)
 
-    def to_wire(some: Sequence[WorkerResult | WorkerDraining]) -> Iterable[wire.WorkerLinkRequest]:
+    def to_wire(some: Sequence[ToScheduler]) -> Iterable[wire.WorkerLinkRequest]:
         together = wire.IterationResults()
         for one in some:
-            is_alone = isinstance(one, WorkerDraining) or bool(one.scored)
+            is_alone = not isinstance(one, WorkerResult) or bool(one.scored)
             if is_alone and together.results:
                 yield wire.WorkerLinkRequest(results=together)
                 together = wire.IterationResults()
             if isinstance(one, WorkerDraining):
                 yield wire.WorkerLinkRequest(draining=draining_to_wire(one))
+                continue
+            if isinstance(one, PlansGivenBack):
+                yield wire.WorkerLinkRequest(given_back=given_back_to_wire(one._replace(epoch=epoch)))
                 continue
             for scored in one.scored:
                 yield wire.WorkerLinkRequest(scored=scored_to_wire(epoch, scored))
@@ -100,10 +111,13 @@ async def run_scheduler_stream(
             for plan in message.plans.plans:
                 if plan.epoch == epoch:
                     hears.take_plan(plan_from_wire(plan))
+        elif message.HasField("recall"):
+            if message.recall.epoch == epoch:
+                hears.recall(PlanNumber(message.recall.first_plan_number))
         elif message.HasField("released"):
             hears.released()
         else:
-            raise ProtocolError("a scheduler's message must be plans, or that the worker may go")
+            raise ProtocolError("a scheduler's message must be plans, a recall, or that the worker may go")
 
     peer = f"the scheduler at {address}"
     async with (

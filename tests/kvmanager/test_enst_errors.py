@@ -3,7 +3,7 @@ per job of level 0, and one of level 2 for 3 s per job of level 0 and 2 s per jo
 """
 
 from services.domain.ids import Epoch, JobId, PlanNumber
-from services.domain.protocol import Finished, Jobs, PlanEntry, Planned
+from services.domain.protocol import Finished, Jobs, PlanEntry, Planned, Recalled
 from services.kvmanager.enst_errors import EnstErrors
 from services.kvmanager.machine.kv_manager_events import Command, Event, FromScheduler
 from tests.kvmanager.machine.checked_kv_manager import CheckedKvManager
@@ -54,6 +54,16 @@ def test_it_is_judged_once() -> None:
     kv.plan(("b", 3, 4))
     kv.plan(("b", 4, 5))
     assert kv.judged == [(1.0, 0.25)]
+
+
+def test_a_plan_that_was_recalled_leaves_its_jobs_out() -> None:
+    kv = two_levels()
+    kv.plan(("b", 3, 4))
+    kv.judged.clear()
+    kv.say(Recalled(PlanNumber(kv._plans)))
+    kv.now_s = 3.0
+    kv.plan(("b", 3, 4))
+    assert kv.judged == [(1.0, 3.0)]
 
 
 def test_a_promotion_that_comes_sooner_was_the_estimate() -> None:

@@ -38,6 +38,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steep", action="store_true", help="a prefill takes a second a token, not one in all")
     parser.add_argument("--max-batch", type=int, default=1)
     parser.add_argument("--plans-in-flight", type=int, default=2)
+    parser.add_argument("--plans-ahead", type=int, default=0, help="how many of them may be recalled")
     parser.add_argument("--prefill-chunk", type=int, default=None)
     parser.add_argument("--lookahead-tokens", type=int, default=0)
     parser.add_argument("--reserve-share", type=float, default=0.5)
@@ -68,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kv_policy=arguments.kv_policy,
         max_batch=arguments.max_batch,
         plans_in_flight=arguments.plans_in_flight,
+        plans_ahead=arguments.plans_ahead,
         lookahead_tokens=arguments.lookahead_tokens,
         reserve_share=arguments.reserve_share,
         prefill_chunk_tokens=arguments.prefill_chunk,

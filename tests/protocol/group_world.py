@@ -21,10 +21,10 @@ from services.worker.group.messages import Begin
 from services.worker.group.rank_machine import has_copies
 from tests.fakes.fake_rank import FakeRank, computed_entries
 from tests.fakes.fake_worker_tables import FakeWorkerTables
-from tests.protocol.instance import Instance
+from tests.protocol.instance import Instance, choices
 from tests.protocol.links import NO_NUMBER, PlanOnLink
 from tests.protocol.store import Store
-from tests.protocol.world import State, Step, World, choices
+from tests.protocol.world import State, Step, World
 
 LOST_AND_BACK = "lost and back"
 """On a rank's link to the leader: its connection ends, and it comes back as a new process."""

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.ids import JobId
 from services.kvmanager.machine.kv_manager import KvManager
 from services.kvmanager.policies.kv_config import KvConfig, kv_policy_named
+from services.scheduler.machine.plan_lead import PlanLead
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.machine.scheduler_events import Submit
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
@@ -30,6 +32,26 @@ class JobSize:
     is_guided: bool = False
 
 
+class _Ahead(PlanLead):
+    """So many plans under way at least, and so many at most: no time passes here by which that could be chosen."""
+
+    def __init__(self, least: int, most: int) -> None:
+        super().__init__(None)
+        self._least, self._most = least, most
+
+    @property
+    def least(self) -> int:
+        return self._least
+
+    def most(self, jobs: int) -> int:
+        return self._most
+
+
+def choices(jobs: Sequence[JobId]) -> list[tuple[JobId, ...]]:
+    """All subsets."""
+    return [some for count in range(len(jobs) + 1) for some in combinations(jobs, count)]
+
+
 @dataclass(frozen=True, slots=True)
 class Instance:
     """One small world.
@@ -41,7 +63,8 @@ class Instance:
     may end before max_tokens. kills: times that the worker may die; of a group of ranks, times that one of them may die
     that is not the leader. breaks: times that the stream between scheduler and KV manager may break. waits: times that
     the starvation limit may pass. passes: times that a guide may not be ready. merged_turns: a machine may also find
-    what waits from both its peers in one turn. stages, ranks_per_stage: the worker is a group of as many ranks.
+    what waits from both its peers in one turn. plans_ahead: how many of
+    `plans_in_flight` may be recalled. stages, ranks_per_stage: the worker is a group of as many ranks.
     """
 
     jobs: tuple[JobSize, ...]
@@ -69,6 +92,7 @@ class Instance:
     waits: int = 0
     passes: int = 0
     merged_turns: bool = False
+    plans_ahead: int = 0
     stages: int = 1
     ranks_per_stage: int = 1
 
@@ -102,7 +126,7 @@ class Instance:
 
     def make_scheduler(self) -> Scheduler:
         """The real scheduler."""
-        return Scheduler(
+        scheduler = Scheduler(
             SchedulerConfig(
                 policy=self.policy,
                 max_batch=self.max_batch,
@@ -112,6 +136,9 @@ class Instance:
                 starvation_limit_s=self.starvation_limit_s,
             )
         )
+        if self.plans_ahead:
+            scheduler.iterations.lead = _Ahead(self.plans_in_flight - self.plans_ahead, self.plans_in_flight)
+        return scheduler
 
     def make_manager(self) -> KvManager:
         """The real KV manager."""
@@ -121,3 +148,10 @@ class Instance:
                 policy, lookahead_tokens=self.lookahead_tokens, grant_blocks=1, protected_plans=self.protected_plans
             )
         )
+
+
+def scheduler_key(machine: Scheduler) -> tuple[object, ...]:
+    """Names of ranks count here, unlike in the machine's own key: the KV manager knows them."""
+    ranks = tuple((job.job_id, job.rank, job.place, job.starvation_timer) for job in machine.jobs.values())
+    timers = tuple(sorted(entry[:2] for entry in machine.promotion._timers._heap))
+    return (machine.state_key(), ranks, getattr(machine.policy, "_joins", 0), timers, machine._arrivals)

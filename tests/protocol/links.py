@@ -9,7 +9,17 @@ them.
 from typing import Any, NamedTuple
 
 from services.domain.ids import CommandNumber, Epoch, JobId, PlanNumber
-from services.domain.protocol import Applied, Done, Finished, IterationResult, Jobs, KvToWorker, PlanEntry, Planned
+from services.domain.protocol import (
+    Applied,
+    Done,
+    Finished,
+    IterationResult,
+    Jobs,
+    KvToWorker,
+    PlanEntry,
+    Planned,
+    Recalled,
+)
 from services.kvmanager.machine import kv_manager_events as kv
 from services.kvmanager.machine.kv_manager import KvManager
 from services.scheduler.machine import scheduler_events as sched
@@ -65,7 +75,7 @@ def with_plan(event: sched.Event, machine: Scheduler) -> sched.Event:
 
 def without_plan(message: Any) -> Any:
     """A message of the scheduler without the number of its plan."""
-    return message._replace(plan_number=NO_NUMBER) if isinstance(message, Planned | Finished) else message
+    return message._replace(plan_number=NO_NUMBER) if isinstance(message, Planned | Finished | Recalled) else message
 
 
 def numbered(events: tuple[kv.Event, ...], machine: KvManager) -> list[kv.Event]:
@@ -86,6 +96,8 @@ def numbered(events: tuple[kv.Event, ...], machine: KvManager) -> list[kv.Event]
                 next_plan_number = PlanNumber(next_plan_number + 1)
             elif isinstance(message, Finished) and plans:
                 event = kv.FromScheduler(event.epoch, message._replace(plan_number=plans.pop(0)))
+            elif isinstance(message, Recalled) and plans:
+                event = kv.FromScheduler(event.epoch, message._replace(plan_number=plans.pop()))
         known.append(shifted(event, next_command))
     return known
 

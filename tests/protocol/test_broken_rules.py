@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.domain.ids import JobId
-from services.domain.protocol import Ack, Applied, Done, Grown, Refuse, Release, Resident, SchedulerToKv
+from services.domain.ids import JobId, PlanNumber
+from services.domain.protocol import Ack, Applied, Done, Grown, Recalled, Refuse, Release, Resident, SchedulerToKv
 from services.domain.ranked import Ranked
 from services.kvmanager.machine import decisions as decide
 from services.kvmanager.machine import moves
@@ -20,6 +20,8 @@ from services.kvmanager.machine.ledger import Ledger
 from services.kvmanager.policies.kv_config import KvConfig
 from services.scheduler.job import JobState
 from services.scheduler.machine import moving
+from services.scheduler.machine.iterations import Iterations
+from services.scheduler.machine.recalls import Recalls
 from services.scheduler.machine.releases import Releases
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.machine.scheduler_events import Event, FromKv
@@ -216,6 +218,44 @@ def leave_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving, "may_leave", may_leave)
 
 
+def plan_while_recalling(patch: pytest.MonkeyPatch) -> None:
+    """[42 recall-waits] plans are made before the worker has said which of the earlier ones it gives back."""
+    original = Iterations.may_plan.fget
+    assert original is not None
+
+    def may_plan(self: Iterations) -> bool:
+        recalling, self.is_recalling = self.is_recalling, False
+        may: bool = original(self)
+        self.is_recalling = recalling
+        return may
+
+    patch.setattr(Iterations, "may_plan", property(may_plan))
+
+
+def keep_the_positions_of_recalled_plans(patch: pytest.MonkeyPatch) -> None:
+    """[42 recalled-is-undone] the jobs of a plan that came back are planned on as if it would run."""
+
+    def undo_last(self: Iterations, now_s: float) -> PlanNumber:
+        flight = self.unfinished.pop()
+        for job in flight.jobs:
+            job.in_flight -= 1
+        return flight.plan_number
+
+    patch.setattr(Iterations, "undo_last", undo_last)
+    patch.setattr(Scheduler, "check", lambda self: None)
+
+
+def recall_in_silence(patch: pytest.MonkeyPatch) -> None:
+    """[42 recalled-is-told] the KV manager does not hear which plans will not run, and waits for their results."""
+    original = Recalls.given_back
+
+    def given_back(self: Recalls, first: PlanNumber | None, now_s: float) -> list[Recalled]:
+        original(self, first, now_s)
+        return []
+
+    patch.setattr(Recalls, "given_back", given_back)
+
+
 def small(**changes: Any) -> Instance:
     """Two jobs with a pool that holds only one of them."""
     return replace(Instance((JobSize(1, 3), JobSize(1, 3)), 3, 3, kv_policy="reactive"), **changes)
@@ -232,6 +272,10 @@ THREE_JOBS = Instance(
 )
 """Jobs just brought in are not protected here; otherwise they would run, and the loop would make tokens."""
 
+RECALLED = Instance(
+    (JobSize(1, 3), JobSize(1, 2)), 3, 2, plans_in_flight=3, plans_ahead=2, kv_policy="reactive", late_arrivals=True
+)
+
 BROKEN: list[tuple[Patch, Instance]] = [
     (release_at_once, small(early_ends=frozenset({0}))),
     (consent_at_once, small()),
@@ -247,6 +291,9 @@ BROKEN: list[tuple[Patch, Instance]] = [
     (believe_old_residency, small(kills=1)),
     (leave_at_once, small(moves=1)),
     (leave_at_once, small(holds=1)),
+    (plan_while_recalling, RECALLED),
+    (keep_the_positions_of_recalled_plans, RECALLED),
+    (recall_in_silence, RECALLED),
     (believe_an_earlier_stay, small(moves=2)),
     (believe_an_earlier_stay, small(cancels=frozenset({0}), again=frozenset({0}))),
 ]
@@ -262,6 +309,9 @@ def test_a_broken_rule_has_a_counterexample(
     print(found.value)
 
 
-@pytest.mark.parametrize("instance", [small(max_batch=2), THREE_JOBS], ids=["two jobs", "three jobs"])
+SOUND = {"two jobs": small(max_batch=2), "three jobs": THREE_JOBS, "recalls": RECALLED}
+
+
+@pytest.mark.parametrize("instance", SOUND.values(), ids=SOUND)
 def test_the_same_instances_end_well_with_all_rules(instance: Instance) -> None:
     assert explore(instance, MOST_STATES).ends > 0

@@ -41,6 +41,12 @@ INSTANCES = {
     "plans ahead, an early end and a cancel": Instance(
         (JobSize(1, 5), JobSize(1, 2)), 5, 5, plans_in_flight=5, cancels=frozenset({1}), early_ends=frozenset({0})
     ),
+    "plans that are recalled": Instance(
+        (JobSize(1, 5), JobSize(1, 2)), 5, 5, plans_in_flight=4, plans_ahead=3, late_arrivals=True
+    ),
+    "plans that are recalled, and mishaps": Instance(
+        (JobSize(1, 3), JobSize(1, 2)), 3, 2, plans_in_flight=3, plans_ahead=2, cancels=frozenset({1}), kills=1
+    ),
     "prefills that are cut": Instance(
         (JobSize(2, 3), JobSize(2, 2)), 4, 3, policy=PolicyName.MLFQ_KILL, profile=STEEP_PROFILE, cancels=frozenset({0})
     ),

@@ -27,6 +27,7 @@ def instances(draw: st.DrawFn) -> Instance:
     block_size = draw(st.integers(1, 3))
     largest = max(-(-(job.prompt_tokens + job.max_tokens - 1) // block_size) for job in jobs)
     numbers = st.frozensets(st.integers(0, count - 1))
+    plans_in_flight = draw(st.sampled_from([1, 2, 3, 8]))
     return Instance(
         jobs=jobs,
         device_blocks=draw(st.integers(largest, 2 * largest)),
@@ -35,7 +36,8 @@ def instances(draw: st.DrawFn) -> Instance:
         policy=draw(st.sampled_from(PolicyName)),
         kv_policy=draw(st.sampled_from(KV_POLICY_NAMES)),
         max_batch=draw(st.integers(1, 4)),
-        plans_in_flight=draw(st.sampled_from([1, 2, 3, 8])),
+        plans_in_flight=plans_in_flight,
+        plans_ahead=draw(st.integers(0, plans_in_flight - 1)),
         lookahead_tokens=draw(st.integers(0, 3)),
         reserve_share=draw(st.sampled_from([0.25, 0.5])),
         protected_plans=draw(st.integers(0, 4)),

@@ -5,7 +5,6 @@ small tuple: numbers of the machines' states (see store), and what is on the lin
 """
 
 from collections.abc import Callable, Iterator
-from itertools import combinations
 from typing import Any, NamedTuple
 
 from services.domain.generation import EndReason
@@ -23,7 +22,8 @@ from services.kvmanager.machine.kv_manager import KvManager
 from services.scheduler.machine import scheduler_events as sched
 from services.scheduler.machine.scheduler import Scheduler
 from tests.fakes.fake_worker_tables import FakeWorkerTables, ViolationError
-from tests.protocol.instance import Instance
+from tests.protocol import recalled_plans as recalled
+from tests.protocol.instance import Instance, choices, scheduler_key
 from tests.protocol.links import (
     NO_NUMBER,
     Batches,
@@ -31,7 +31,6 @@ from tests.protocol.links import (
     PlanOnLink,
     numbered,
     shifted,
-    with_plan,
     without_plan,
 )
 from tests.protocol.moved_jobs import possible_moves
@@ -85,7 +84,7 @@ class World:
         self._startable: dict[tuple[int, tuple[PlanEntry, ...]], bool] = {}
         self._said: dict[tuple[int, Question, int], bool] = {}
         self._shifts: dict[tuple[int, int], int] = {}
-        self.schedulers = Store(_scheduler_key, Scheduler.check, merge=merge)
+        self.schedulers = Store(scheduler_key, Scheduler.check, merge=merge)
         self.managers = Store(lambda machine: machine.state_key(0.0), KvManager.check, merge=merge)
         self.workers = Store(FakeWorkerTables.key, lambda machine: None, merge=merge)
 
@@ -137,6 +136,7 @@ class World:
             yield ("commands",)
         if state.plans:
             yield from self._possible_runs(state)
+            yield from recalled.possible_answers(self.batches, state.plans)
         yield from (("copy", index) for index in range(len(state.copies)))
         if state.arrived < len(instance.jobs):
             yield ("arrive",)
@@ -156,7 +156,9 @@ class World:
 
     def _possible_runs(self, state: State) -> Iterator[Step]:
         """The next plan, if it can start: with every choice of jobs that end early, or are cut."""
-        plan: PlanOnLink = self.batches.get(state.plans[0])
+        plan = self.batches.get(state.plans[0])
+        if isinstance(plan, recalled.RecallOnLink):
+            return
         if plan.epoch == state.epoch and not self._can_start(state.worker, plan):
             return
         may_end = [job_id for job_id in plan.sampling_job_ids if ord(job_id) - ord("a") in self.instance.early_ends]
@@ -185,6 +187,9 @@ class World:
                 return self._apply(state)
             case ("run", ended, cut):
                 return self._run(state, ended, cut)
+            case ("give back", kept):
+                left, answer = recalled.answered(self.batches, state.plans, kept)
+                return self._say(state._replace(plans=left), answer)
             case ("copy", index):
                 return self._end_copy(state, index)
             case ("arrive",):
@@ -235,13 +240,14 @@ class World:
         number, (plans, messages, dropped, away) = self.schedulers.step(
             state.scheduler, given, lambda machine: self._scheduler_acts(machine, events, now_s)
         )
+        plans = recalled.without_stale(plans, self.batches, state.epoch)
         state = state._replace(scheduler=number, plans=state.plans + plans, away=away or state.away)
         state = state._replace(to_manager=state.to_manager + messages)
         return self._kill(state, loses=False) if dropped == state.epoch else state
 
     def _scheduler_acts(self, machine: Scheduler, events: tuple[sched.Event, ...], now_s: float) -> tuple[Any, ...]:
         """Plans and a batch for the KV manager, by number; the epoch of a worker to be dropped; a job that left."""
-        commands = machine.handle([with_plan(event, machine) for event in events], now_s)
+        commands = machine.handle(recalled.with_numbers(events, machine), now_s)
         flights = {flight.plan_number: flight for flight in machine.iterations.unfinished}
         plans: list[int] = []
         messages: list[kv.Event] = []
@@ -251,6 +257,8 @@ class World:
                 samples = tuple(part.job.job_id for part in flights[command.plan_number].parts if part.samples)
                 cuts = (*(job_id for job_id, _ in command.cut_after_s), *flights[command.plan_number].may_wait)
                 plans.append(self.batches.put(PlanOnLink(command.epoch, command.entries, samples, cuts)))
+            elif isinstance(command, sched.RecallPlans):
+                plans.append(self.batches.put(recalled.on_link(command, machine)))
             elif isinstance(command, sched.ToKv):
                 messages.append(kv.FromScheduler(command.epoch, without_plan(command.message)))
             elif isinstance(command, sched.DropWorker):
@@ -307,7 +315,7 @@ class World:
         state = state._replace(worker=worker, epoch=epoch, commands=(), plans=(), copies=())
         return self._say(self._answer(state, kv.FromWorker(epoch, pools)), joined)
 
-    def _say(self, state: State, *events: sched.Event) -> State:
+    def _say(self, state: State, *events: sched.Event | recalled.GivenBackOnLink) -> State:
         """Put events from the worker on the link to the scheduler."""
         return state._replace(results=(*state.results, self.batches.put(events)))
 
@@ -386,15 +394,3 @@ class World:
                 known = self.batches.put(tuple(shifted(event, by) for event in batch))
             self._shifts[number, by] = known
         return known
-
-
-def choices(jobs: list[JobId]) -> list[tuple[JobId, ...]]:
-    """All subsets."""
-    return [some for count in range(len(jobs) + 1) for some in combinations(jobs, count)]
-
-
-def _scheduler_key(machine: Scheduler) -> tuple[object, ...]:
-    """Names of ranks count here, unlike in the machine's own key: the KV manager knows them."""
-    ranks = tuple((job.job_id, job.rank, job.place, job.starvation_timer) for job in machine.jobs.values())
-    timers = tuple(sorted(entry[:2] for entry in machine.promotion._timers._heap))
-    return (machine.state_key(), ranks, getattr(machine.policy, "_joins", 0), timers, machine._arrivals)

@@ -10,11 +10,11 @@ import grpc
 from fastserve.v1 import scheduler_pb2 as wire
 from fastserve.v1 import scheduler_pb2_grpc
 from services.domain.generation import TokenLogprob
-from services.domain.ids import Epoch, JobId
+from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.iteration import Plan, WorkerCounters, WorkerResult
-from services.domain.protocol import IterationResult, SampledToken
+from services.domain.protocol import IterationResult, PlansGivenBack, SampledToken
 from services.domain.worker_facts import WorkerFacts
-from services.wire.scheduler_worker import plan_from_wire, result_to_wire, worker_facts_to_wire
+from services.wire.scheduler_worker import given_back_to_wire, plan_from_wire, result_to_wire, worker_facts_to_wire
 from tests.builders.waits import LIMIT_S
 from tests.scheduler.machine.checked_scheduler import COST
 from tests.scheduler.served_setup import BLOCK_SIZE, FINGERPRINT, VOCABULARY_SIZE
@@ -51,6 +51,8 @@ class FakeWorkerForScheduler:
         )
         self.call: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).WorkerLink()
         self.plans: list[Plan] = []
+        self.recalled: list[PlanNumber | None] = []
+        """The first plan that it gave back, of each recall."""
         self.ends_at: dict[str, int] = {}
         """Job -> number of the token that ends it."""
         self.failures: dict[JobId, str] = {}
@@ -73,12 +75,32 @@ class FakeWorkerForScheduler:
 
     async def read_plan(self, limit_s: float | None = LIMIT_S) -> Plan:
         """The next plan, which is not run."""
-        if not self._unread:
-            async with asyncio.timeout(limit_s):
-                response = await self.call.read()
-            assert response is not grpc.aio.EOF, await self.call.details()
-            self._unread.extend(map(plan_from_wire, response.plans.plans))
+        while not self._unread:
+            await self._take(await self._read(limit_s))
         return self._unread.popleft()
+
+    async def _read(self, limit_s: float | None = LIMIT_S) -> wire.WorkerLinkResponse:
+        async with asyncio.timeout(limit_s):
+            response: wire.WorkerLinkResponse = await self.call.read()
+        assert response is not grpc.aio.EOF, await self.call.details()
+        return response
+
+    async def _take(self, response: wire.WorkerLinkResponse) -> None:
+        """Plans, or a recall: all of those that were not read go back."""
+        self._unread.extend(map(plan_from_wire, response.plans.plans))
+        if response.HasField("recall"):
+            first: PlanNumber | None = None
+            while self._unread and self._unread[-1].plan_number >= response.recall.first_plan_number:
+                first = self._unread.pop().plan_number
+            self.recalled.append(first)
+            answer = given_back_to_wire(PlansGivenBack(self.epoch, first))
+            await self.call.write(wire.WorkerLinkRequest(given_back=answer))
+
+    async def read_recall(self) -> None:
+        """Read until a recall is answered."""
+        before = len(self.recalled)
+        while len(self.recalled) == before:
+            await self._take(await self._read())
 
     async def drain(self, limit_s: float) -> None:
         """Say that this worker is about to end."""
@@ -89,12 +111,10 @@ class FakeWorkerForScheduler:
         while True:
             while self._unread:
                 await self.run(self._unread.popleft())
-            async with asyncio.timeout(LIMIT_S):
-                response = await self.call.read()
-            assert response is not grpc.aio.EOF, await self.call.details()
+            response = await self._read()
             if response.HasField("released"):
                 return
-            self._unread.extend(map(plan_from_wire, response.plans.plans))
+            await self._take(response)
 
     async def step(self, limit_s: float | None = LIMIT_S) -> Plan:
         """Run the next plan."""

@@ -76,6 +76,23 @@ async def test_the_worker_gets_prompt_and_sampling_once_and_no_tokens_to_decode(
         assert [(entry.token_ids, entry.spec) for entry in others] == [((), None)] * 2
 
 
+async def test_plans_ahead_are_recalled_for_a_job_that_comes_and_made_anew_with_it() -> None:
+    async with scheduler_with_peers() as (_, worker, gateway):
+        await gateway.submit("a", prompt=[5, 6, 7], output=200)
+        await steps(worker, 2)
+        await gateway.submit("b", prompt=[5, 6, 7], output=5)
+        await worker.read_recall()
+        assert worker.recalled != [None]
+        while "b" not in {entry.job_id for entry in (await worker.step()).entries}:
+            pass
+        positions = [entry.from_token for plan in worker.plans for entry in plan.entries if entry.job_id == "a"]
+        assert positions == [0, *range(3, 2 + len(positions))]
+        running_worker = asyncio.create_task(worker.serve())
+        await gateway.until_ended("a", "b")
+        running_worker.cancel()
+        assert (gateway.outputs["a"], gateway.outputs["b"]) == (tokens_of("a", 200), tokens_of("b", 5))
+
+
 async def test_a_stop_token_ends_the_job() -> None:
     async with scheduler_with_peers() as (_, worker, gateway):
         worker.ends_at["a"] = 1

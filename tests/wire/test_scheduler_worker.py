@@ -15,7 +15,7 @@ from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.iteration import JobSpec, Plan, PlanWork, WorkerCounters, WorkerResult
 from services.domain.job_sampling import JobSampling
 from services.domain.prompt_logprobs import PromptLogprobs, ScoredPrompt
-from services.domain.protocol import IterationResult, SampledToken
+from services.domain.protocol import IterationResult, PlansGivenBack, SampledToken
 from services.domain.submission import JobUpdate, ServingLimits
 from services.domain.worker_facts import WorkerDraining, WorkerFacts
 from services.wire import gateway_scheduler, scheduler_worker
@@ -100,6 +100,12 @@ def test_a_result_comes_back_as_it_was_sent(
     )
     wire = scheduler_worker.result_to_wire(result).SerializeToString()
     assert scheduler_worker.result_from_wire(scheduler_pb2.IterationResult.FromString(wire)) == result
+
+
+@given(big_counts.map(Epoch), st.none() | big_counts.map(PlanNumber))
+def test_the_answer_to_a_recall_comes_back_as_it_was_sent(epoch: Epoch, first: PlanNumber | None) -> None:
+    wire = scheduler_worker.given_back_to_wire(PlansGivenBack(epoch, first)).SerializeToString()
+    assert scheduler_worker.given_back_from_wire(scheduler_pb2.PlansGivenBack.FromString(wire)) == (epoch, first)
 
 
 @given(logprobs)

@@ -10,8 +10,9 @@ from fastserve.v1 import scheduler_pb2_grpc
 from services.domain.errors import FastServeError, NotReadyError
 from services.domain.ids import Epoch, PlanNumber
 from services.domain.iteration import PlanWork, WorkerResult
+from services.domain.protocol import PlansGivenBack
 from services.domain.worker_facts import WorkerFacts
-from services.wire.scheduler_worker import plan_to_wire, result_from_wire, worker_facts_from_wire
+from services.wire.scheduler_worker import given_back_from_wire, plan_to_wire, result_from_wire, worker_facts_from_wire
 from tests.worker.worker_stream import LIMIT_S, WorkerStream
 
 
@@ -30,6 +31,15 @@ class SchedulerStream(WorkerStream):
     def send_plan(self, number: int, *entries: PlanWork, epoch: int | None = None) -> None:
         of = self.epoch if epoch is None else Epoch(epoch)
         self.send(wire.WorkerLinkResponse(plans=wire.Plans(plans=[plan_to_wire(of, PlanNumber(number), entries)])))
+
+    def send_recall(self, first_plan_number: int, epoch: int | None = None) -> None:
+        of = self.epoch if epoch is None else Epoch(epoch)
+        self.send(wire.WorkerLinkResponse(recall=wire.RecallPlans(epoch=of, first_plan_number=first_plan_number)))
+
+    async def next_given_back(self) -> PlansGivenBack:
+        message = await self.next()
+        assert message.HasField("given_back"), message
+        return given_back_from_wire(message.given_back)
 
     async def next_result(self) -> WorkerResult:
         if not self._unread:

@@ -50,7 +50,7 @@ JOB = JobId("a/0")
 
 
 class FakeEngine:
-    """Answers every entry with token 7. Plans wait while `held`; commands named in `broken` raise."""
+    """Answers every entry with token 7. Plans wait until `go_on`, as does the call number `held_call`, from 0."""
 
     def __init__(self) -> None:
         self.epochs: list[Epoch] = []
@@ -61,6 +61,8 @@ class FakeEngine:
         self.go_on.set()
         self.started = threading.Event()
         self.begun = threading.Semaphore(0)
+        self.held_call: int | None = None
+        self.is_held = threading.Event()
         self.refuses_plans = False
         self.offered: list[list[int]] = []
         self.seen_plans = threading.Semaphore(0)
@@ -87,6 +89,9 @@ class FakeEngine:
         self.seen_plans.release()
 
     def run_first(self, plans: Sequence[Plan]) -> list[WorkerResult]:
+        if len(self.offered) == self.held_call:
+            self.go_on.clear()
+            self.is_held.set()
         self.started.set()
         assert self.go_on.wait(LIMIT_S)
         if self.refuses_plans:
@@ -386,6 +391,66 @@ async def test_a_worker_that_finds_nobody_dials_until_somebody_is_there() -> Non
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_plans_that_are_not_begun_are_given_back_but_for_the_next_one(rig: Rig) -> None:
+    scheduler, _ = await rig.next_epoch()
+    rig.engine.go_on.clear()
+    for number in range(1, 6):
+        scheduler.send_plan(number, entry())
+    await asyncio.to_thread(rig.engine.started.wait, LIMIT_S)
+    scheduler.send_recall(1)
+    assert await scheduler.next_given_back() == (scheduler.epoch, 3), "the first is being run, the second is next"
+    scheduler.send_plan(6, entry())
+    rig.engine.go_on.set()
+    assert [(await scheduler.next_result()).result.plan_number for _ in range(3)] == [1, 2, 6]
+
+
+async def test_no_more_plans_are_given_back_than_were_recalled(rig: Rig) -> None:
+    scheduler, _ = await rig.next_epoch()
+    rig.engine.go_on.clear()
+    for number in range(1, 6):
+        scheduler.send_plan(number, entry())
+    await asyncio.to_thread(rig.engine.started.wait, LIMIT_S)
+    scheduler.send_recall(5)
+    assert await scheduler.next_given_back() == (scheduler.epoch, 5)
+    rig.engine.go_on.set()
+    assert [(await scheduler.next_result()).result.plan_number for _ in range(4)] == [1, 2, 3, 4]
+
+
+async def test_plans_that_are_run_in_one_call_are_begun(rig: Rig) -> None:
+    scheduler, _ = await rig.next_epoch()
+    rig.engine.go_on.clear()
+    for number in range(1, 11):
+        scheduler.send_plan(number, entry())
+    for _ in range(10):
+        assert await asyncio.to_thread(rig.engine.seen_plans.acquire, timeout=LIMIT_S)
+    rig.engine.held_call = 1
+    rig.engine.go_on.set()
+    assert await asyncio.to_thread(rig.engine.is_held.wait, LIMIT_S)
+    scheduler.send_recall(1)
+    assert await scheduler.next_given_back() == (scheduler.epoch, 7), "two to five are being run, the sixth is next"
+    rig.engine.go_on.set()
+    assert [(await scheduler.next_result()).result.plan_number for _ in range(6)] == [1, 2, 3, 4, 5, 6]
+    assert rig.engine.offered[1] == [2, 3, 4, 5]
+
+
+async def test_a_recall_of_nothing_stops_nothing(rig: Rig) -> None:
+    scheduler, _ = await rig.next_epoch()
+    for number in range(1, 4):
+        scheduler.send_recall(number)
+        assert await scheduler.next_given_back() == (scheduler.epoch, None)
+        scheduler.send_plan(number, entry())
+        assert (await scheduler.next_result()).result.plan_number == number
+
+
+async def test_a_recall_of_an_earlier_epoch_has_no_answer(rig: Rig) -> None:
+    scheduler, _ = await rig.next_epoch()
+    scheduler.send_recall(1, epoch=scheduler.epoch - 1)
+    scheduler.send_recall(1)
+    scheduler.send_plan(1, entry())
+    assert await scheduler.next_given_back() == (scheduler.epoch, None)
+    assert (await scheduler.next_result()).result.plan_number == 1
 
 
 async def test_waiting_for_a_plan_counts_only_while_jobs_are_unfinished(rig: Rig) -> None:

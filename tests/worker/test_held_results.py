@@ -7,7 +7,7 @@ import pytest
 from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.iteration import Plan, PlanWork, WorkerCounters, WorkerResult
 from services.domain.protocol import IterationResult, SampledToken
-from services.worker.held_results import HOLD_LIMIT_S, HeldResults
+from services.worker.held_results import CALL_LIMIT_S, HOLD_LIMIT_S, HeldResults
 
 JOB = JobId("a/0")
 SHORT_S = HOLD_LIMIT_S / 100
@@ -118,12 +118,20 @@ def test_so_many_plans_may_be_run_together_that_half_are_left_when_their_results
     assert stepping.results.room(13) == 5, "two results wait already"
 
 
-def test_no_more_plans_may_be_run_together_than_end_within_the_limit() -> None:
+def test_no_more_plans_may_be_run_together_than_end_within_the_limit_of_a_call() -> None:
     stepping = Stepping()
-    stepping.run(0, duration_s=0.24 * HOLD_LIMIT_S)
+    stepping.run(0, duration_s=0.24 * CALL_LIMIT_S)
     assert stepping.results.room(15) == 3
-    stepping.run(0, duration_s=1.2 * HOLD_LIMIT_S)
+    stepping.run(0, duration_s=1.2 * CALL_LIMIT_S)
     assert stepping.results.room(15) == 0
+
+
+def test_nor_than_end_before_the_results_that_wait_are_late() -> None:
+    stepping = Stepping()
+    for _ in range(80):
+        stepping.run(200)
+    assert stepping.said == []
+    assert stepping.results.room(199) == 19, "the first result has waited for 0.79 of the limit"
 
 
 def test_results_of_plans_that_were_run_together_go_together() -> None:

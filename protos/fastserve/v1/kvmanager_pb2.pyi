@@ -121,6 +121,7 @@ class SchedulerToKv(_message.Message):
     REFUSE_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
+    RECALLED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def jobs(self) -> Global___Jobs:
         """First on a stream, and at a new worker epoch."""
@@ -153,6 +154,10 @@ class SchedulerToKv(_message.Message):
     def order(self) -> Global___Order:
         """Changes of the order."""
 
+    @_builtins.property
+    def recalled(self) -> Global___Recalled:
+        """A plan will not be run."""
+
     def __init__(
         self,
         *,
@@ -164,12 +169,13 @@ class SchedulerToKv(_message.Message):
         refuse: Global___Refuse | None = ...,
         release: Global___ReleaseJob | None = ...,
         order: Global___Order | None = ...,
+        recalled: Global___Recalled | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "arrive", b"arrive", "finished", b"finished", "jobs", b"jobs", "message", b"message", "order", b"order", "planned", b"planned", "refuse", b"refuse", "release", b"release"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "arrive", b"arrive", "finished", b"finished", "jobs", b"jobs", "message", b"message", "order", b"order", "planned", b"planned", "recalled", b"recalled", "refuse", b"refuse", "release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "arrive", b"arrive", "finished", b"finished", "jobs", b"jobs", "message", b"message", "order", b"order", "planned", b"planned", "refuse", b"refuse", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "arrive", b"arrive", "finished", b"finished", "jobs", b"jobs", "message", b"message", "order", b"order", "planned", b"planned", "recalled", b"recalled", "refuse", b"refuse", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["jobs", "arrive", "planned", "finished", "ack", "refuse", "release", "order"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["jobs", "arrive", "planned", "finished", "ack", "refuse", "release", "order", "recalled"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -370,6 +376,28 @@ class Finished(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class Recalled(_message.Message):
+    """The last plan that was sent will not be run: the worker gave it back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_NUMBER_FIELD_NUMBER: _builtins.int
+    plan_number: _builtins.int
+    """The plan."""
+    def __init__(
+        self,
+        *,
+        plan_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_number", b"plan_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Recalled: _TypeAlias = Recalled  # noqa: Y015
 
 @_typing.final
 class Ack(_message.Message):

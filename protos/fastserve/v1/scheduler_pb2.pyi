@@ -630,6 +630,7 @@ class WorkerLinkRequest(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     SCORED_FIELD_NUMBER: _builtins.int
+    GIVEN_BACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello:
         """First on the stream."""
@@ -646,6 +647,10 @@ class WorkerLinkRequest(_message.Message):
     def scored(self) -> Global___ScoredPrompt:
         """Log probabilities of a prompt, found in the iteration whose result comes next."""
 
+    @_builtins.property
+    def given_back(self) -> Global___PlansGivenBack:
+        """The answer to RecallPlans."""
+
     def __init__(
         self,
         *,
@@ -653,16 +658,45 @@ class WorkerLinkRequest(_message.Message):
         results: Global___IterationResults | None = ...,
         draining: Global___WorkerDraining | None = ...,
         scored: Global___ScoredPrompt | None = ...,
+        given_back: Global___PlansGivenBack | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "results", b"results", "scored", b"scored"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "given_back", b"given_back", "hello", b"hello", "message", b"message", "results", b"results", "scored", b"scored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "results", b"results", "scored", b"scored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "given_back", b"given_back", "hello", b"hello", "message", b"message", "results", b"results", "scored", b"scored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "results", "draining", "scored"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "results", "draining", "scored", "given_back"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___WorkerLinkRequest: _TypeAlias = WorkerLinkRequest  # noqa: Y015
+
+@_typing.final
+class PlansGivenBack(_message.Message):
+    """Plans that will not be run: those from this number on. Unset: every plan will."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_PLAN_NUMBER_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """Epoch of the worker."""
+    first_plan_number: _builtins.int
+    """The first of them."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        first_plan_number: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_plan_number", b"_first_plan_number", "first_plan_number", b"first_plan_number"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_plan_number", b"_first_plan_number", "epoch", b"epoch", "first_plan_number", b"first_plan_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__first_plan_number: _TypeAlias = _typing.Literal["first_plan_number"]  # noqa: Y015
+    _WhichOneofArgType__first_plan_number: _TypeAlias = _typing.Literal["_first_plan_number", b"_first_plan_number"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_plan_number) -> _WhichOneofReturnType__first_plan_number | None: ...
+
+Global___PlansGivenBack: _TypeAlias = PlansGivenBack  # noqa: Y015
 
 @_typing.final
 class IterationResults(_message.Message):
@@ -1061,6 +1095,7 @@ class WorkerLinkResponse(_message.Message):
     WELCOME_FIELD_NUMBER: _builtins.int
     PLANS_FIELD_NUMBER: _builtins.int
     RELEASED_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___WorkerWelcome:
         """First on the stream."""
@@ -1073,22 +1108,53 @@ class WorkerLinkResponse(_message.Message):
     def released(self) -> Global___WorkerReleased:
         """The answer to WorkerDraining, once no job is left: the worker may go."""
 
+    @_builtins.property
+    def recall(self) -> Global___RecallPlans:
+        """Plans that need not be run."""
+
     def __init__(
         self,
         *,
         welcome: Global___WorkerWelcome | None = ...,
         plans: Global___Plans | None = ...,
         released: Global___WorkerReleased | None = ...,
+        recall: Global___RecallPlans | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "plans", b"plans", "released", b"released", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "plans", b"plans", "recall", b"recall", "released", b"released", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "plans", b"plans", "released", b"released", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "plans", b"plans", "recall", b"recall", "released", b"released", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "plans", "released"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "plans", "released", "recall"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___WorkerLinkResponse: _TypeAlias = WorkerLinkResponse  # noqa: Y015
+
+@_typing.final
+class RecallPlans(_message.Message):
+    """Asks for the plans from this number on, as far as they have not been begun. The answer is PlansGivenBack; no plan follows before it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_PLAN_NUMBER_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """Epoch of the worker it is for."""
+    first_plan_number: _builtins.int
+    """The first of them."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        first_plan_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "first_plan_number", b"first_plan_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallPlans: _TypeAlias = RecallPlans  # noqa: Y015
 
 @_typing.final
 class WorkerReleased(_message.Message):

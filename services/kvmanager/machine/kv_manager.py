@@ -29,6 +29,7 @@ from services.domain.protocol import (
     Order,
     OrderChange,
     Planned,
+    Recalled,
     Refuse,
     Release,
     SchedulerToKv,
@@ -302,6 +303,18 @@ def _finished(ledger: Ledger, knobs: KvConfig, message: Finished, now_s: float) 
             moves.unprotect(ledger, job)
 
 
+def _recalled(ledger: Ledger, knobs: KvConfig, message: Recalled, now_s: float) -> None:
+    """Rule 42: everything is as before the plan was announced, except that its jobs have waited since then."""
+    if not ledger.plans or message.plan_number != next(reversed(ledger.plans)):
+        raise ProtocolError(f"the scheduler recalled plan {message.plan_number}, which is not the last one under way")
+    for job_id, from_token, _ in ledger.plans.pop(message.plan_number):
+        job = ledger.jobs[job_id]
+        job.planned = from_token
+        job.plans -= 1
+        if not job.plans:
+            job.waiting_since_s = now_s
+
+
 def _ack(ledger: Ledger, knobs: KvConfig, message: Ack, now_s: float) -> None:
     moves.acknowledged(ledger, _known(ledger, message.job_id), knobs.policy.keeps_kv)
 
@@ -324,6 +337,7 @@ HANDLERS: dict[type[SchedulerToKv], Callable[[Ledger, KvConfig, Any, float], Non
     Order: _order,
     Planned: _planned,
     Finished: _finished,
+    Recalled: _recalled,
     Ack: _ack,
     Refuse: _refuse,
     Release: _release,

@@ -42,7 +42,8 @@ def check(scheduler: "Scheduler") -> None:
     assert lending.held_tokens == sum(job.held_tokens for job in jobs)
     assert scheduler.admission.queued_tokens == sum(job.prompt_tokens + job.max_tokens for job in living)
     if scheduler.linked and any(scheduler.iterations.candidates()) and scheduler.policy.closed_level is None:
-        assert len(unfinished) >= lead.least, "a job can run but is not planned"
+        enough = len(unfinished) >= lead.least or scheduler.iterations.is_recalling
+        assert enough, "a job can run but is not planned"
     if by_rank:
         top = scheduler.ranking.top
         assert top is by_rank[0], "the top job must be the one that is held on top"
@@ -116,6 +117,8 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
         tuple(job.job_id for job in sorted(jobs, key=lambda job: job.place)),
         None if top is None else (top.job_id, scheduler.ranking.top_ran),
         scheduler.idle_step_left,
+        iterations.is_recalling,
+        scheduler.recalls.has_news,
         iterations.lead.most(1),
         tuple(tuple((part.entry, part.samples) for part in flight.parts) for flight in iterations.unfinished),
     )

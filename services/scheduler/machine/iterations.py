@@ -54,7 +54,8 @@ class PlanPart(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Flight:
     """A plan under way. `jobs` and `entries` are parallel lists; the result holds a token for each job in
-    `sampling_job_ids`, in this order. `may_wait`: jobs that it starts, if their guides are compiled by then.
+    `sampling_job_ids`, in this order. `may_wait`: jobs that it starts, if their guides are compiled by then. `is_sure`:
+    it is not recalled, because it is not for decodes alone, or a job in it is promoted or on a loan (rule 42).
     """
 
     plan_number: PlanNumber
@@ -64,6 +65,7 @@ class Flight:
     cut_after_s: tuple[tuple[JobId, float], ...]
     made_s: float = 0.0
     may_wait: tuple[JobId, ...] = ()
+    is_sure: bool = False
 
     @property
     def parts(self) -> list[PlanPart]:
@@ -95,6 +97,8 @@ class Iterations:
         counters: SchedulerCounters,
     ) -> None:
         self.unfinished: deque[Flight] = deque()
+        self.is_recalling = False
+        """The worker was asked for plans that it has not begun, and has not answered: no plan is made (rule 42)."""
         self.running: dict[JobId, Job] = {}
         """Jobs of the running batch and those sitting out, in the order in which they joined it."""
         self._config = config
@@ -125,6 +129,8 @@ class Iterations:
         on as it is: none of its jobs waits for blocks, nor does one that could join it.
         """
         under_way = len(self.unfinished)
+        if self.is_recalling:
+            return False
         if under_way < self.lead.least:
             return True
         if under_way >= self.lead.most(len(self._ranking)):
@@ -204,6 +210,7 @@ class Iterations:
         sampling: list[JobId] = []
         cuts: list[tuple[JobId, float]] = []
         may_wait: list[JobId] = []
+        is_sure = False
         running = self.running
         for job, from_token, to_token in batch:
             job_id = job.job_id
@@ -221,6 +228,9 @@ class Iterations:
             if job.is_guided and from_token == 0:
                 may_wait.append(job_id)
                 job.cut_plan = number
+            is_decode = tokens == 1 and from_token >= job.prompt_tokens and to_token == job.expected_tokens
+            if not is_decode or job.promoted or job.lent_to_token is not None:
+                is_sure = True
             if to_token == job.expected_tokens:
                 sampling.append(job_id)
                 job.expected_tokens = to_token + 1
@@ -232,7 +242,7 @@ class Iterations:
             self._note_preemptions(number)
         entries = tuple(records(PlanEntry, [(job.job_id, from_token, to_token) for job, from_token, to_token in batch]))
         jobs = [job for job, _, _ in batch]
-        flight = Flight(PlanNumber(number), jobs, entries, sampling, tuple(cuts), now_s, tuple(may_wait))
+        flight = Flight(PlanNumber(number), jobs, entries, sampling, tuple(cuts), now_s, tuple(may_wait), is_sure)
         self.unfinished.append(flight)
         return flight
 
@@ -291,6 +301,19 @@ class Iterations:
         self._counters.generation_tokens += len(emits)
         return outcome
 
+    def undo_last(self, now_s: float) -> PlanNumber:
+        """The last plan will not be run: its jobs are where they were before it was made. Returns its number."""
+        flight = self.unfinished.pop()
+        for job, entry in zip(flight.jobs, flight.entries, strict=True):
+            job.in_flight -= 1
+            if job.in_flight == 0:
+                job.waiting_since_s = now_s
+            if job.state is not CLOSING:
+                job.planned_tokens = entry.from_token
+                job.expected_tokens = entry.to_token
+                self.refresh(job)
+        return flight.plan_number
+
     def refresh(self, job: Job) -> None:
         """Update whether the job can be planned."""
         self._ranking.set_ready(job, self.plannable(job))
@@ -304,6 +327,7 @@ class Iterations:
     def void(self) -> None:
         """The worker is gone, and its plans with it."""
         self.unfinished.clear()
+        self.is_recalling = False
         self.running.clear()
         self.passed_over.clear()
 

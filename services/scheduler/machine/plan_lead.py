@@ -5,16 +5,16 @@ one, and who runs is decided after every iteration. Where iterations take less t
 with a small model, the worker waits for plans, and the services take more of the processor than the model does. So more
 are planned ahead, as many as take LEAD_S, while the batch goes on as it is: all of its jobs can run, and it is full, or
 nobody else is there who could join it. Then their plans and results travel together, and the worker computes some in
-one call (services.worker.engine.compiled_run). Who runs is decided LEAD_S ahead at most; an iteration of a large model
-takes as long.
+one call (services.worker.engine.compiled_run). When somebody comes who could join the batch, the plans that have not
+been begun are recalled (recalls.py); so who runs is decided as soon as with a shorter lead.
 
 `--plans-in-flight` says how many are under way, whatever they take and whoever waits.
 """
 
-LEAD_S = 0.05
-"""Of compute, in iterations of average length that are planned and have not ended. A job that arrives waits as long."""
-MOST_AHEAD = 8
-"""Plans, however short: for so many iterations the place of a job that ended early stays empty."""
+LEAD_S = 0.1
+"""Of compute, in iterations of average length that are planned and have not ended."""
+MOST_AHEAD = 16
+"""Plans, however short."""
 MOST_AHEAD_ALONE = 32
 """For a job that is alone no place stays empty that another could have."""
 WEIGHT = 1 / 16

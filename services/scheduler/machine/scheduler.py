@@ -8,7 +8,8 @@ One turn takes all waiting events in order and then acts on them, in an order th
 4. Release of ended jobs that no unfinished plan names (rule 3), before the answers to the ReclaimRequests that those
 jobs may have caused;
 5. Refuse, or draining and Ack once no unfinished plan names the job (rule 4);
-6. plans, while fewer than may be are under way (plan_lead.py) and some job can run.
+6. plans, while fewer than may be are under way (plan_lead.py) and some job can run, unless plans are recalled first
+(rule 42).
 
 A worker's epoch opens with Jobs: every job is OUT, and nothing is valid (rule 23). When the stream to the KV manager
 is lost, the tables that it kept for this epoch are lost too, so the worker is dropped and comes back with a new epoch.
@@ -25,10 +26,9 @@ from services.domain.protocol import (
     Finished,
     Grown,
     IterationResult,
-    Jobs,
     Order,
-    OrderChange,
     Planned,
+    PlansGivenBack,
     Rank,
     ReclaimRequest,
     Resident,
@@ -38,12 +38,14 @@ from services.domain.server_status import LevelStatus
 from services.scheduler.job import CLOSING, ENDED, OUT, Job
 from services.scheduler.machine import invariants
 from services.scheduler.machine.admission import Admission
+from services.scheduler.machine.first_message import first_message
 from services.scheduler.machine.iterations import Iterations
 from services.scheduler.machine.job_counts import level_statuses
 from services.scheduler.machine.lending import Lending
 from services.scheduler.machine.moving import hold, take_in, withdraw
 from services.scheduler.machine.promotion import Promotion
 from services.scheduler.machine.ranking import Ranking
+from services.scheduler.machine.recalls import Recalls
 from services.scheduler.machine.releases import Releases
 from services.scheduler.machine.residency import Residency
 from services.scheduler.machine.scheduler_counters import SchedulerCounters
@@ -57,16 +59,16 @@ from services.scheduler.machine.scheduler_events import (
     Hold,
     KvConnected,
     KvLost,
+    RecallPlans,
     SendPlan,
     Submit,
     TakeIn,
     ToKv,
-    WakeAt,
     Withdraw,
     WorkerJoined,
     WorkerLost,
 )
-from services.scheduler.machine.timers import Timers
+from services.scheduler.machine.timers import Alarm, Timers
 from services.scheduler.policies.policy_choice import make_policy
 from services.scheduler.scheduler_config import SchedulerConfig
 
@@ -92,6 +94,7 @@ class Scheduler:
         self.iterations = Iterations(config, self.policy, self.promotion, self.lending, self.ranking, self.counters)
         self.jobs: dict[JobId, Job] = {}
         self.residency = Residency(self.policy, self.ranking, self.iterations, self.lending, self.counters)
+        self.recalls = Recalls(config, self.ranking, self.iterations)
         self.leaving = Releases(self.jobs, self.ranking, self.iterations, self.residency)
         self.epoch = NO_WORKER
         """The worker's epoch; NO_WORKER while no worker is connected."""
@@ -102,7 +105,7 @@ class Scheduler:
         self._strict = strict
         self.deadlines = Timers()
         self._arrivals = 0
-        self._wake_s: float | None = None
+        self._alarm = Alarm()
         self._stepped = self._results = 0
         """Iterations that ended in this turn, and results that came with it."""
         self.idle_step_left = True
@@ -123,7 +126,9 @@ class Scheduler:
         self.lending.take_back()
         self.residency.settle()
         if self._stepped:
+            lent_jobs = self.lending.lent_jobs
             self.lending.step(now_s, self._stepped, self.policy.work)
+            self.recalls.has_news |= self.lending.lent_jobs > lent_jobs
         for job, place in self.policy.settle():
             self.ranking.place(job, place)
         self.ranking.hold_top()
@@ -136,6 +141,7 @@ class Scheduler:
         if leaving.has_requests:
             try:
                 self._tell(leaving.answer(now_s))
+                self.recalls.has_news = True
             except ProtocolError as error:
                 self._fault(error, now_s)
         if leaving.draining:
@@ -170,6 +176,9 @@ class Scheduler:
         match event:
             case IterationResult():
                 self._finish(event, now_s)
+            case PlansGivenBack(epoch, first):
+                if epoch == self.epoch and self.linked:
+                    self._tell(self.recalls.given_back(first, now_s))
             case FromKv():
                 if event.epoch == self.epoch and self.linked:
                     self._from_kv(event.message, now_s)
@@ -259,6 +268,7 @@ class Scheduler:
                 self.residency.grown(job, message)
             case Resident():
                 self.residency.resident(job, message, now_s)
+                self.recalls.has_news = True
             case ReclaimRequest():
                 self.leaving.ask(message)
 
@@ -292,20 +302,7 @@ class Scheduler:
         self.linked = True
         self.leaving.void(now_s)
         self.ranking.take_changes()
-        living = list(self.ranking.by_rank())
-        self._to_kv(
-            Jobs(
-                epoch=self.epoch,
-                jobs=tuple(
-                    ArrivedJob(job.job_id, job.known_tokens, job.most_tokens, job.stay_number) for job in living
-                ),
-                order=tuple(OrderChange(job.job_id, job.rank) for job in living),
-                max_batch=self.config.max_batch * self.iterations.stage_count,
-                quanta_s=self.policy.quanta_s,
-                starvation_limit_s=self.config.starvation_limit_s if self.policy.quanta_s else None,
-                displaces=self.policy.displaces,
-            )
-        )
+        self._to_kv(first_message(self))
 
     def _void(self, reason: str, now_s: float) -> None:
         """Drop all plans and closing jobs; all other jobs are OUT with nothing valid (rule 23)."""
@@ -343,7 +340,7 @@ class Scheduler:
         if promoted and not self._stepped:
             self.idle_step_left = False
         for job, place in promoted:
-            job.promoted = True
+            self.recalls.has_news = job.promoted = True
             self.ranking.place(job, place)
             self.counters.promotions += 1
 
@@ -351,6 +348,8 @@ class Scheduler:
         if not self.linked:
             return
         iterations = self.iterations
+        if (first := self.recalls.due()) is not None:
+            self._out.append(RecallPlans(self.epoch, first))
         while iterations.may_plan:
             flight = iterations.make(now_s)
             if flight is None:
@@ -368,11 +367,8 @@ class Scheduler:
             promotion_s = self.promotion.next_s()
             if next_s is None or (promotion_s is not None and promotion_s < next_s):
                 next_s = promotion_s
-        if self._wake_s is not None and self._wake_s <= now_s:
-            self._wake_s = None
-        if next_s is not None and (self._wake_s is None or next_s < self._wake_s):
-            self._wake_s = next_s
-            self._out.append(WakeAt(next_s))
+        if (wake := self._alarm.set(next_s, now_s)) is not None:
+            self._out.append(wake)
 
     def _end(self, job: Job, reason: EndReason, now_s: float) -> None:
         """The job is not planned any more; it is released once no plan names it."""
@@ -384,6 +380,7 @@ class Scheduler:
         self.iterations.running.pop(job.job_id, None)
         self.admission.leave(job.prompt_tokens, job.max_tokens, now_s)
         self.leaving.ended(job)
+        self.recalls.has_news = True
         self.counters.jobs_finished += 1
         self.counters.ended[reason] += 1
         planned_s = now_s if job.first_planned_s is None else job.first_planned_s

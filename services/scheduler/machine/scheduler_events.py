@@ -9,7 +9,7 @@ from typing import NamedTuple
 from services.domain.cost import CostProfile
 from services.domain.generation import EndReason
 from services.domain.ids import Epoch, JobId, PlanNumber
-from services.domain.protocol import IterationResult, KvToScheduler, PlanEntry, SchedulerToKv
+from services.domain.protocol import IterationResult, KvToScheduler, PlanEntry, PlansGivenBack, SchedulerToKv
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -136,6 +136,7 @@ Event = (
     | KvLost
     | FromKv
     | IterationResult
+    | PlansGivenBack
     | Tick
 )
 
@@ -157,6 +158,15 @@ class SendPlan:
     plan_number: PlanNumber
     entries: tuple[PlanEntry, ...]
     cut_after_s: tuple[tuple[JobId, float], ...] = ()
+
+
+class RecallPlans(NamedTuple):
+    """Ask the worker for the plans from this number on, as far as it has not begun them. No plan follows until it
+    answers (PlansGivenBack).
+    """
+
+    epoch: Epoch
+    first_plan_number: PlanNumber
 
 
 class DropWorker(NamedTuple):
@@ -223,4 +233,4 @@ class WakeAt(NamedTuple):
     time_s: float
 
 
-Command = ToKv | SendPlan | DropWorker | Emit | End | Withdrawn | Reject | WakeAt
+Command = ToKv | SendPlan | RecallPlans | DropWorker | Emit | End | Withdrawn | Reject | WakeAt

@@ -8,6 +8,7 @@ a decision looks only at what is due.
 from heapq import heapify, heappop, heappush
 
 from services.scheduler.job import CLOSING, ENDED, Job
+from services.scheduler.machine.scheduler_events import WakeAt
 
 LEAST_SWEEP = 1024
 
@@ -36,3 +37,19 @@ class Timers:
     def pop_due(self, now_s: float) -> Job | None:
         """Remove and return the job that is due first; None if its time has not come."""
         return heappop(self._heap)[-1] if self._heap and self._heap[0][0] <= now_s else None
+
+
+class Alarm:
+    """The Tick that the machine has asked for."""
+
+    def __init__(self) -> None:
+        self._time_s: float | None = None
+
+    def set(self, next_s: float | None, now_s: float) -> WakeAt | None:
+        """Something is due at `next_s`, if at all: what is to be asked for, unless an earlier Tick will come."""
+        if self._time_s is not None and self._time_s <= now_s:
+            self._time_s = None
+        if next_s is None or (self._time_s is not None and self._time_s <= next_s):
+            return None
+        self._time_s = next_s
+        return WakeAt(next_s)

@@ -78,6 +78,11 @@ class GroupForecast:
             self.ratio += RATIO_WEIGHT * (ratio - self.ratio)
             self.is_measured = True
 
+    def forget(self, first_plan_number: int) -> None:
+        """Plans from this number on will have no result."""
+        for number in [number for number in self._predicted_s if number >= first_plan_number]:
+            del self._predicted_s[number]
+
     # --- forecasts ---------------------------------------------------------------------------------------------------
 
     def finish_s(self, job: RoutedJob, rank: Rank) -> float:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from services.domain.generation import EndReason
 from services.domain.ids import JobId
-from services.domain.protocol import IterationResult, Jobs, Order, OrderChange, Rank
+from services.domain.protocol import IterationResult, Jobs, Order, OrderChange, PlansGivenBack, Rank
 from services.domain.submission import ServingLimits
 from services.scheduler.machine.admission import Admission
 from services.scheduler.machine.moving import NO_LEVEL, foresee
@@ -291,6 +291,8 @@ class Router:
         for event in events:
             if isinstance(event, IterationResult):
                 forecast.took(event.plan_number, event.duration_s)
+            elif isinstance(event, PlansGivenBack) and event.first_plan_number is not None:
+                forecast.forget(event.first_plan_number)
         for command in commands:
             if isinstance(command, End):
                 self._ended(command.job_id, now_s, command.reason)

@@ -23,10 +23,10 @@ from enum import Enum
 from typing import NamedTuple
 
 from services.domain.errors import ProtocolError
-from services.domain.ids import CommandNumber, Epoch, JobId
+from services.domain.ids import CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.iteration import Plan, WorkerCounters, WorkerResult
 from services.domain.prompt_logprobs import ScoredPrompt
-from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, ReleaseBlocks
+from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, PlansGivenBack, ReleaseBlocks
 from services.worker.group.messages import (
     Begin,
     Copied,
@@ -85,13 +85,19 @@ class PlanTaken(NamedTuple):
     plan: Plan
 
 
+class PlansRecalled(NamedTuple):
+    """The scheduler needs no plan from this number on."""
+
+    first_plan_number: PlanNumber
+
+
 class CommandTaken(NamedTuple):
     """The KV manager sent a command of the present epoch."""
 
     command: KvToWorker
 
 
-Event = RankJoined | RankLost | RankSaid | EpochWanted | EpochOver | PlanTaken | CommandTaken
+Event = RankJoined | RankLost | RankSaid | EpochWanted | EpochOver | PlanTaken | PlansRecalled | CommandTaken
 
 # --- actions ---------------------------------------------------------------------------------------------------------
 
@@ -122,6 +128,12 @@ class Report:
     result: WorkerResult
 
 
+class GiveBack(NamedTuple):
+    """Say to the scheduler that these plans will not be run."""
+
+    given_back: PlansGivenBack
+
+
 class EndEpoch(NamedTuple):
     """Close both streams: the epoch has ended."""
 
@@ -129,7 +141,7 @@ class EndEpoch(NamedTuple):
     reason: str
 
 
-Action = Tell | Hello | Acknowledge | Report | EndEpoch
+Action = Tell | Hello | Acknowledge | Report | GiveBack | EndEpoch
 
 
 class Phase(Enum):
@@ -197,6 +209,8 @@ class LeaderMachine:
                 return self._said(rank, message)
             case PlanTaken(plan):
                 return self._plan_taken(plan)
+            case PlansRecalled(first):
+                return self._plans_recalled(first)
             case CommandTaken(command):
                 return self._command_taken(command)
             case RankJoined(rank):
@@ -310,6 +324,15 @@ class LeaderMachine:
             raise ProtocolError(f"plan {plan.plan_number} limits a prefill, which a group of ranks can't give up")
         self._waiting.append(plan)
         return [*self._ask_for_guides(plan), *self._start()]
+
+    def _plans_recalled(self, first: PlanNumber) -> list[Action]:
+        """Plans that are not steps yet go back."""
+        if self._phase is not Phase.WORKING:
+            return []
+        given_back: PlanNumber | None = None
+        while self._waiting and self._waiting[-1].plan_number >= first:
+            given_back = self._waiting.pop().plan_number
+        return [GiveBack(PlansGivenBack(self._epoch, given_back))]
 
     def _ask_for_guides(self, plan: Plan) -> list[Action]:
         asked: list[Action] = []

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from services.domain.errors import ProtocolError, UnreachableError
-from services.domain.ids import Epoch
+from services.domain.ids import Epoch, PlanNumber
 from services.domain.iteration import Plan
 from services.domain.protocol import KvToWorker
 from services.domain.worker_facts import WorkerFacts
@@ -20,8 +20,10 @@ from services.worker.group.leader_machine import (
     EpochOver,
     EpochWanted,
     Event,
+    GiveBack,
     Hello,
     LeaderMachine,
+    PlansRecalled,
     PlanTaken,
     RankJoined,
     RankLost,
@@ -108,6 +110,9 @@ class LedGroup:
     def take_plan(self, plan: Plan) -> None:
         self._take(PlanTaken(plan))
 
+    def recall(self, first_plan_number: PlanNumber) -> None:
+        self._take(PlansRecalled(first_plan_number))
+
     def take_command(self, command: KvToWorker) -> None:
         self._take(CommandTaken(command))
 
@@ -191,6 +196,9 @@ class LedGroup:
                     case Report(result):
                         if self._hears is not None:
                             self._hears.results_ready((result,))
+                    case GiveBack(given_back):
+                        if self._hears is not None:
+                            self._hears.gave_back(given_back)
                     case Hello():
                         if self._formed is not None and not self._formed.done():
                             self._formed.set_result(None)

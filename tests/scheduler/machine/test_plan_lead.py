@@ -4,14 +4,13 @@ can wait for.
 
 import pytest
 
-from services.domain.ids import Epoch, JobId
+from services.domain.ids import Epoch
 from services.domain.protocol import Finished, Release
 from services.scheduler.machine.plan_lead import LEAD_S, MOST_AHEAD, MOST_AHEAD_ALONE, PlanLead
 from services.scheduler.machine.scheduler_events import KvConnected, Submit, WorkerJoined
 from tests.scheduler.machine.checked_scheduler import (
     COST,
     EPOCH,
-    CheckedScheduler,
     ended,
     entries,
     fcfs,
@@ -21,8 +20,7 @@ from tests.scheduler.machine.checked_scheduler import (
     told,
 )
 from tests.scheduler.machine.events_from_kv import A, B, C, grown, resident
-
-SHORT_S = LEAD_S / 100
+from tests.scheduler.machine.short_iterations import SHORT_S, short_iterations, under_way
 
 
 @pytest.mark.parametrize(
@@ -47,7 +45,7 @@ def test_one_long_iteration_among_short_ones_does_not_end_the_lead() -> None:
     lead = PlanLead(None)
     for _ in range(100):
         lead.finished(SHORT_S)
-    lead.finished(LEAD_S)
+    lead.finished(LEAD_S / 2)
     assert lead.most(2) == MOST_AHEAD
 
 
@@ -72,18 +70,6 @@ def test_a_new_worker_begins_without_a_lead() -> None:
 
 
 # --- the scheduler ---------------------------------------------------------------------------------------------------
-
-
-def short_iterations(*names: JobId) -> CheckedScheduler:
-    """These jobs have their prefills behind them, and iterations are short."""
-    machine = started(fcfs(), *names)
-    first, _ = plans(machine.turn(*(resident(name) for name in names)))
-    machine.turn(machine.result(first, duration_s=SHORT_S))
-    return machine
-
-
-def under_way(machine: CheckedScheduler) -> int:
-    return len(machine.scheduler.iterations.unfinished)
 
 
 def test_the_plans_ahead_are_made_in_one_turn_each_a_position_further() -> None:
@@ -121,7 +107,7 @@ def test_jobs_that_all_can_run_have_plans_ahead_for_all_of_them() -> None:
     assert under_way(machine) == MOST_AHEAD
     made = [plan for plan in plans(machine.commands) if plan.plan_number > 1]
     assert [entries(plan) for plan in made] == [
-        [(A, place, place + 1), (B, place, place + 1)] for place in range(11, 18)
+        [(A, place, place + 1), (B, place, place + 1)] for place in range(11, 10 + MOST_AHEAD)
     ]
 
 

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from services.domain.cost import CostProfile
-from services.domain.ids import Epoch, JobId
+from services.domain.ids import Epoch, JobId, PlanNumber
 from services.domain.protocol import (
     Arrive,
     ArrivedJob,
     IterationResult,
     Jobs,
+    PlansGivenBack,
     Release,
     Resident,
     SampledToken,
@@ -23,6 +24,7 @@ from services.scheduler.machine.scheduler_events import (
     Event,
     KvConnected,
     MovingJob,
+    RecallPlans,
     Reject,
     SendPlan,
     Submit,
@@ -217,7 +219,16 @@ class RoutedGroups:
                 assert command.token_number == self.tokens.get(command.job_id, 0), "a token is lost or repeated"
                 self.tokens[command.job_id] = command.token_number + 1
         withdrawn = [command.job for command in commands if isinstance(command, Withdrawn)]
-        return self._kv[group].answers(commands), withdrawn
+        recalls = [command for command in commands if isinstance(command, RecallPlans)]
+        return [*self._kv[group].answers(commands), *(self._give_back(group, recall) for recall in recalls)], withdrawn
+
+    def _give_back(self, group: int, recall: RecallPlans) -> PlansGivenBack:
+        """The worker keeps the next of its plans, as it may."""
+        first: PlanNumber | None = None
+        waiting = self._plans[group]
+        while len(waiting) > 1 and waiting[-1].plan_number >= recall.first_plan_number:
+            first = waiting.pop().plan_number
+        return PlansGivenBack(recall.epoch, first)
 
     def _move_jobs(self) -> None:
         for group, hold in self.router.holds(self.now_s):

@@ -3,8 +3,8 @@
 import pytest
 
 from services.domain.errors import ProtocolError
-from services.domain.ids import CommandNumber, Epoch
-from services.domain.protocol import Applied, Done
+from services.domain.ids import CommandNumber, Epoch, PlanNumber
+from services.domain.protocol import Applied, Done, PlansGivenBack
 from services.worker.group.leader_machine import (
     MOST_WAITING_PLANS,
     Acknowledge,
@@ -13,8 +13,10 @@ from services.worker.group.leader_machine import (
     EndEpoch,
     EpochOver,
     EpochWanted,
+    GiveBack,
     Hello,
     LeaderMachine,
+    PlansRecalled,
     PlanTaken,
     RankJoined,
     RankLost,
@@ -133,6 +135,23 @@ def test_a_plan_is_passed_on_when_the_tokens_that_it_goes_on_from_are_back_from_
     assert steps(actions) == [2]
     [step] = {id(one.message): one.message.step for one in actions if isinstance(one, Tell)}.values()  # type: ignore[union-attr]
     assert (step.input_token_ids, step.passed_over_job_ids) == ({JOB: 42}, frozenset())
+
+
+def test_plans_that_are_not_passed_on_yet_are_given_back() -> None:
+    leader = working()
+    for number, work in ((1, prefill(2)), (2, decode(2)), (3, decode(3)), (4, decode(4))):
+        leader.handle(PlanTaken(plan(number, work)))
+    assert leader.handle(PlansRecalled(PlanNumber(3))) == [GiveBack(PlansGivenBack(EPOCH, PlanNumber(3)))]
+    assert leader.handle(PlansRecalled(PlanNumber(1))) == [GiveBack(PlansGivenBack(EPOCH, PlanNumber(2)))]
+    assert leader.handle(PlansRecalled(PlanNumber(1))) == [GiveBack(PlansGivenBack(EPOCH, None))]
+    assert steps(says(leader, ran(1, token(42)), 0, 1)) == []
+    assert steps(leader.handle(PlanTaken(plan(5, decode(2))))) == [5]
+
+
+def test_a_recall_before_the_epoch_is_formed_has_no_answer() -> None:
+    leader = working()
+    leader.handle(EpochOver())
+    assert leader.handle(PlansRecalled(PlanNumber(0))) == []
 
 
 def test_the_entry_of_a_job_that_has_ended_is_passed_over_on_every_rank() -> None:

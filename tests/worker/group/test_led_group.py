@@ -15,7 +15,7 @@ import pytest
 from services.domain.errors import FastServeError, PeerMismatchError, UnreachableError
 from services.domain.ids import CommandNumber, Epoch, PlanNumber
 from services.domain.iteration import WorkerResult
-from services.domain.protocol import Applied, Done
+from services.domain.protocol import Applied, Done, PlansGivenBack
 from services.domain.worker_facts import WorkerFacts
 from services.runtime.settings import split_address
 from services.worker.engine.compute_thread import ComputeThread
@@ -42,6 +42,7 @@ class Heard:
     def __init__(self) -> None:
         self.results: asyncio.Queue[WorkerResult] = asyncio.Queue()
         self.answers: asyncio.Queue[Applied | Done] = asyncio.Queue()
+        self.given_back: asyncio.Queue[PlansGivenBack] = asyncio.Queue()
         self.failures: asyncio.Queue[tuple[Epoch, Exception]] = asyncio.Queue()
 
     def results_ready(self, results: Sequence[WorkerResult]) -> None:
@@ -50,6 +51,9 @@ class Heard:
 
     def answered(self, epoch: Epoch, answer: Applied | Done) -> None:
         self.answers.put_nowait(answer)
+
+    def gave_back(self, given_back: PlansGivenBack) -> None:
+        self.given_back.put_nowait(given_back)
 
     def failed(self, epoch: Epoch, error: Exception) -> None:
         self.failures.put_nowait((epoch, error))

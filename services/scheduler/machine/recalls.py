@@ -1,0 +1,73 @@
+"""Plans that were made ahead and are recalled before they are begun (PROTOCOL rule 42).
+
+Of short iterations many are planned ahead (plan_lead). What happens meanwhile would wait for all of them: a job that
+came to the device, or that is lent an iteration; the place of one that ended early; the blocks of one that the KV
+manager asked for. So then the plans behind the next ones are recalled. The worker gives back those that it has not
+begun, and they are made anew. Until its answer no plan is made, so both know which plans it is about.
+
+A plan is recalled only if it is for decodes alone, and nobody in it is promoted or on a loan: what was promised with a
+plan holds (rule 6), and no job's prefill is put off by those that come after it.
+"""
+
+from itertools import islice
+
+from services.domain.errors import ProtocolError
+from services.domain.ids import PlanNumber
+from services.domain.protocol import Recalled
+from services.scheduler.job import CLOSING, DRAINING
+from services.scheduler.machine.iterations import Flight, Iterations
+from services.scheduler.machine.ranking import Ranking
+from services.scheduler.scheduler_config import SchedulerConfig
+
+
+class Recalls:
+    """Looks at the plans under way whenever somebody came or left since the last look (`has_news`)."""
+
+    def __init__(self, config: SchedulerConfig, ranking: Ranking, iterations: Iterations) -> None:
+        self._most_jobs = config.max_batch
+        self._ranking = ranking
+        self._iterations = iterations
+        self.has_news = False
+
+    def due(self) -> PlanNumber | None:
+        """The first of the plans to be recalled now, with all behind it; None: nothing is. O(batch + plans)."""
+        iterations = self._iterations
+        flights = iterations.unfinished
+        if not self.has_news or iterations.is_recalling:
+            return None
+        self.has_news = False
+        if len(flights) <= iterations.lead.least or not self._is_changed(flights[-1]):
+            return None
+        kept = iterations.lead.least
+        for place, flight in enumerate(flights):
+            if flight.is_sure:
+                kept = max(kept, place + 1)
+        if kept >= len(flights):
+            return None
+        iterations.is_recalling = True
+        return flights[kept].plan_number
+
+    def _is_changed(self, last: Flight) -> bool:
+        """Whether the next batch should be another one than that of the last plan: one of its jobs has to go, or one of
+        the first ready jobs is not in it.
+        """
+        if any(job.state is DRAINING for job in last.jobs):
+            return True
+        planned = {job.job_id for job in last.jobs if job.state is not CLOSING}
+        return any(job.job_id not in planned for job in islice(self._ranking.ready(), self._most_jobs))
+
+    def given_back(self, first: PlanNumber | None, now_s: float) -> list[Recalled]:
+        """The worker gave back its plans from this number on, or none; the KV manager is to know. Raises ProtocolError
+        if none were asked for, or one that must be run is among them.
+        """
+        iterations = self._iterations
+        if not iterations.is_recalling:
+            raise ProtocolError(f"the worker gave back its plans from {first} on, but was not asked for any")
+        iterations.is_recalling = False
+        told: list[Recalled] = []
+        flights = iterations.unfinished
+        while first is not None and flights and flights[-1].plan_number >= first:
+            if flights[-1].is_sure:
+                raise ProtocolError(f"the worker gave back plan {flights[-1].plan_number}, which was not recalled")
+            told.append(Recalled(iterations.undo_last(now_s)))
+        return told
