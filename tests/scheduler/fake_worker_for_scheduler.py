@@ -81,9 +81,10 @@ class FakeWorkerForScheduler:
 
     async def _read(self, limit_s: float | None = LIMIT_S) -> wire.WorkerLinkResponse:
         async with asyncio.timeout(limit_s):
-            response: wire.WorkerLinkResponse = await self.call.read()
+            response: Any = await self.call.read()
         assert response is not grpc.aio.EOF, await self.call.details()
-        return response
+        read: wire.WorkerLinkResponse = response
+        return read
 
     async def _take(self, response: wire.WorkerLinkResponse) -> None:
         """Plans, or a recall: all of those that were not read go back."""

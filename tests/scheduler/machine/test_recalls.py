@@ -8,7 +8,15 @@ from services.domain.ids import Epoch, PlanNumber
 from services.domain.protocol import Ack, Finished, Planned, PlansGivenBack, Recalled, Release
 from services.scheduler.job import LoanKind
 from services.scheduler.machine.plan_lead import MOST_AHEAD, MOST_AHEAD_ALONE
-from services.scheduler.machine.scheduler_events import Cancel, Command, KvConnected, RecallPlans, SendPlan, Submit
+from services.scheduler.machine.scheduler_events import (
+    Cancel,
+    Command,
+    Emit,
+    KvConnected,
+    RecallPlans,
+    SendPlan,
+    Submit,
+)
 from tests.scheduler.machine.checked_scheduler import (
     EPOCH,
     CheckedScheduler,
@@ -97,7 +105,7 @@ def test_no_token_is_lost_or_made_twice_however_many_come_back(kept: int) -> Non
     machine.turn(given_back(ahead[kept] if kept < len(ahead) else None))
     while machine.scheduler.jobs:
         machine.turn(machine.result(waiting(machine)[0], duration_s=SHORT_S))
-    made = [emit.token_number for emit in machine.commands if getattr(emit, "token_number", None) is not None]
+    made = [command.token_number for command in machine.commands if isinstance(command, Emit)]
     assert sorted(made) == sorted([*range(100), *range(100)])
 
 
