@@ -71,7 +71,6 @@ class OneRank:
         self._plans.put(plan)
 
     def recall(self, first_plan_number: PlanNumber) -> None:
-        """Keeps the next plan: the worker has it while the answer and what follows it are on their way."""
         first: PlanNumber | None = None
         with self._counts:
             # Those that the stepping thread has not seen go back to where it may wait for them.
@@ -79,9 +78,8 @@ class OneRank:
             with contextlib.suppress(queue.Empty):
                 while True:
                     unseen.append(self._plans.get_nowait())
-            for plans in (unseen, self._at_hand):
-                kept = self._begun + 1 if plans is self._at_hand else int(len(self._at_hand) == self._begun)
-                while len(plans) > kept and (last := plans[-1]) is not None and last.plan_number >= first_plan_number:
+            for plans, begun in ((unseen, 0), (self._at_hand, self._begun)):
+                while len(plans) > begun and (last := plans[-1]) is not None and last.plan_number >= first_plan_number:
                     plans.pop()
                     first = last.plan_number
             for plan in unseen:

@@ -1,8 +1,8 @@
 """Plans that were made ahead and are recalled before they are begun (PROTOCOL rule 42).
 
 Of short iterations many are planned ahead (plan_lead). What happens meanwhile would wait for all of them: a job that
-came to the device, or that is lent an iteration; the place of one that ended early; the blocks of one that the KV
-manager asked for. So then the plans behind the next ones are recalled. The worker gives back those that it has not
+came to the device, or that is lent an iteration; the place and the blocks of one that ended early or was cancelled, or
+that the KV manager asked for. So then the plans behind the next ones are recalled. The worker gives back those that it has not
 begun, and they are made anew. Until its answer no plan is made, so both know which plans it is about.
 
 A plan is recalled only if it is for decodes alone, and nobody in it is promoted or on a loan: what was promised with a
@@ -14,7 +14,7 @@ from itertools import islice
 from services.domain.errors import ProtocolError
 from services.domain.ids import PlanNumber
 from services.domain.protocol import Recalled
-from services.scheduler.job import CLOSING, DRAINING
+from services.scheduler.job import RESIDENT
 from services.scheduler.machine.iterations import Flight, Iterations
 from services.scheduler.machine.ranking import Ranking
 from services.scheduler.scheduler_config import SchedulerConfig
@@ -48,12 +48,12 @@ class Recalls:
         return flights[kept].plan_number
 
     def _is_changed(self, last: Flight) -> bool:
-        """Whether the next batch should be another one than that of the last plan: one of its jobs has to go, or one of
-        the first ready jobs is not in it.
+        """Whether the next batch should be another one than that of the last plan: one of its jobs has ended or is to
+        go, or one of the first ready jobs is not in it.
         """
-        if any(job.state is DRAINING for job in last.jobs):
+        if any(job.state is not RESIDENT for job in last.jobs):
             return True
-        planned = {job.job_id for job in last.jobs if job.state is not CLOSING}
+        planned = {job.job_id for job in last.jobs}
         return any(job.job_id not in planned for job in islice(self._ranking.ready(), self._most_jobs))
 
     def given_back(self, first: PlanNumber | None, now_s: float) -> list[Recalled]:
