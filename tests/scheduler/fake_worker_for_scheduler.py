@@ -97,6 +97,11 @@ class FakeWorkerForScheduler:
             answer = given_back_to_wire(PlansGivenBack(self.epoch, first))
             await self.call.write(wire.WorkerLinkRequest(given_back=answer))
 
+    async def read_ahead(self, count: int) -> None:
+        """Read until so many plans wait to be run."""
+        while len(self._unread) < count:
+            await self._take(await self._read())
+
     async def read_recall(self) -> None:
         """Read until a recall is answered."""
         before = len(self.recalled)

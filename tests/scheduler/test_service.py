@@ -80,6 +80,7 @@ async def test_plans_ahead_are_recalled_for_a_job_that_comes_and_made_anew_with_
     async with scheduler_with_peers() as (_, worker, gateway):
         await gateway.submit("a", prompt=[5, 6, 7], output=200)
         await steps(worker, 2)
+        await worker.read_ahead(8)
         await gateway.submit("b", prompt=[5, 6, 7], output=5)
         await worker.read_recall()
         assert worker.recalled != [None]

@@ -3,174 +3,33 @@ real.
 """
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 
 import pytest
 
 from fastserve.v1 import scheduler_pb2 as wire
 from services.domain.errors import (
-    FastServeError,
     GroupTakenError,
     NotReadyError,
     PeerMismatchError,
-    ProtocolError,
     SupersededError,
 )
-from services.domain.ids import BlockId, CommandNumber, Epoch, JobId
-from services.domain.iteration import Plan, PlanWork, WorkerCounters, WorkerResult
-from services.domain.protocol import Applied, Assign, Done, IterationResult, KvToWorker, SampledToken
-from services.domain.worker_facts import WorkerFacts
+from services.domain.ids import CommandNumber
+from services.domain.protocol import Done, SampledToken
 from services.worker import worker_links
 from services.worker.driver import PeerAddresses, WorkerDriver
 from services.worker.engine.compute_thread import ComputeThread
 from services.worker.one_rank import OneRank
 from tests.builders.channels import patient_channel
-from tests.builders.cost_profiles import flat_cost
 from tests.builders.waits import until
-from tests.worker.fake_kv_manager_for_worker import KvStream
-from tests.worker.fake_scheduler_for_worker import SchedulerStream
 from tests.worker.peers_of_worker import PeersOfWorker
+from tests.worker.worker_rig import FACTS, JOB, FakeEngine, Rig, assign, entry
 from tests.worker.worker_stream import LIMIT_S
-
-FACTS = WorkerFacts(
-    last_epoch=Epoch(0),
-    group=0,
-    model_fingerprint="abc",
-    block_size=4,
-    device_blocks=8,
-    host_blocks=16,
-    max_model_len=64,
-    block_bytes=1024,
-    profile=flat_cost(0.1),
-    device="cpu",
-)
-JOB = JobId("a/0")
-
-
-class FakeEngine:
-    """Answers every entry with token 7. Plans wait until `go_on`, as does the call number `held_call`, from 0."""
-
-    def __init__(self) -> None:
-        self.epochs: list[Epoch] = []
-        self.plans: list[Plan] = []
-        self.commands: list[KvToWorker] = []
-        self.on_done: Callable[[Done], None] = lambda done: None
-        self.go_on = threading.Event()
-        self.go_on.set()
-        self.started = threading.Event()
-        self.begun = threading.Semaphore(0)
-        self.held_call: int | None = None
-        self.is_held = threading.Event()
-        self.refuses_plans = False
-        self.offered: list[list[int]] = []
-        self.seen_plans = threading.Semaphore(0)
-        self.refuses_commands = False
-        self.plan_wait_s = 0.0
-        self.waits = threading.Semaphore(0)
-        self.stepping_threads: set[str] = set()
-
-    def prepare_thread(self) -> None:
-        self.stepping_threads.add(threading.current_thread().name)
-
-    def begin_epoch(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None:
-        self.epochs.append(epoch)
-        self.begun.release()
-        self.on_done = on_done
-
-    def apply(self, command: KvToWorker) -> Applied:
-        if self.refuses_commands:
-            raise ProtocolError("a command that can't be right")
-        self.commands.append(command)
-        return Applied(command.command_number)
-
-    def prepare_guides(self, plan: Plan) -> None:
-        self.seen_plans.release()
-
-    def run_first(self, plans: Sequence[Plan]) -> list[WorkerResult]:
-        if len(self.offered) == self.held_call:
-            self.go_on.clear()
-            self.is_held.set()
-        self.started.set()
-        assert self.go_on.wait(LIMIT_S)
-        if self.refuses_plans:
-            raise ProtocolError("a plan that can't be right")
-        self.offered.append([plan.plan_number for plan in plans])
-        self.plans += plans
-        self.stepping_threads.add(threading.current_thread().name)
-        return [self._result(plan) for plan in plans]
-
-    def _result(self, plan: Plan) -> WorkerResult:
-        tokens = tuple(SampledToken(entry.job_id, 7, False) for entry in plan.entries)
-        result = IterationResult(plan.epoch, plan.plan_number, tokens, (), 0.001)
-        return WorkerResult(result, {}, WorkerCounters(busy_s=0.001))
-
-    def has_unfinished_jobs(self) -> bool:
-        self.waits.release()  # asked before a wait
-        return bool(self.plans)
-
-    def add_plan_wait(self, seconds: float) -> None:
-        self.plan_wait_s += seconds
-
-    def give_up(self) -> None:
-        self.go_on.set()
-
-
-class Rig:
-    def __init__(self, peers: PeersOfWorker, engine: FakeEngine, claim_limit_s: float = LIMIT_S) -> None:
-        self.peers = peers
-        self.engine = engine
-        self.joined: list[bool] = []
-        self.driver = WorkerDriver(
-            OneRank(engine, ComputeThread().post),
-            FACTS,
-            PeerAddresses(peers.scheduler_address, peers.kv_manager_address),
-            self.joined.append,
-            claim_limit_s,
-            lambda: 100,
-        )
-        self.task = asyncio.create_task(self.driver.run())
-
-    async def next_epoch(self) -> tuple[SchedulerStream, KvStream]:
-        return await self.peers.scheduler.next(), await self.peers.kv_manager.next()
-
-    async def refused(self, kind: type[FastServeError]) -> None:
-        async with asyncio.timeout(LIMIT_S):
-            with pytest.raises(kind):
-                await self.task
 
 
 @pytest.fixture(autouse=True)
 def _attempts_to_connect_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that a busy machine keeps waiting would begin another epoch."""
     monkeypatch.setattr(worker_links, "open_channel", patient_channel)
-
-
-@asynccontextmanager
-async def rig_of(engine: FakeEngine) -> AsyncIterator[Rig]:
-    async with PeersOfWorker() as peers:
-        rig = Rig(peers, engine)
-        try:
-            yield rig
-        finally:
-            engine.go_on.set()
-            rig.task.cancel()
-            await asyncio.gather(rig.task, return_exceptions=True)
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with rig_of(FakeEngine()) as made:
-        yield made
-
-
-def entry(from_token: int = 0) -> PlanWork:
-    return PlanWork(JOB, from_token, from_token + 1, (), None, None)
-
-
-def assign(number: int) -> Assign:
-    return Assign(CommandNumber(number), JOB, (BlockId(number),))
 
 
 async def test_a_worker_tells_both_peers_what_it_is_under_one_epoch(rig: Rig) -> None:
@@ -193,23 +52,6 @@ async def test_plans_run_in_order_on_the_stepping_thread_and_results_come_back(r
     assert [one.result.plan_number for one in results] == [1, 2, 3]
     assert results[0].result.tokens == (SampledToken(JOB, 7, False),)
     assert rig.engine.stepping_threads == {"compute"}
-
-
-async def test_half_of_the_plans_at_hand_are_offered_to_one_call_and_each_is_run_once(rig: Rig) -> None:
-    scheduler, _ = await rig.next_epoch()
-    engine = rig.engine
-    engine.go_on.clear()
-    scheduler.send_plan(1, entry())
-    assert await asyncio.to_thread(engine.started.wait, LIMIT_S)
-    for number in range(2, 11):
-        scheduler.send_plan(number, entry())
-    for _ in range(10):
-        assert await asyncio.to_thread(engine.seen_plans.acquire, timeout=LIMIT_S)
-    engine.go_on.set()
-    results = [await scheduler.next_result() for _ in range(10)]
-    assert [one.result.plan_number for one in results] == list(range(1, 11))
-    assert [plan.plan_number for plan in engine.plans] == list(range(1, 11))
-    assert engine.offered[1] == [2, 3, 4, 5], "one result waits, and eight plans are behind the second"
 
 
 async def test_commands_are_applied_and_acknowledged_also_while_an_iteration_runs(rig: Rig) -> None:
@@ -391,66 +233,6 @@ async def test_a_worker_that_finds_nobody_dials_until_somebody_is_there() -> Non
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_plans_that_are_not_begun_are_given_back(rig: Rig) -> None:
-    scheduler, _ = await rig.next_epoch()
-    rig.engine.go_on.clear()
-    for number in range(1, 6):
-        scheduler.send_plan(number, entry())
-    await asyncio.to_thread(rig.engine.started.wait, LIMIT_S)
-    scheduler.send_recall(1)
-    assert await scheduler.next_given_back() == (scheduler.epoch, 2), "the first is being run"
-    scheduler.send_plan(6, entry())
-    rig.engine.go_on.set()
-    assert [(await scheduler.next_result()).result.plan_number for _ in range(2)] == [1, 6]
-
-
-async def test_no_more_plans_are_given_back_than_were_recalled(rig: Rig) -> None:
-    scheduler, _ = await rig.next_epoch()
-    rig.engine.go_on.clear()
-    for number in range(1, 6):
-        scheduler.send_plan(number, entry())
-    await asyncio.to_thread(rig.engine.started.wait, LIMIT_S)
-    scheduler.send_recall(5)
-    assert await scheduler.next_given_back() == (scheduler.epoch, 5)
-    rig.engine.go_on.set()
-    assert [(await scheduler.next_result()).result.plan_number for _ in range(4)] == [1, 2, 3, 4]
-
-
-async def test_plans_that_are_run_in_one_call_are_begun(rig: Rig) -> None:
-    scheduler, _ = await rig.next_epoch()
-    rig.engine.go_on.clear()
-    for number in range(1, 11):
-        scheduler.send_plan(number, entry())
-    for _ in range(10):
-        assert await asyncio.to_thread(rig.engine.seen_plans.acquire, timeout=LIMIT_S)
-    rig.engine.held_call = 1
-    rig.engine.go_on.set()
-    assert await asyncio.to_thread(rig.engine.is_held.wait, LIMIT_S)
-    scheduler.send_recall(1)
-    assert await scheduler.next_given_back() == (scheduler.epoch, 6), "two to five are being run"
-    rig.engine.go_on.set()
-    assert [(await scheduler.next_result()).result.plan_number for _ in range(5)] == [1, 2, 3, 4, 5]
-    assert rig.engine.offered[1] == [2, 3, 4, 5]
-
-
-async def test_a_recall_of_nothing_stops_nothing(rig: Rig) -> None:
-    scheduler, _ = await rig.next_epoch()
-    for number in range(1, 4):
-        scheduler.send_recall(number)
-        assert await scheduler.next_given_back() == (scheduler.epoch, None)
-        scheduler.send_plan(number, entry())
-        assert (await scheduler.next_result()).result.plan_number == number
-
-
-async def test_a_recall_of_an_earlier_epoch_has_no_answer(rig: Rig) -> None:
-    scheduler, _ = await rig.next_epoch()
-    scheduler.send_recall(1, epoch=scheduler.epoch - 1)
-    scheduler.send_recall(1)
-    scheduler.send_plan(1, entry())
-    assert await scheduler.next_given_back() == (scheduler.epoch, None)
-    assert (await scheduler.next_result()).result.plan_number == 1
 
 
 async def test_waiting_for_a_plan_counts_only_while_jobs_are_unfinished(rig: Rig) -> None:

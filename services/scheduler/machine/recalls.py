@@ -2,8 +2,8 @@
 
 Of short iterations many are planned ahead (plan_lead). What happens meanwhile would wait for all of them: a job that
 came to the device, or that is lent an iteration; the place and the blocks of one that ended early or was cancelled, or
-that the KV manager asked for. So then the plans behind the next ones are recalled. The worker gives back those that it has not
-begun, and they are made anew. Until its answer no plan is made, so both know which plans it is about.
+that the KV manager asked for. So then the plans behind the next ones are recalled. The worker gives back those that it
+has not begun, and they are made anew. Until its answer no plan is made, so both know which plans it is about.
 
 A plan is recalled only if it is for decodes alone, and nobody in it is promoted or on a loan: what was promised with a
 plan holds (rule 6), and no job's prefill is put off by those that come after it.
@@ -56,17 +56,17 @@ class Recalls:
         planned = {job.job_id for job in last.jobs}
         return any(job.job_id not in planned for job in islice(self._ranking.ready(), self._most_jobs))
 
-    def given_back(self, first: PlanNumber | None, now_s: float) -> list[Recalled]:
+    def given_back(self, first_number: PlanNumber | None, now_s: float) -> list[Recalled]:
         """The worker gave back its plans from this number on, or none; the KV manager is to know. Raises ProtocolError
         if none were asked for, or one that must be run is among them.
         """
         iterations = self._iterations
         if not iterations.is_recalling:
-            raise ProtocolError(f"the worker gave back its plans from {first} on, but was not asked for any")
+            raise ProtocolError(f"the worker gave back its plans from {first_number} on, but was not asked for any")
         iterations.is_recalling = False
         told: list[Recalled] = []
         flights = iterations.unfinished
-        while first is not None and flights and flights[-1].plan_number >= first:
+        while first_number is not None and flights and flights[-1].plan_number >= first_number:
             if flights[-1].is_sure:
                 raise ProtocolError(f"the worker gave back plan {flights[-1].plan_number}, which was not recalled")
             told.append(Recalled(iterations.undo_last(now_s)))

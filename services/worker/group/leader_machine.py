@@ -17,7 +17,7 @@ scheduler and KV manager [epoch-after-rendezvous]. A rank that is lost or fails 
 """
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from services.domain.ids import CommandNumber, Epoch, JobId, PlanNumber
 from services.domain.iteration import Plan, WorkerCounters, WorkerResult
 from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, PlansGivenBack, ReleaseBlocks
+from services.worker.group.group_counters import counters_of_group
 from services.worker.group.messages import (
     Begin,
     Copied,
@@ -325,12 +326,12 @@ class LeaderMachine:
         self._waiting.append(plan)
         return [*self._ask_for_guides(plan), *self._start()]
 
-    def _plans_recalled(self, first: PlanNumber) -> list[Action]:
+    def _plans_recalled(self, first_number: PlanNumber) -> list[Action]:
         """Plans that are not steps yet go back."""
         if self._phase is not Phase.WORKING:
             return []
         given_back: PlanNumber | None = None
-        while self._waiting and self._waiting[-1].plan_number >= first:
+        while self._waiting and self._waiting[-1].plan_number >= first_number:
             given_back = self._waiting.pop().plan_number
         return [GiveBack(PlansGivenBack(self._epoch, given_back))]
 
@@ -390,15 +391,3 @@ class LeaderMachine:
             tuple(self._guides.items()),
             len(self._scored),
         )
-
-
-def counters_of_group(ranks: Sequence[WorkerCounters]) -> WorkerCounters:
-    """Bytes are the sum over the ranks, seconds their mean; but waits for plans are counted by the leader alone."""
-    count = max(len(ranks), 1)
-    return WorkerCounters(
-        stall_s=sum(rank.stall_s for rank in ranks) / count,
-        busy_s=sum(rank.busy_s for rank in ranks) / count,
-        plan_wait_s=sum(rank.plan_wait_s for rank in ranks),
-        offloaded_bytes=sum(rank.offloaded_bytes for rank in ranks),
-        uploaded_bytes=sum(rank.uploaded_bytes for rank in ranks),
-    )
