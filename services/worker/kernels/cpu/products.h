@@ -40,9 +40,18 @@ template <class T>
 constexpr bool BY_TILES = false;
 #endif
 
+#if defined(__AVX512F__)
+template <class T>
+constexpr bool SIX_BY_HAND = false;
+#else
+// AVX2 has 16 registers. The sums of six rows take 12 of them, and with words of two parts no compiler leaves them there.
+template <class T>
+constexpr bool SIX_BY_HAND = PARTS<T> == 2;
+#endif
+
 // The most rows that are multiplied at once.
 template <class T>
-constexpr int64_t TILE_ROWS = BY_TILES<T> ? 16 : REGISTER_ROWS;
+constexpr int64_t TILE_ROWS = BY_TILES<T> ? 16 : SIX_BY_HAND<T> ? 6 : REGISTER_ROWS;
 
 template <class T>
 static inline int64_t words_of(int64_t numbers) {
@@ -69,13 +78,17 @@ class Multiplicands {
     }
   }
 
+  // Where the first part of a row's word is; the second one is PIECE_WORDS behind it, the next row PARTS_STEP.
+  const uint32_t* parts_of(int64_t word) const { return parts_ + word; }
+
+  static constexpr int64_t PARTS_STEP = 2 * PIECE_WORDS + LINE_WORDS;  // not all rows in the same sets of a cache
+
   Words of(int row, int64_t word, int part) const {
     if (PARTS<T> == 1) return all_words(words_[row * step_ + word]);
     return all_words(parts_[row * PARTS_STEP + part * PIECE_WORDS + word]);
   }
 
  private:
-  static constexpr int64_t PARTS_STEP = 2 * PIECE_WORDS + LINE_WORDS;  // not all rows in the same sets of a cache
   const uint32_t* words_;
   int64_t step_;
   uint32_t parts_[PARTS<T> == 1 ? 1 : ROWS * PARTS_STEP];
@@ -128,6 +141,40 @@ static inline void add_word(Sums<ROWS, VECTORS>& sum, const Multiplicands<T, ROW
   add_part<T, ROWS, VECTORS>(sum, x, word, 1, w);
 }
 
+#if !defined(__AVX512F__)
+// A row of `x`, so many bytes behind the first one, times the words in w0 and w1.
+#define ROW_BY_HAND(AT, LOW, HIGH) \
+  "vbroadcastss " AT "(%[x]), %[a]\n\t" \
+  "vfmadd231ps %[w0], %[a], %[" #LOW "]\n\t" \
+  "vfmadd231ps %[w1], %[a], %[" #HIGH "]\n\t"
+#define ROWS_BY_HAND(PART) \
+  ROW_BY_HAND("0+" PART, s0, s1) ROW_BY_HAND("576+" PART, s2, s3) ROW_BY_HAND("1152+" PART, s4, s5) \
+  ROW_BY_HAND("1728+" PART, s6, s7) ROW_BY_HAND("2304+" PART, s8, s9) ROW_BY_HAND("2880+" PART, s10, s11)
+
+// add_word for six rows of two parts and one vector, in the same order.
+template <class T>
+static inline void add_word_by_hand(Sums<6, 1>& sum, const Multiplicands<T, 6>& x, int64_t word, const uint32_t* from) {
+  static_assert(x.PARTS_STEP == 576 / sizeof(uint32_t) && PIECE_WORDS == 256 / sizeof(uint32_t), "as in ROWS_BY_HAND");
+  __m256 a, w0, w1;
+  __asm__ volatile(
+      "vmovdqu (%[w]), %[w0]\n\t"
+      "vmovdqu 32(%[w]), %[w1]\n\t"
+      "vpslld $16, %[w0], %[w0]\n\t"
+      "vpslld $16, %[w1], %[w1]\n\t"
+      ROWS_BY_HAND("0")
+      "vpxor %[w1], %[w1], %[w1]\n\t"
+      "vpblendw $0xaa, (%[w]), %[w1], %[w0]\n\t"
+      "vpblendw $0xaa, 32(%[w]), %[w1], %[w1]\n\t"
+      ROWS_BY_HAND("256")
+      : [s0] "+x"(sum[0][0].low), [s1] "+x"(sum[0][0].high), [s2] "+x"(sum[1][0].low), [s3] "+x"(sum[1][0].high),
+        [s4] "+x"(sum[2][0].low), [s5] "+x"(sum[2][0].high), [s6] "+x"(sum[3][0].low), [s7] "+x"(sum[3][0].high),
+        [s8] "+x"(sum[4][0].low), [s9] "+x"(sum[4][0].high), [s10] "+x"(sum[5][0].low), [s11] "+x"(sum[5][0].high),
+        [a] "=&x"(a), [w0] "=&x"(w0), [w1] "=&x"(w1)
+      : [x] "r"(x.parts_of(word)), [w] "r"(from)
+      : "memory");
+}
+#endif
+
 // sums[r][0..63] += (or =) rows r of x times words of a panel, at most PIECE_WORDS if a word has parts. AHEAD_LINES of
 // the memory at `ahead`, which will be needed soon, are fetched for each word; it may lie beyond what is ours.
 template <class T, int ROWS, int AHEAD_LINES>
@@ -146,7 +193,14 @@ static NOT_INLINED void tile(const uint32_t* x, int64_t x_step, const uint32_t* 
           _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
         }
       }
-      add_word<T, ROWS, VECTORS>(found, numbers, word, panel + word * PANEL + first);
+      const uint32_t* from = panel + word * PANEL + first;
+#if !defined(__AVX512F__)
+      if constexpr (SIX_BY_HAND<T> && ROWS == 6) {
+        add_word_by_hand<T>(found, numbers, word, from);
+        continue;
+      }
+#endif
+      add_word<T, ROWS, VECTORS>(found, numbers, word, from);
     }
     write_sums<ROWS, VECTORS>(found, sums + first);
   }
@@ -211,9 +265,8 @@ static void tile_of(int64_t rows, const uint32_t* x, int64_t x_step, const uint3
     case 3: return tile<T, 3, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
     case 4: return tile<T, 4, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
     case 5: return tile<T, 5, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
-#if defined(__AVX512F__)
-    case 6: return tile<T, 6, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
-#endif
+    default:
+      if constexpr (TILE_ROWS<T> == 6) tile<T, 6, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
   }
 }
 
@@ -241,8 +294,11 @@ static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const u
         tile_of<T, 4>(stop - row, from, x_step, piece, count, begins, to, piece + AHEAD_WORDS);
       } else if (tiles == 2) {
         tile_of<T, 2>(stop - row, from, x_step, piece, count, begins, to, next + number * count * 2 * LINE_WORDS);
+      } else if (tiles == 3 && number == 0) {
+        tile_of<T, 2>(stop - row, from, x_step, piece, count, begins, to, next);
       } else {
-        tile_of<T, 1>(stop - row, from, x_step, piece, count, begins, to, next + number * count * LINE_WORDS);
+        const int64_t before = tiles == 3 ? number + 1 : number;
+        tile_of<T, 1>(stop - row, from, x_step, piece, count, begins, to, next + before * count * LINE_WORDS);
       }
       row = stop;
     }
