@@ -63,7 +63,8 @@ class SchedulerSettings(RecordingSettings, ServedTlsSettings):
         le=16,
         description="iterations planned ahead, including the running ones; more make small models faster where "
         "processors are scarce, and let a job wait longer for its turn; off: one more than the worker has pipeline "
-        "stages, and up to 8 short ones while nobody could join the batch (32 for a job that is alone)",
+        "stages, and up to 16 short ones while nobody could join the batch (32 for a job that is alone), which are "
+        "recalled when somebody can",
     )
     quantum_ratio: float = Field(
         2.0,
