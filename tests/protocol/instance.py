@@ -43,7 +43,7 @@ class _Ahead(PlanLead):
     def least(self) -> int:
         return self._least
 
-    def most(self, jobs: int) -> int:
+    def most(self, jobs: int, now_s: float) -> int:
         return self._most
 
 

@@ -220,15 +220,15 @@ def leave_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def plan_while_recalling(patch: pytest.MonkeyPatch) -> None:
     """[42 recall-waits] plans are made before the worker has said which of the earlier ones it gives back."""
-    original = vars(Iterations)["may_plan"].fget
+    original = Iterations.may_plan
 
-    def may_plan(self: Iterations) -> bool:
+    def may_plan(self: Iterations, now_s: float) -> bool:
         recalling, self.is_recalling = self.is_recalling, False
-        may: bool = original(self)
+        may = original(self, now_s)
         self.is_recalling = recalling
         return may
 
-    patch.setattr(Iterations, "may_plan", property(may_plan))
+    patch.setattr(Iterations, "may_plan", may_plan)
 
 
 def keep_the_positions_of_recalled_plans(patch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 tests and the explorer.
 """
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from services.scheduler.job import Job, JobState
@@ -33,7 +34,8 @@ def check(scheduler: "Scheduler") -> None:
     assert all(job.in_flight for job in draining), "consent that could be given was not"
     assert {job.job_id for job in draining} == {job.job_id for job in jobs if job.state is JobState.DRAINING}
     unfinished, lead = scheduler.iterations.unfinished, scheduler.iterations.lead
-    assert len(unfinished) <= (MOST_AHEAD_ALONE if lead.looks_ahead else lead.least)
+    # Those that a worker keeps when others are recalled come on top.
+    assert len(unfinished) <= (2 * MOST_AHEAD_ALONE if lead.looks_ahead else lead.least)
     assert all(0 < len(flight.parts) <= scheduler.config.max_batch for flight in unfinished)
     assert scheduler.admission.queued_jobs == len(living)
     lending = scheduler.lending
@@ -118,7 +120,8 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
         None if top is None else (top.job_id, scheduler.ranking.top_ran),
         scheduler.idle_step_left,
         iterations.is_recalling,
+        iterations.plans_ahead,
         scheduler.recalls.has_news,
-        iterations.lead.most(1),
+        iterations.lead.most(1, inf),
         tuple(tuple((part.entry, part.samples) for part in flight.parts) for flight in iterations.unfinished),
     )

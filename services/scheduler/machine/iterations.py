@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
 
 from services.domain.cost import CostProfile
 from services.domain.errors import ProtocolError
@@ -31,6 +30,7 @@ from services.domain.records import records
 from services.scheduler.job import CLOSING, RESIDENT, Job
 from services.scheduler.machine.batching import build_batch
 from services.scheduler.machine.charging import Charging
+from services.scheduler.machine.flight import Flight
 from services.scheduler.machine.lending import Lending
 from services.scheduler.machine.pace import Pace
 from services.scheduler.machine.plan_lead import PlanLead
@@ -41,39 +41,6 @@ from services.scheduler.machine.scheduler_events import Emit
 from services.scheduler.policies.backlog import Backlog
 from services.scheduler.policies.scheduling_policy import SchedulingPolicy
 from services.scheduler.scheduler_config import SchedulerConfig
-
-
-class PlanPart(NamedTuple):
-    """A job's part of a plan. `samples`: the result will hold a token for it."""
-
-    job: Job
-    entry: PlanEntry
-    samples: bool
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A plan under way. `jobs` and `entries` are parallel lists; the result holds a token for each job in
-    `sampling_job_ids`, in this order. `may_wait`: jobs that it starts, if their guides are compiled by then. `is_sure`:
-    it is not recalled, because it is not for decodes alone, or a job in it is promoted or on a loan (rule 42).
-    """
-
-    plan_number: PlanNumber
-    jobs: list[Job]
-    entries: tuple[PlanEntry, ...]
-    sampling_job_ids: list[JobId]
-    cut_after_s: tuple[tuple[JobId, float], ...]
-    made_s: float = 0.0
-    may_wait: tuple[JobId, ...] = ()
-    is_sure: bool = False
-
-    @property
-    def parts(self) -> list[PlanPart]:
-        """The parts by rank."""
-        sampling = set(self.sampling_job_ids)
-        return [
-            PlanPart(job, entry, job.job_id in sampling) for job, entry in zip(self.jobs, self.entries, strict=True)
-        ]
 
 
 @dataclass(slots=True)
@@ -99,6 +66,8 @@ class Iterations:
         self.unfinished: deque[Flight] = deque()
         self.is_recalling = False
         """The worker was asked for plans that it has not begun, and has not answered: no plan is made (rule 42)."""
+        self._first_since_recall = 0
+        """The number of the first plan since the last recall: those before it have been begun, and do not count."""
         self.running: dict[JobId, Job] = {}
         """Jobs of the running batch and those sitting out, in the order in which they joined it."""
         self._config = config
@@ -124,16 +93,20 @@ class Iterations:
         return self._next_plan
 
     @property
-    def may_plan(self) -> bool:
+    def plans_ahead(self) -> int:
+        """Plans under way, without those that the worker kept when others were recalled."""
+        return min(len(self.unfinished), self._next_plan - self._first_since_recall)
+
+    def may_plan(self, now_s: float) -> bool:
         """Whether one more plan may be under way. Beyond the least number of them one is made only while the batch goes
         on as it is: none of its jobs waits for blocks, nor does one that could join it.
         """
-        under_way = len(self.unfinished)
         if self.is_recalling:
             return False
+        under_way = self.plans_ahead
         if under_way < self.lead.least:
             return True
-        if under_way >= self.lead.most(len(self._ranking)):
+        if under_way >= self.lead.most(len(self._ranking), now_s):
             return False
         batch = self.unfinished[-1].jobs
         if any(self._waits(job) for job in batch):
@@ -153,7 +126,7 @@ class Iterations:
         self.lead.calibrate(stage_count)
         self._policy.paced(self._pace.factor)
         self.stage_count = stage_count
-        self._next_plan = 0
+        self._next_plan = self._first_since_recall = 0
 
     def plannable(self, job: Job) -> bool:
         """Rules 1 and 2: the job is resident, has a token left that is not under way, and has capacity for its next
@@ -300,6 +273,12 @@ class Iterations:
         outcome.emits = records(Emit, emits)
         self._counters.generation_tokens += len(emits)
         return outcome
+
+    def recalled(self, now_s: float) -> None:
+        """The worker has given back what it has not begun."""
+        self.is_recalling = False
+        self._first_since_recall = self._next_plan
+        self.lead.recalled(now_s)
 
     def undo_last(self, now_s: float) -> PlanNumber:
         """The last plan will not be run: its jobs are where they were before it was made. Returns its number."""

@@ -6,10 +6,14 @@ with a small model, the worker waits for plans, and the services take more of th
 are planned ahead, as many as take LEAD_S, while the batch goes on as it is: all of its jobs can run, and it is full, or
 nobody else is there who could join it. Then their plans and results travel together, and the worker computes some in
 one call (services.worker.engine.compiled_run). When somebody comes who could join the batch, the plans that have not
-been begun are recalled (recalls.py); so who runs is decided as soon as with a shorter lead.
+been begun are recalled (recalls.py); so who runs is decided as soon as with a shorter lead. Plans that come back were
+made for nothing: after a recall the lead is no longer than the time since then, and where somebody comes all the time
+hardly any plan is made ahead.
 
 `--plans-in-flight` says how many are under way, whatever they take and whoever waits.
 """
+
+from math import inf
 
 LEAD_S = 0.1
 """Of compute, in iterations of average length that are planned and have not ended."""
@@ -31,6 +35,7 @@ class PlanLead:
         self._stages = 1
         self._iteration_s = 0.0
         """Average seconds of an iteration's compute; 0: none has ended so far."""
+        self._recalled_s = -inf
 
     def calibrate(self, stage_count: int) -> None:
         """A worker of so many pipeline stages joined."""
@@ -52,9 +57,14 @@ class PlanLead:
         """So many plans are under way whenever jobs can run."""
         return self._fixed or self._stages + 1
 
-    def most(self, jobs: int) -> int:
+    def recalled(self, now_s: float) -> None:
+        """Plans were recalled."""
+        self._recalled_s = now_s
+
+    def most(self, jobs: int, now_s: float) -> int:
         """So many may be, with that many jobs in the system."""
         if not self.looks_ahead or self._iteration_s == 0.0:
             return self.least
         bound = MOST_AHEAD_ALONE if jobs == 1 else MOST_AHEAD
-        return max(self.least, min(bound, int(LEAD_S / self._iteration_s)))
+        lead_s = min(LEAD_S, now_s - self._recalled_s)
+        return max(self.least, min(bound, int(lead_s / self._iteration_s)))

@@ -15,7 +15,8 @@ from services.domain.errors import ProtocolError
 from services.domain.ids import PlanNumber
 from services.domain.protocol import Recalled
 from services.scheduler.job import RESIDENT
-from services.scheduler.machine.iterations import Flight, Iterations
+from services.scheduler.machine.flight import Flight
+from services.scheduler.machine.iterations import Iterations
 from services.scheduler.machine.ranking import Ranking
 from services.scheduler.scheduler_config import SchedulerConfig
 
@@ -63,7 +64,7 @@ class Recalls:
         iterations = self._iterations
         if not iterations.is_recalling:
             raise ProtocolError(f"the worker gave back its plans from {first_number} on, but was not asked for any")
-        iterations.is_recalling = False
+        iterations.recalled(now_s)
         told: list[Recalled] = []
         flights = iterations.unfinished
         while first_number is not None and flights and flights[-1].plan_number >= first_number:

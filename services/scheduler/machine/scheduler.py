@@ -350,7 +350,7 @@ class Scheduler:
         iterations = self.iterations
         if (first := self.recalls.due()) is not None:
             self._out.append(RecallPlans(self.epoch, first))
-        while iterations.may_plan:
+        while iterations.may_plan(now_s):
             flight = iterations.make(now_s)
             if flight is None:
                 return

@@ -29,16 +29,16 @@ from tests.scheduler.machine.short_iterations import SHORT_S, short_iterations, 
 )
 def test_so_many_iterations_are_planned_as_take_the_lead_but_never_less_than_two(iteration_s: float, most: int) -> None:
     lead = PlanLead(None)
-    assert lead.most(2) == lead.least == 2
+    assert lead.most(2, 0.0) == lead.least == 2
     for _ in range(100):
         lead.finished(iteration_s)
-    assert (lead.most(2), lead.least) == (most, 2)
+    assert (lead.most(2, 0.0), lead.least) == (most, 2)
 
 
 def test_more_are_planned_for_a_job_that_is_alone_because_no_other_waits_for_its_place() -> None:
     lead = PlanLead(None)
     lead.finished(SHORT_S)
-    assert (lead.most(1), lead.most(2)) == (MOST_AHEAD_ALONE, MOST_AHEAD)
+    assert (lead.most(1, 0.0), lead.most(2, 0.0)) == (MOST_AHEAD_ALONE, MOST_AHEAD)
 
 
 def test_one_long_iteration_among_short_ones_does_not_end_the_lead() -> None:
@@ -46,27 +46,34 @@ def test_one_long_iteration_among_short_ones_does_not_end_the_lead() -> None:
     for _ in range(100):
         lead.finished(SHORT_S)
     lead.finished(LEAD_S / 2)
-    assert lead.most(2) == MOST_AHEAD
+    assert lead.most(2, 0.0) == MOST_AHEAD
+
+
+def test_after_a_recall_the_lead_is_no_longer_than_the_time_since_then() -> None:
+    lead = PlanLead(None)
+    lead.finished(SHORT_S)
+    lead.recalled(10.0)
+    assert [lead.most(2, 10.0 + SHORT_S * ahead) for ahead in (0.5, 5.5, 90.0)] == [2, 5, MOST_AHEAD]
 
 
 def test_a_fixed_number_stays_whatever_iterations_take() -> None:
     lead = PlanLead(3)
     lead.finished(SHORT_S)
-    assert (lead.most(1), lead.least) == (3, 3)
+    assert (lead.most(1, 0.0), lead.least) == (3, 3)
 
 
 def test_stages_of_a_pipeline_get_one_plan_each_and_one_more() -> None:
     lead = PlanLead(None)
     lead.calibrate(2)
     lead.finished(SHORT_S)
-    assert (lead.most(1), lead.least) == (3, 3)
+    assert (lead.most(1, 0.0), lead.least) == (3, 3)
 
 
 def test_a_new_worker_begins_without_a_lead() -> None:
     lead = PlanLead(None)
     lead.finished(SHORT_S)
     lead.calibrate(1)
-    assert lead.most(1) == 2
+    assert lead.most(1, 0.0) == 2
 
 
 # --- the scheduler ---------------------------------------------------------------------------------------------------
@@ -153,10 +160,10 @@ def test_who_ends_early_is_released_when_the_plans_ahead_have_ended() -> None:
 def test_a_worker_of_several_stages_that_joins_ends_the_lead() -> None:
     machine = short_iterations(A)
     machine.turn(WorkerJoined(Epoch(EPOCH + 1), 100_000, 4000, COST, 2), KvConnected())
-    assert machine.scheduler.iterations.lead.most(1) == 3
+    assert machine.scheduler.iterations.lead.most(1, 0.0) == 3
 
 
 def test_a_worker_that_joins_again_is_measured_anew() -> None:
     machine = short_iterations(A)
     machine.turn(joined(epoch=EPOCH + 1))
-    assert machine.scheduler.iterations.lead.most(1) == 2
+    assert machine.scheduler.iterations.lead.most(1, 0.0) == 2

@@ -62,12 +62,20 @@ def test_who_comes_to_the_device_runs_after_the_plans_that_the_worker_keeps() ->
     machine, ahead = recalling()
     made = plans(machine.turn(given_back(ahead[3])))
     last = ahead[2].entries[0].to_token
-    assert [entries(plan) for plan in made[:3]] == [
+    assert [entries(plan) for plan in made] == [
         [(A, last, last + 1), (B, 0, 10)],
         [(A, last + 1, last + 2), (B, 10, 11)],
-        [(A, last + 2, last + 3), (B, 11, 12)],
     ]
-    assert under_way(machine) == MOST_AHEAD
+
+
+def test_the_lead_is_short_after_a_recall_and_grows_with_the_time_since_then() -> None:
+    machine, ahead = recalling()
+    machine.turn(given_back(ahead[3]))
+    assert under_way(machine) == 3 + LEAST
+    machine.turn(machine.result(ahead[0], duration_s=SHORT_S), at_s=machine.now_s + 5.5 * SHORT_S)
+    assert under_way(machine) == 2 + 5
+    machine.turn(machine.result(ahead[1], duration_s=SHORT_S), at_s=machine.now_s + 100.0 * SHORT_S)
+    assert under_way(machine) == 1 + MOST_AHEAD
 
 
 def test_no_plan_is_made_before_the_worker_has_answered() -> None:
@@ -93,10 +101,11 @@ def test_plans_that_come_back_are_made_again_with_other_numbers() -> None:
 
 def test_a_worker_that_has_begun_them_all_gives_back_none_and_they_end_as_ever() -> None:
     machine, ahead = recalling()
-    assert plans(machine.turn(given_back(None))) == []
+    made = plans(machine.turn(given_back(None)))
+    assert [B in shape(plan) for plan in made] == [True] * LEAST
     for plan in ahead:
         machine.turn(machine.result(plan, duration_s=SHORT_S))
-    assert B in shape(waiting(machine)[0])
+    assert waiting(machine)[0] == made[0]
 
 
 @pytest.mark.parametrize("kept", [LEAST, 5, MOST_AHEAD_ALONE])
@@ -124,7 +133,7 @@ def test_a_fixed_number_of_plans_in_flight_is_not_recalled() -> None:
 def test_a_prefill_is_not_put_off_by_those_that_come_after_it() -> None:
     machine, ahead = recalling()
     starting = plans(machine.turn(given_back(ahead[3])))
-    machine.turn(Submit(C, 10, 100))
+    machine.turn(Submit(C, 10, 100), at_s=machine.now_s + 100.0 * SHORT_S)
     assert recalls(machine.turn(resident(C))) == [RecallPlans(EPOCH, starting[1].plan_number)], "behind B's prefill"
 
 
