@@ -223,9 +223,9 @@ def plan_while_recalling(patch: pytest.MonkeyPatch) -> None:
     original = Iterations.may_plan
 
     def may_plan(self: Iterations, now_s: float) -> bool:
-        recalling, self.is_recalling = self.is_recalling, False
+        recalled_from, self.recalled_from = self.recalled_from, None
         may = original(self, now_s)
-        self.is_recalling = recalling
+        self.recalled_from = recalled_from
         return may
 
     patch.setattr(Iterations, "may_plan", may_plan)

@@ -34,7 +34,7 @@ def check(scheduler: "Scheduler") -> None:
     assert all(job.in_flight for job in draining), "consent that could be given was not"
     assert {job.job_id for job in draining} == {job.job_id for job in jobs if job.state is JobState.DRAINING}
     unfinished, lead = scheduler.iterations.unfinished, scheduler.iterations.lead
-    # Those that a worker keeps when others are recalled come on top.
+    # Those that a worker had begun when others were recalled come on top.
     assert len(unfinished) <= (2 * MOST_AHEAD_ALONE if lead.looks_ahead else lead.least)
     assert all(0 < len(flight.parts) <= scheduler.config.max_batch for flight in unfinished)
     assert scheduler.admission.queued_jobs == len(living)
@@ -44,7 +44,7 @@ def check(scheduler: "Scheduler") -> None:
     assert lending.held_tokens == sum(job.held_tokens for job in jobs)
     assert scheduler.admission.queued_tokens == sum(job.prompt_tokens + job.max_tokens for job in living)
     if scheduler.linked and any(scheduler.iterations.candidates()) and scheduler.policy.closed_level is None:
-        enough = len(unfinished) >= lead.least or scheduler.iterations.is_recalling
+        enough = len(unfinished) >= lead.least or scheduler.iterations.recalled_from is not None
         assert enough, "a job can run but is not planned"
     if by_rank:
         top = scheduler.ranking.top
@@ -119,7 +119,7 @@ def state_key(scheduler: "Scheduler") -> tuple[object, ...]:
         tuple(job.job_id for job in sorted(jobs, key=lambda job: job.place)),
         None if top is None else (top.job_id, scheduler.ranking.top_ran),
         scheduler.idle_step_left,
-        iterations.is_recalling,
+        iterations.recalled_from is not None and iterations.next_plan - iterations.recalled_from,
         iterations.plans_ahead,
         scheduler.recalls.has_news,
         iterations.lead.most(1, inf),

@@ -64,10 +64,10 @@ class Iterations:
         counters: SchedulerCounters,
     ) -> None:
         self.unfinished: deque[Flight] = deque()
-        self.is_recalling = False
-        """The worker was asked for plans that it has not begun, and has not answered: no plan is made (rule 42)."""
+        self.recalled_from: PlanNumber | None = None
+        """The worker was asked for its plans from this number on, and has not answered: no plan is made (rule 42)."""
         self._first_since_recall = 0
-        """The number of the first plan since the last recall: those before it have been begun, and do not count."""
+        """The number of a plan before which all have been begun, as the worker's answer to a recall has shown."""
         self.running: dict[JobId, Job] = {}
         """Jobs of the running batch and those sitting out, in the order in which they joined it."""
         self._config = config
@@ -94,14 +94,14 @@ class Iterations:
 
     @property
     def plans_ahead(self) -> int:
-        """Plans under way, without those that the worker kept when others were recalled."""
+        """Plans under way, without those that are known to have been begun."""
         return min(len(self.unfinished), self._next_plan - self._first_since_recall)
 
     def may_plan(self, now_s: float) -> bool:
         """Whether one more plan may be under way. Beyond the least number of them one is made only while the batch goes
         on as it is: none of its jobs waits for blocks, nor does one that could join it.
         """
-        if self.is_recalling:
+        if self.recalled_from is not None:
             return False
         under_way = self.plans_ahead
         if under_way < self.lead.least:
@@ -201,10 +201,11 @@ class Iterations:
             if job.is_guided and from_token == 0:
                 may_wait.append(job_id)
                 job.cut_plan = number
-            is_decode = tokens == 1 and from_token >= job.prompt_tokens and to_token == job.expected_tokens
+            samples = to_token == job.expected_tokens
+            is_decode = samples and tokens == 1 and from_token >= job.prompt_tokens
             if not is_decode or job.promoted or job.lent_to_token is not None:
                 is_sure = True
-            if to_token == job.expected_tokens:
+            if samples:
                 sampling.append(job_id)
                 job.expected_tokens = to_token + 1
             if not self.plannable(job):
@@ -274,10 +275,14 @@ class Iterations:
         self._counters.generation_tokens += len(emits)
         return outcome
 
-    def recalled(self, now_s: float) -> None:
-        """The worker has given back what it has not begun."""
-        self.is_recalling = False
-        self._first_since_recall = self._next_plan
+    def recalled(self, first_number: PlanNumber | None, now_s: float) -> None:
+        """The worker gave back what it has not begun of the plans that it was asked for. If it kept one of these, it
+        has begun that and all before; else nobody knows how many of the others wait.
+        """
+        assert self.recalled_from is not None, "nothing was asked for"
+        if first_number is None or first_number > self.recalled_from:
+            self._first_since_recall = self._next_plan
+        self.recalled_from = None
         self.lead.recalled(now_s)
 
     def undo_last(self, now_s: float) -> PlanNumber:
@@ -306,7 +311,7 @@ class Iterations:
     def void(self) -> None:
         """The worker is gone, and its plans with it."""
         self.unfinished.clear()
-        self.is_recalling = False
+        self.recalled_from = None
         self.running.clear()
         self.passed_over.clear()
 

@@ -39,7 +39,7 @@ class PlanLead:
 
     def calibrate(self, stage_count: int) -> None:
         """A worker of so many pipeline stages joined."""
-        self._stages, self._iteration_s = stage_count, 0.0
+        self._stages, self._iteration_s, self._recalled_s = stage_count, 0.0, -inf
 
     def finished(self, duration_s: float) -> None:
         """An iteration ended; its compute took `duration_s` seconds."""

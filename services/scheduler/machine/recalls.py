@@ -34,19 +34,16 @@ class Recalls:
         """The first of the plans to be recalled now, with all behind it; None: nothing is. O(batch + plans)."""
         iterations = self._iterations
         flights = iterations.unfinished
-        if not self.has_news or iterations.is_recalling:
+        if not self.has_news or iterations.recalled_from is not None:
             return None
         self.has_news = False
-        if len(flights) <= iterations.lead.least or not self._is_changed(flights[-1]):
+        least = iterations.lead.least
+        if len(flights) <= least or not self._is_changed(flights[-1]):
             return None
-        kept = iterations.lead.least
-        for place, flight in enumerate(flights):
-            if flight.is_sure:
-                kept = max(kept, place + 1)
-        if kept >= len(flights):
-            return None
-        iterations.is_recalling = True
-        return flights[kept].plan_number
+        kept = max([least, *(place + 1 for place, flight in enumerate(flights) if flight.is_sure)])
+        if kept < len(flights):
+            iterations.recalled_from = flights[kept].plan_number
+        return iterations.recalled_from
 
     def _is_changed(self, last: Flight) -> bool:
         """Whether the next batch should be another one than that of the last plan: one of its jobs has ended or is to
@@ -59,16 +56,16 @@ class Recalls:
 
     def given_back(self, first_number: PlanNumber | None, now_s: float) -> list[Recalled]:
         """The worker gave back its plans from this number on, or none; the KV manager is to know. Raises ProtocolError
-        if none were asked for, or one that must be run is among them.
+        if it was not asked for any, or not for all of them.
         """
         iterations = self._iterations
-        if not iterations.is_recalling:
+        if iterations.recalled_from is None:
             raise ProtocolError(f"the worker gave back its plans from {first_number} on, but was not asked for any")
-        iterations.recalled(now_s)
+        if first_number is not None and first_number < iterations.recalled_from:
+            raise ProtocolError(f"the worker gave back plan {first_number}, which was not recalled")
+        iterations.recalled(first_number, now_s)
         told: list[Recalled] = []
         flights = iterations.unfinished
         while first_number is not None and flights and flights[-1].plan_number >= first_number:
-            if flights[-1].is_sure:
-                raise ProtocolError(f"the worker gave back plan {flights[-1].plan_number}, which was not recalled")
             told.append(Recalled(iterations.undo_last(now_s)))
         return told
