@@ -71,21 +71,22 @@ class OneRank:
         self._plans.put(plan)
 
     def recall(self, first_plan_number: PlanNumber) -> None:
-        first: PlanNumber | None = None
+        given_back: list[PlanNumber] = []
         with self._counts:
-            # Those that the stepping thread has not seen go back to where it may wait for them.
-            unseen: deque[Plan | None] = deque()
+            while len(self._at_hand) > self._begun and self._at_hand[-1].plan_number >= first_plan_number:
+                given_back.append(self._at_hand.pop().plan_number)
+            # What the stepping thread has not seen and is to stay goes back to where that may wait for it.
+            unseen: list[Plan | None] = []
             with contextlib.suppress(queue.Empty):
                 while True:
                     unseen.append(self._plans.get_nowait())
-            for plans, begun in ((unseen, 0), (self._at_hand, self._begun)):
-                while len(plans) > begun and (last := plans[-1]) is not None and last.plan_number >= first_plan_number:
-                    plans.pop()
-                    first = last.plan_number
             for plan in unseen:
-                self._plans.put(plan)
+                if plan is None or plan.plan_number < first_plan_number:
+                    self._plans.put(plan)
+                else:
+                    given_back.append(plan.plan_number)
         if self._hears is not None:
-            self._hears.gave_back(PlansGivenBack(self._epoch, first))
+            self._hears.gave_back(PlansGivenBack(self._epoch, min(given_back, default=None)))
 
     def take_command(self, command: KvToWorker) -> None:
         """Raises ProtocolError for a command that can't be right."""

@@ -63,8 +63,8 @@ class Instance:
     may end before max_tokens. kills: times that the worker may die; of a group of ranks, times that one of them may die
     that is not the leader. breaks: times that the stream between scheduler and KV manager may break. waits: times that
     the starvation limit may pass. passes: times that a guide may not be ready. merged_turns: a machine may also find
-    what waits from both its peers in one turn. plans_ahead: how many of
-    `plans_in_flight` may be recalled. stages, ranks_per_stage: the worker is a group of as many ranks.
+    what waits from both its peers in one turn. plans_ahead: how many of `plans_in_flight` may be recalled. stages,
+    ranks_per_stage: the worker is a group of as many ranks.
     """
 
     jobs: tuple[JobSize, ...]

@@ -2,20 +2,27 @@
 
 import asyncio
 
+from tests.worker.fake_scheduler_for_worker import SchedulerStream
 from tests.worker.worker_rig import Rig, entry
 from tests.worker.worker_stream import LIMIT_S
 
 
-async def test_half_of_the_plans_at_hand_are_offered_to_one_call_and_each_is_run_once(rig: Rig) -> None:
+async def at_hand(rig: Rig, count: int) -> SchedulerStream:
+    """So many plans are sent: the first is being run until the engine may go on, all others are at hand."""
     scheduler, _ = await rig.next_epoch()
-    engine = rig.engine
-    engine.go_on.clear()
-    scheduler.send_plan(1, entry())
-    assert await asyncio.to_thread(engine.started.wait, LIMIT_S)
-    for number in range(2, 11):
+    rig.engine.go_on.clear()
+    for number in range(1, count + 1):
         scheduler.send_plan(number, entry())
-    for _ in range(10):
-        assert await asyncio.to_thread(engine.seen_plans.acquire, timeout=LIMIT_S)
+        if number == 1:
+            assert await asyncio.to_thread(rig.engine.started.wait, LIMIT_S)
+    for _ in range(count):
+        assert await asyncio.to_thread(rig.engine.seen_plans.acquire, timeout=LIMIT_S)
+    return scheduler
+
+
+async def test_half_of_the_plans_at_hand_are_offered_to_one_call_and_each_is_run_once(rig: Rig) -> None:
+    scheduler = await at_hand(rig, 10)
+    engine = rig.engine
     engine.go_on.set()
     results = [await scheduler.next_result() for _ in range(10)]
     assert [one.result.plan_number for one in results] == list(range(1, 11))
@@ -24,11 +31,7 @@ async def test_half_of_the_plans_at_hand_are_offered_to_one_call_and_each_is_run
 
 
 async def test_plans_that_are_not_begun_are_given_back(rig: Rig) -> None:
-    scheduler, _ = await rig.next_epoch()
-    rig.engine.go_on.clear()
-    for number in range(1, 6):
-        scheduler.send_plan(number, entry())
-    await asyncio.to_thread(rig.engine.started.wait, LIMIT_S)
+    scheduler = await at_hand(rig, 5)
     scheduler.send_recall(1)
     assert await scheduler.next_given_back() == (scheduler.epoch, 2), "the first is being run"
     scheduler.send_plan(6, entry())
@@ -37,11 +40,7 @@ async def test_plans_that_are_not_begun_are_given_back(rig: Rig) -> None:
 
 
 async def test_no_more_plans_are_given_back_than_were_recalled(rig: Rig) -> None:
-    scheduler, _ = await rig.next_epoch()
-    rig.engine.go_on.clear()
-    for number in range(1, 6):
-        scheduler.send_plan(number, entry())
-    await asyncio.to_thread(rig.engine.started.wait, LIMIT_S)
+    scheduler = await at_hand(rig, 5)
     scheduler.send_recall(5)
     assert await scheduler.next_given_back() == (scheduler.epoch, 5)
     rig.engine.go_on.set()
@@ -49,12 +48,7 @@ async def test_no_more_plans_are_given_back_than_were_recalled(rig: Rig) -> None
 
 
 async def test_plans_that_are_run_in_one_call_are_begun(rig: Rig) -> None:
-    scheduler, _ = await rig.next_epoch()
-    rig.engine.go_on.clear()
-    for number in range(1, 11):
-        scheduler.send_plan(number, entry())
-    for _ in range(10):
-        assert await asyncio.to_thread(rig.engine.seen_plans.acquire, timeout=LIMIT_S)
+    scheduler = await at_hand(rig, 10)
     rig.engine.held_call = 1
     rig.engine.go_on.set()
     assert await asyncio.to_thread(rig.engine.is_held.wait, LIMIT_S)

@@ -59,11 +59,10 @@ StartServer = Callable[[Sequence[str], Path], AbstractAsyncContextManager[Server
 RunsOfPair = Mapping[PolicyPair, list[Result]]
 """The results of each pair's runs, in the order of the passes that it took part in."""
 
-SHAPE = Workload(jobs=300, rate=1.0, cv=4.0, theta=1.35, max_prompt_tokens=512, max_output_tokens=768, seed=1)
+SHAPE = Workload(jobs=120, rate=1.0, cv=4.0, theta=1.35, max_prompt_tokens=512, max_output_tokens=768, seed=1)
 NEED = Need(load=0.9, least_jobs=400, least_s=17.0, pool_tokens=DEVICE_TOKENS, pools_in_peak=4.0)
 """The peak need is estimated before the run and sometimes comes out lower; four pools make sure of three."""
 WARM_UP_JOBS = 30
-SATURATING_JOBS = 120
 PROBE_TOKENS, SLOW_PREFILL_S = 512, 0.025
 """A machine is slow if a core takes longer for such a prefill of the bundled model: 0.05 s with AVX2 alone, 0.01 s with
 AVX-512's bfloat16.
@@ -176,7 +175,7 @@ async def run(
         servers = await start_servers(stack, stage, model, start)
         for pair, address in servers.items():
             await saturate(address, WARM_UP_JOBS, f"warm-up of {pair.name}")
-        sustained = {pair.kv_policy: await saturate(servers[pair], SATURATING_JOBS, pair.name) for pair in FCFS}
+        sustained = {pair.kv_policy: await saturate(servers[pair], SHAPE.jobs, pair.name) for pair in FCFS}
         loaded = loaded_trace(SHAPE, max(sustained.values()), need)
         write_lines(stage.out / "trace.jsonl", [trace_line(job) for job in loaded.jobs])
         stage.console.print(describe(model, loaded, sustained))

@@ -191,6 +191,19 @@ async def test_waiting_for_a_plan_counts_while_jobs_are_unfinished_and_no_plan_i
         assert (await rig.result()).counters.plan_wait_s == 2.0
 
 
+async def test_a_recalled_plan_that_waits_for_a_token_of_the_last_stage_is_given_back_and_not_run() -> None:
+    async with rig_with() as rig:
+        other = await rig.formed()
+        other.engine.go_on.clear()
+        for one in (plan(1, prefill(2)), plan(2, decode(2)), plan(3, decode(3))):
+            rig.group.take_plan(one)
+        rig.group.recall(PlanNumber(2))
+        assert rig.heard.given_back.get_nowait() == (EPOCH, 2)
+        rig.group.take_plan(plan(4, decode(2)))
+        other.engine.go_on.set()
+        assert [(await rig.result()).result.plan_number for _ in range(2)] == [1, 4]
+
+
 async def test_a_copy_is_done_when_it_has_ended_on_every_rank() -> None:
     async with rig_with() as rig:
         other = await rig.formed()
