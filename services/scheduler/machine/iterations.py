@@ -66,7 +66,7 @@ class Iterations:
         self.unfinished: deque[Flight] = deque()
         self.recalled_from: PlanNumber | None = None
         """The worker was asked for its plans from this number on, and has not answered: no plan is made (rule 42)."""
-        self._first_since_recall = 0
+        self._begun_before = 0
         """The number of a plan before which all have been begun, as the worker's answer to a recall has shown."""
         self.running: dict[JobId, Job] = {}
         """Jobs of the running batch and those sitting out, in the order in which they joined it."""
@@ -95,7 +95,7 @@ class Iterations:
     @property
     def plans_ahead(self) -> int:
         """Plans under way, without those that are known to have been begun."""
-        return min(len(self.unfinished), self._next_plan - self._first_since_recall)
+        return min(len(self.unfinished), self._next_plan - self._begun_before)
 
     def may_plan(self, now_s: float) -> bool:
         """Whether one more plan may be under way. Beyond the least number of them one is made only while the batch goes
@@ -126,7 +126,7 @@ class Iterations:
         self.lead.calibrate(stage_count)
         self._policy.paced(self._pace.factor)
         self.stage_count = stage_count
-        self._next_plan = self._first_since_recall = 0
+        self._next_plan = self._begun_before = 0
 
     def plannable(self, job: Job) -> bool:
         """Rules 1 and 2: the job is resident, has a token left that is not under way, and has capacity for its next
@@ -281,7 +281,7 @@ class Iterations:
         """
         assert self.recalled_from is not None, "nothing was asked for"
         if first_number is None or first_number > self.recalled_from:
-            self._first_since_recall = self._next_plan
+            self._begun_before = self._next_plan
         self.recalled_from = None
         self.lead.recalled(now_s)
 

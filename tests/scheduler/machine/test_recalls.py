@@ -206,9 +206,7 @@ def test_plans_that_were_not_asked_for_are_refused() -> None:
 def test_plans_that_were_not_recalled_are_refused() -> None:
     machine, ahead = recalling()
     starting = plans(machine.turn(given_back(ahead[3])))
-    machine.turn(
-        Submit(C, 10, 100),
-    )
+    machine.turn(Submit(C, 10, 100))
     machine.turn(resident(C))
     with pytest.raises(ProtocolError, match=f"plan {starting[0].plan_number}, which was not recalled"):
         machine.turn(given_back(starting[0]))
