@@ -14,7 +14,7 @@ MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 TELLING_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
 """CPU features that decide how fast a model runs."""
 _INSTRUCTION_SETS = (("amx_bf16", "amx"), ("avx512_bf16", "avx512-bf16"), ("avx512f", "avx512"), ("avx2", "avx2"))
-"""By what they are told, the best one first. A virtual machine's processor may have the name of several kinds."""
+"""By what they are told, the best one first."""
 
 _NO_NAME = re.compile(r"\((r|tm)\)|@.*|\b(cpu|processor|\d+-core)\b", re.IGNORECASE)
 
@@ -28,11 +28,14 @@ def cpu_field(text: str, name: str) -> str | None:
     return None
 
 
-def slug(cpu_model: str, flags: Sequence[str], cores: int) -> str:
-    """The name of a folder of results: `cpu-amd-epyc-avx2-2c`."""
+def slug(cpu_model: str, generation: Sequence[str | None], flags: Sequence[str], cores: int) -> str:
+    """The name of a folder of results: `cpu-amd-epyc-25-1-avx2-2c`. `generation` is the processor's family and model:
+    in a virtual machine several generations may have one name, and one may compute twice as fast as another.
+    """
     words = re.findall(r"[a-z0-9]+", _NO_NAME.sub(" ", cpu_model).lower())
     best = [name for flag, name in _INSTRUCTION_SETS if flag in flags][:1]
-    return "-".join(["cpu", *(words or ["unknown"]), *best, f"{cores}c"])
+    numbers = [number for number in generation if number is not None]
+    return "-".join(["cpu", *(words or ["unknown"]), *numbers, *best, f"{cores}c"])
 
 
 def cores() -> int:
@@ -60,6 +63,11 @@ def _cpu_info() -> str:
     return CPU_INFO.read_text() if CPU_INFO.exists() else ""
 
 
+def _cpu_numbers(*names: str) -> list[str | None]:
+    text = _cpu_info()
+    return [cpu_field(text, name) for name in names]
+
+
 def _cpu_model() -> str:
     return cpu_field(_cpu_info(), "model name") or platform.processor() or platform.machine()
 
@@ -72,10 +80,10 @@ def _telling_flags() -> list[str]:
 
 def describe() -> dict[str, object]:
     """The properties of the machine that its figures depend on."""
-    text, memory = _cpu_info(), memory_bytes()
+    memory = memory_bytes()
     return {
         "cpu": _cpu_model(),
-        "cpu_family_model_stepping": [cpu_field(text, name) for name in ("cpu family", "model", "stepping")],
+        "cpu_family_model_stepping": _cpu_numbers("cpu family", "model", "stepping"),
         "flags": _telling_flags(),
         "cores": cores(),
         "memory_gib": None if memory is None else round(memory / 2**30, 1),
@@ -88,4 +96,4 @@ def describe() -> dict[str, object]:
 
 def hardware() -> str:
     """The folder of this machine's results."""
-    return slug(_cpu_model(), _telling_flags(), cores())
+    return slug(_cpu_model(), _cpu_numbers("cpu family", "model"), _telling_flags(), cores())

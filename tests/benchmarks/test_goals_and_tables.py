@@ -30,24 +30,26 @@ MACHINE = {
 
 
 @pytest.mark.parametrize(
-    ("model", "flags", "cores", "name"),
+    ("model", "generation", "flags", "cores", "name"),
     [
-        ("AMD EPYC", ["fma", "avx2"], 2, "cpu-amd-epyc-avx2-2c"),
-        ("AMD EPYC", ["avx2", "avx512f", "avx512_bf16"], 2, "cpu-amd-epyc-avx512-bf16-2c"),
+        ("AMD EPYC", ["25", "1"], ["fma", "avx2"], 2, "cpu-amd-epyc-25-1-avx2-2c"),
+        ("AMD EPYC", ["25", "17"], ["avx2", "avx512f", "avx512_bf16"], 2, "cpu-amd-epyc-25-17-avx512-bf16-2c"),
+        ("AMD EPYC", ["26", "2"], ["avx2", "avx512f", "avx512_bf16"], 2, "cpu-amd-epyc-26-2-avx512-bf16-2c"),
         (
             "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz",
+            ["6", "143"],
             ["avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16"],
             4,
-            "cpu-intel-xeon-platinum-8481c-amx-4c",
+            "cpu-intel-xeon-platinum-8481c-6-143-amx-4c",
         ),
-        ("AMD EPYC 7B13 64-Core Processor", ["avx512f", "avx2"], 8, "cpu-amd-epyc-7b13-avx512-8c"),
-        ("", [], 1, "cpu-unknown-1c"),
+        ("AMD EPYC 7B13 64-Core Processor", ["25", "1"], ["avx512f", "avx2"], 8, "cpu-amd-epyc-7b13-25-1-avx512-8c"),
+        ("", [None, None], [], 1, "cpu-unknown-1c"),
     ],
 )
 def test_a_folder_of_results_is_named_after_processor_instruction_set_and_cores(
-    model: str, flags: list[str], cores: int, name: str
+    model: str, generation: list[str | None], flags: list[str], cores: int, name: str
 ) -> None:
-    assert slug(model, flags, cores) == name
+    assert slug(model, generation, flags, cores) == name
 
 
 def test_a_field_of_the_processor_is_its_first_value() -> None:
