@@ -63,9 +63,9 @@ def _cpu_info() -> str:
     return CPU_INFO.read_text() if CPU_INFO.exists() else ""
 
 
-def _cpu_numbers(*names: str) -> list[str | None]:
+def _family_model_stepping() -> list[str | None]:
     text = _cpu_info()
-    return [cpu_field(text, name) for name in names]
+    return [cpu_field(text, name) for name in ("cpu family", "model", "stepping")]
 
 
 def _cpu_model() -> str:
@@ -83,7 +83,7 @@ def describe() -> dict[str, object]:
     memory = memory_bytes()
     return {
         "cpu": _cpu_model(),
-        "cpu_family_model_stepping": _cpu_numbers("cpu family", "model", "stepping"),
+        "cpu_family_model_stepping": _family_model_stepping(),
         "flags": _telling_flags(),
         "cores": cores(),
         "memory_gib": None if memory is None else round(memory / 2**30, 1),
@@ -96,4 +96,4 @@ def describe() -> dict[str, object]:
 
 def hardware() -> str:
     """The folder of this machine's results."""
-    return slug(_cpu_model(), _cpu_numbers("cpu family", "model"), _telling_flags(), cores())
+    return slug(_cpu_model(), _family_model_stepping()[:2], _telling_flags(), cores())

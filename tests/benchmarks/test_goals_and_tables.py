@@ -46,7 +46,7 @@ MACHINE = {
         ("", [None, None], [], 1, "cpu-unknown-1c"),
     ],
 )
-def test_a_folder_of_results_is_named_after_processor_instruction_set_and_cores(
+def test_a_folder_of_results_is_named_after_processor_generation_instruction_set_and_cores(
     model: str, generation: list[str | None], flags: list[str], cores: int, name: str
 ) -> None:
     assert slug(model, generation, flags, cores) == name

@@ -34,7 +34,8 @@ _STYLE: dict[Any, Any] = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "font.size": 10,
-    "legend.frameon": False,
+    "legend.framealpha": 0.85,
+    "legend.edgecolor": "none",
 }
 
 
@@ -80,7 +81,7 @@ def _cdf(axes: Axes, runs: Sequence[PicturedRun], title: str, field: str, values
     axes.set_xlabel("seconds (log)")
     axes.set_ylabel("share of jobs")
     axes.set_title(title)
-    axes.legend(loc="lower right", fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none")
+    axes.legend(loc="lower right", fontsize=8.5)
 
 
 def draw_latency(runs: Sequence[PicturedRun], path: Path) -> None:
