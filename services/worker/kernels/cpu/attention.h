@@ -4,19 +4,19 @@
 // -------------------
 // A unit of work is a few query rows of one sequence and one kv head, with all query heads that share it; or, if there
 // is one row, several kv heads, whose keys lie side by side in memory. It walks the keys in chunks of 64 positions,
-// counted from position 0, and packs each chunk of K and V like a panel of weights, so that scores and weighted values
-// are the products of products.h. The softmax is taken chunk by chunk: the greatest
-// score so far, the sum of exponentials and the weighted values are corrected whenever a greater one comes.
+// counted from position 0 (chunks.h). The softmax is taken chunk by chunk: the greatest score so far, the sum of
+// exponentials and the weighted values are corrected whenever a greater one comes.
 //
-// A decode is the same with a single row. So every row takes the same chunks in the same way wherever it is computed;
-// a chunk that a row does not look at changes nothing.
+// Many rows share what is packed of a chunk. A decode has a single row, for which K and V are read where they lie, and
+// mostly waits for them: while it computes a chunk it fetches the next one, and with the last chunk the first one of the
+// unit that is likely to be this thread's next. But every row takes the same chunks, and every sum its numbers, in the
+// same order wherever it is computed; a chunk or a position that a row does not look at changes nothing.
 #pragma once
-#include "products.h"
+#include "chunks.h"
 #include "rows.h"
 
 namespace INSTRUCTION_SET {
 
-constexpr int64_t CHUNK = PANEL;          // positions
 constexpr int64_t MOST_HEAD_SIZE = 1024;
 constexpr int64_t UNIT_QUERIES = 96;    // rows times heads of a unit, if it has more than one of both
 
@@ -90,129 +90,23 @@ struct Pages {
   }
 };
 
-// Brings rows of several heads near, K and V.
+// The chunk of the first position that a unit looks at.
+static inline int64_t first_chunk(const QueryRows& rows, int64_t window) {
+  return (window > 0 && rows.position >= window ? rows.position - window + 1 : 0) / CHUNK * CHUNK;
+}
+
+// Rows and where the positions of their sequence are.
 template <class T>
-static void fetch_rows(const T* const* keys, int64_t numbers, int64_t values_after_keys) {
-  for (int64_t n = 0; n < CHUNK; ++n) {
-    for (int64_t at = 0; at < numbers; at += 64 / static_cast<int64_t>(sizeof(T))) {
-      _mm_prefetch(reinterpret_cast<const char*>(keys[n] + at), _MM_HINT_T1);
-      _mm_prefetch(reinterpret_cast<const char*>(keys[n] + values_after_keys + at), _MM_HINT_T1);
-    }
-  }
-}
+struct PlacedRows {
+  QueryRows rows;
+  Pages<T> pages;
 
-// Packs K of a chunk.
-template <class T>
-static void pack_keys(const T* const* keys, int64_t head_size, uint32_t* out) {
-  const int64_t words = words_of<T>(head_size);
-  for (int64_t group = 0; group < CHUNK; group += 16) {
-    const uint32_t* rows[16];
-    for (int64_t r = 0; r < 16; ++r) rows[r] = reinterpret_cast<const uint32_t*>(keys[group + r]);
-    int64_t word = 0;
-    for (; word + 16 <= words; word += 16) transpose_words(rows, word, out + word * CHUNK + group, CHUNK);
-    for (; word < words; ++word) {
-      for (int64_t r = 0; r < 16; ++r) std::memcpy(out + word * CHUNK + group + r, rows[r] + word, sizeof(uint32_t));
-    }
+  // Of its first chunk.
+  void find_keys(int64_t window, const T* zero, const T** keys) const {
+    const int64_t start = first_chunk(rows, window);
+    pages.find_keys(start, rows.position + rows.row_count, zero, keys);
   }
-}
-
-static inline void pack_value_word(const Bfloat16* const* rows, int64_t at, int64_t count, uint32_t* out) {
-  if (count >= LANES) return pair_up(rows[0] + at, rows[1] + at, out);
-  for (int64_t i = 0; i < count; ++i) {
-    out[i] = rows[0][at + i].bits | static_cast<uint32_t>(rows[1][at + i].bits) << 16;
-  }
-}
-static inline void pack_value_word(const float* const* rows, int64_t at, int64_t count, uint32_t* out) {
-  std::memcpy(out, rows[0] + at, (count < LANES ? count : LANES) * sizeof(float));
-}
-
-// Packs V of a chunk: a word is one dimension of one or two positions. Places beyond the head stay 0.
-template <class T>
-static void pack_values(const T* const* values, int64_t head_size, uint32_t* out) {
-  const int64_t words = words_of<T>(CHUNK);
-  for (int64_t word = 0; word < words; ++word) {
-    for (int64_t at = 0; at < head_size; at += LANES) {
-      pack_value_word(values + word * WORD_NUMBERS<T>, at, head_size - at,
-                      out + (at / PANEL * words + word) * PANEL + at % PANEL);
-    }
-  }
-}
-
-// found[r][0..63] += rows r of weights times 64 dimensions of V of a chunk, which is read where it lies. A part is one
-// number.
-template <class T, int ROWS>
-static NOT_INLINED void weighted_tile(const uint32_t* weights, const T* const* values, int64_t at, float* found) {
-  constexpr int VECTORS = vectors_for(ROWS);
-  constexpr int64_t VALUE_WORDS = CHUNK / WORD_NUMBERS<T>;
-  const Multiplicands<T, ROWS> numbers(weights, VALUE_WORDS, VALUE_WORDS);
-  for (int first = 0; first < PANEL; first += VECTORS * LANES) {
-    Sums<ROWS, VECTORS> sum;
-    begin_sums<ROWS, VECTORS>(sum, found + first, false);
-    for (int64_t word = 0; word < VALUE_WORDS; ++word) {
-      for (int part = 0; part < PARTS<T>; ++part) {
-        Words w[VECTORS];
-        const T* from = values[word * PARTS<T> + part] + at + first;
-        for (int v = 0; v < VECTORS; ++v) w[v] = as_words(load_widened(from + v * LANES));
-        add_part<T, ROWS, VECTORS>(sum, numbers, word, part, w);
-      }
-    }
-    write_sums<ROWS, VECTORS>(sum, found + first);
-  }
-}
-
-// Does nothing, and returns false, where V is better packed first: for many rows, for a product of bfloat16, and for heads
-// that are not whole panels.
-template <class T>
-static bool weigh_values(const uint32_t* weights, int64_t rows, const T* const* values, int64_t head_size,
-                         float* found) {
-  if (PARTS<T> != WORD_NUMBERS<T> || rows > 4 || head_size % PANEL != 0) return false;
-  for (int64_t at = 0; at < head_size; at += PANEL, found += rows * PANEL) {
-    switch (rows) {
-      case 1: weighted_tile<T, 1>(weights, values, at, found); break;
-      case 2: weighted_tile<T, 2>(weights, values, at, found); break;
-      case 3: weighted_tile<T, 3>(weights, values, at, found); break;
-      case 4: weighted_tile<T, 4>(weights, values, at, found); break;
-    }
-  }
-  return true;
-}
-
-// Scales the scores of one query, hides what it may not look at, and turns them into weights. Returns the factor of
-// what was found before.
-template <class T>
-static float weigh_scores(float* scores, float scale, int64_t first_seen, int64_t last_seen, float* greatest,
-                          float* total, T* weights) {
-  Vector s[CHUNK / LANES];
-  for (int v = 0; v < CHUNK / LANES; ++v) s[v] = load(scores + v * LANES) * all(scale);
-  if (first_seen > 0 || last_seen < CHUNK - 1) {
-    for (int v = 0; v < CHUNK / LANES; ++v) store(scores + v * LANES, s[v]);
-    for (int64_t i = 0; i < first_seen && i < CHUNK; ++i) scores[i] = -INFINITY;
-    for (int64_t i = last_seen + 1 > 0 ? last_seen + 1 : 0; i < CHUNK; ++i) scores[i] = -INFINITY;
-    for (int v = 0; v < CHUNK / LANES; ++v) s[v] = load(scores + v * LANES);
-  }
-  const float here = greatest_of(greater_of(greater_of(s[0], s[1]), greater_of(s[2], s[3])));
-  const float before = *greatest;
-  const float now = here > before ? here : before;
-  if (now == -INFINITY) {  // nothing seen yet
-    for (int v = 0; v < CHUNK / LANES; ++v) store_rounded(weights + v * LANES, zeros());
-    return 1.0f;
-  }
-  float correction = 1.0f;
-  if (now != before) {
-    float one[LANES];
-    store(one, exponential(all(before - now)));
-    correction = one[0];
-  }
-  Vector sum = zeros();
-  for (int v = 0; v < CHUNK / LANES; ++v) {
-    const Vector weight = exponential(s[v] - all(now));
-    sum = sum + weight;
-    store_rounded(weights + v * LANES, weight);
-  }
-  *greatest = now;
-  *total = *total * correction + sum_of(sum);
-  return correction;
-}
+};
 
 // What is the same for all units of a layer. `queries` and `found` are [row, heads * head size], `row_step` numbers apart.
 template <class T>
@@ -224,45 +118,39 @@ struct AttentionOfLayer {
   int64_t row_step;
 };
 
-// The attention of one unit: `rows`, for `head_count` kv heads from `first_head` on. `pages` are those of the first.
+// The attention of one unit: its rows, for `head_count` kv heads from `first_head` on, which its pages are those of.
 // Until it writes, what it finds is in its own memory.
 template <class T>
 class UnitOfAttention {
  public:
-  UnitOfAttention(const AttentionOfLayer<T>& layer, const Pages<T>& pages, const QueryRows& rows, int64_t first_head,
-                  int64_t head_count, const AttentionScratch<T>& scratch)
-      : layer_(layer), pages_(pages), rows_(rows), scratch_(scratch), first_head_(first_head), head_count_(head_count),
-        size_(layer.decoder.head_size), group_(layer.decoder.heads / layer.decoder.kv_heads),
-        count_(rows.row_count * group_), panels_((size_ + PANEL - 1) / PANEL), words_(words_of<T>(size_)) {}
+  UnitOfAttention(const AttentionOfLayer<T>& layer, const PlacedRows<T>& unit, int64_t first_head, int64_t head_count,
+                  const AttentionScratch<T>& scratch)
+      : layer_(layer), pages_(unit.pages), rows_(unit.rows), scratch_(scratch), first_head_(first_head),
+        head_count_(head_count), size_(layer.decoder.head_size), group_(layer.decoder.heads / layer.decoder.kv_heads),
+        count_(unit.rows.row_count * group_), panels_((size_ + PANEL - 1) / PANEL), words_(words_of<T>(size_)),
+        to_values_(unit.pages.block_size * unit.pages.position_step) {}
 
-  void attend() {
+  // `after`: what this thread is likely to attend to next.
+  void attend(const PlacedRows<T>& after) {
     begin();
-    const int64_t stop = rows_.position + rows_.row_count, window = layer_.window;
-    const int64_t first = window > 0 && rows_.position >= window ? rows_.position - window + 1 : 0;
-    const int64_t values_after_keys = pages_.block_size * pages_.position_step;
-    const T *here[CHUNK], *next[CHUNK], *rows[CHUNK];
-    pages_.find_keys(first / CHUNK * CHUNK, stop, scratch_.zero, next);
-    fetch_rows(next, head_count_ * size_, values_after_keys);
-    for (int64_t start = first / CHUNK * CHUNK; start < stop; start += CHUNK) {
+    const int64_t stop = rows_.position + rows_.row_count;
+    const T *here[CHUNK], *next[CHUNK];
+    int64_t start = first_chunk(rows_, layer_.window);
+    pages_.find_keys(start, stop, scratch_.zero, next);
+    if (!is_decode()) fetch_all(next);
+    for (; start < stop; start += CHUNK) {
       std::memcpy(here, next, sizeof(here));
-      if (start + CHUNK < stop) {
+      const bool is_last = start + CHUNK >= stop;
+      if (is_last) {
+        after.find_keys(layer_.window, scratch_.zero, next);
+      } else {
         pages_.find_keys(start + CHUNK, stop, scratch_.zero, next);
-        fetch_rows(next, head_count_ * size_, values_after_keys);
       }
-      for (int64_t head = 0; head < head_count_; ++head) {
-        for (int64_t n = 0; n < CHUNK; ++n) rows[n] = here[n] == scratch_.zero ? here[n] : here[n] + head * size_;
-        pack_keys(rows, size_, scratch_.keys);
-        times_panel<T>(reinterpret_cast<const uint32_t*>(scratch_.queries + head * count_ * words_ * WORD_NUMBERS<T>),
-                       words_, count_, scratch_.keys, words_, false, true, scratch_.scores);
-        weigh(start, head);
-        for (const T*& row : rows) row = row == scratch_.zero ? row : row + values_after_keys;
-        const uint32_t* weights = reinterpret_cast<const uint32_t*>(scratch_.weights);
-        if (weigh_values(weights, count_, rows, size_, found(head, 0))) continue;
-        pack_values(rows, size_, scratch_.values);
-        for (int64_t panel = 0; panel < panels_; ++panel) {
-          times_panel<T>(weights, VALUE_WORDS, count_,
-                         scratch_.values + panel * VALUE_WORDS * PANEL, VALUE_WORDS, false, false, found(head, panel));
-        }
+      if (is_decode()) {
+        decode_chunk(start, least(CHUNK, stop - start), here, next);
+      } else {
+        if (!is_last) fetch_all(next);
+        attend_chunk(start, here);
       }
     }
   }
@@ -281,10 +169,67 @@ class UnitOfAttention {
   }
 
  private:
-  static constexpr int64_t VALUE_WORDS = CHUNK / WORD_NUMBERS<T>;
 
   int64_t place(int64_t head, int64_t query) const {
     return (rows_.first_row + query / group_) * layer_.row_step + ((first_head_ + head) * group_ + query % group_) * size_;
+  }
+  bool is_decode() const { return !BY_TILES<T> && rows_.row_count == 1 && size_ % PANEL == 0; }
+
+  void fetch_all(const T* const* next) const {
+    for (int64_t head = 0; head < head_count_; ++head) fetch_rows(next, head * size_, size_, to_values_);
+  }
+
+  void attend_chunk(int64_t start, const T* const* here) {
+    const T* rows[CHUNK];
+    for (int64_t head = 0; head < head_count_; ++head) {
+      find_rows(here, head * size_, rows);
+      pack_keys(rows, size_, scratch_.keys);
+      times_panel<T>(queries(head), words_, count_, scratch_.keys, words_, nullptr, true, scores(head));
+      weigh(start, head);
+      find_rows(here, head * size_ + to_values_, rows);
+      if (count_ <= MOST_TOGETHER && reads_values_in_place<T>(size_)) {
+        add_values(weights(head), count_, rows, CHUNK, size_, found(head, 0), count_ * PANEL);
+        continue;
+      }
+      pack_values(rows, size_, scratch_.values);
+      for (int64_t panel = 0; panel < panels_; ++panel) {
+        constexpr int64_t WORDS = VALUE_WORDS<T>;
+        times_panel<T>(weights(head), WORDS, count_, scratch_.values + panel * WORDS * PANEL, WORDS, nullptr, false,
+                       found(head, panel));
+      }
+    }
+  }
+
+  // A chunk of a decode, of which it sees so many positions. Step by step for all heads: a step of one head waits for
+  // the one before it, but not for those of others.
+  void decode_chunk(int64_t start, int64_t positions, const T* const* here, const T* const* next) {
+    const T* rows[CHUNK];
+    for (int64_t head = 0; head < head_count_; ++head) {
+      find_rows(here, head * size_, rows);
+      score_keys<T>(queries(head), count_, rows, words_, positions, scores(head));
+      fetch_rows(next, head * size_, size_, to_values_);
+    }
+    for (int64_t head = 0; head < head_count_; ++head) weigh(start, head);
+    for (int64_t head = 0; head < head_count_; ++head) {
+      find_rows(here, head * size_ + to_values_, rows);
+      for (int64_t query = 0; query < count_; query += MOST_TOGETHER) {
+        add_values(weights(head) + query * VALUE_WORDS<T>, least(MOST_TOGETHER, count_ - query), rows, positions, size_,
+                   found(head, 0) + query * PANEL, count_ * PANEL);
+      }
+    }
+  }
+
+  // The rows that lie so many numbers behind; those of no position stay where they are.
+  void find_rows(const T* const* from, int64_t numbers, const T** rows) const {
+    for (int64_t n = 0; n < CHUNK; ++n) rows[n] = from[n] == scratch_.zero ? from[n] : from[n] + numbers;
+  }
+
+  const uint32_t* queries(int64_t head) const {
+    return reinterpret_cast<const uint32_t*>(scratch_.queries) + head * count_ * words_;
+  }
+  float* scores(int64_t head) const { return scratch_.scores + head * count_ * CHUNK; }
+  const uint32_t* weights(int64_t head) const {
+    return reinterpret_cast<const uint32_t*>(scratch_.weights + head * count_ * CHUNK);
   }
   // [queries, PANEL]
   float* found(int64_t head, int64_t panel) const { return scratch_.found + (head * panels_ + panel) * count_ * PANEL; }
@@ -307,9 +252,9 @@ class UnitOfAttention {
     for (int64_t query = 0; query < count_; ++query) {
       const int64_t position = rows_.position + query / group_, number = head * count_ + query;
       const int64_t first_seen = layer_.window > 0 ? position - layer_.window + 1 - start : 0;
-      const float correction =
-          weigh_scores(scratch_.scores + query * CHUNK, scale, first_seen, position - start, scratch_.greatest + number,
-                       scratch_.total + number, scratch_.weights + query * CHUNK);
+      const float correction = weigh_scores(scores(head) + query * CHUNK, scale, first_seen, position - start,
+                                            scratch_.greatest + number, scratch_.total + number,
+                                            scratch_.weights + number * CHUNK);
       if (correction == 1.0f) continue;
       for (int64_t panel = 0; panel < panels_; ++panel) scale_row(found(head, panel) + query * PANEL, correction);
     }
@@ -320,10 +265,10 @@ class UnitOfAttention {
   }
 
   const AttentionOfLayer<T>& layer_;
-  const Pages<T>& pages_;
-  const QueryRows& rows_;
+  const Pages<T> pages_;
+  const QueryRows rows_;
   const AttentionScratch<T>& scratch_;
-  const int64_t first_head_, head_count_, size_, group_, count_, panels_, words_;
+  const int64_t first_head_, head_count_, size_, group_, count_, panels_, words_, to_values_;
 };
 
 }  // namespace INSTRUCTION_SET

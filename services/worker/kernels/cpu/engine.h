@@ -23,7 +23,8 @@ struct Engine {
   // Of the step under way.
   const Step* step;
   int64_t cut;
-  int64_t query_units;
+  int64_t query_units;   // of attention, in the order of their rows
+  int64_t decode_units;  // how many of them, from the first on, have one row
   int64_t last_iteration;
 };
 

@@ -18,16 +18,16 @@ namespace INSTRUCTION_SET {
 #define NOT_INLINED __attribute__((noinline))
 
 constexpr int64_t PANEL = 64;  // outputs
-// What is read again for further rows stays in the first cache: 32 or 16 KiB of a panel.
-#if defined(__AVX512F__)
-constexpr int64_t PIECE_WORDS = 128;
-#else
+// What is read again for further rows stays in the first cache, beside as much that is fetched: 16 KiB of a panel.
 constexpr int64_t PIECE_WORDS = 64;
-#endif
 constexpr int64_t UNIT_ROWS = 96;     // rows of a unit of work
 constexpr int64_t QUANTIZED_UNIT_ROWS = 192;  // more of them share what int8 weights are turned into
 constexpr int64_t LINE_WORDS = 16;
-constexpr int64_t AHEAD_WORDS = 2048;  // how far ahead a single tile fetches: 8 KiB
+constexpr int64_t LINE_BYTES = LINE_WORDS * sizeof(uint32_t);
+constexpr int64_t AHEAD_BYTES = 8192;  // how far ahead a single tile fetches
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
 
 template <class T>
 constexpr int64_t WORD_NUMBERS = sizeof(uint32_t) / sizeof(T);
@@ -53,9 +53,22 @@ constexpr bool SIX_BY_HAND = PARTS<T> == 2;
 template <class T>
 constexpr int64_t TILE_ROWS = BY_TILES<T> ? 16 : SIX_BY_HAND<T> ? 6 : REGISTER_ROWS;
 
+// The same in words of a panel, and in those of int8 weights.
+constexpr int64_t AHEAD = AHEAD_BYTES / static_cast<int64_t>(PANEL * sizeof(uint32_t));
+template <class T>
+constexpr int64_t AHEAD_OF_BYTES = AHEAD_BYTES / (PANEL * WORD_NUMBERS<T>);
+
 template <class T>
 static inline int64_t words_of(int64_t numbers) {
   return (numbers + WORD_NUMBERS<T> - 1) / WORD_NUMBERS<T>;
+}
+
+
+// The words of a panel are cut into as few pieces as have at most PIECE_WORDS, of one size: with one, as much as is
+// multiplied is fetched for the next one.
+static inline int64_t even_piece(int64_t words) {
+  const int64_t pieces = (words + PIECE_WORDS - 1) / PIECE_WORDS, size = (words + pieces - 1) / pieces;
+  return (size + LINE_WORDS - 1) / LINE_WORDS * LINE_WORDS;
 }
 
 // Of the 4 vectors of a panel, how many are multiplied at once with so many rows: as the registers hold sums.
@@ -179,7 +192,7 @@ static inline void add_word_by_hand(Sums<6, 1>& sum, const Multiplicands<T, 6>& 
 // the memory at `ahead`, which will be needed soon, are fetched for each word; it may lie beyond what is ours.
 template <class T, int ROWS, int AHEAD_LINES>
 static NOT_INLINED void tile(const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh,
-                             float* sums, const uint32_t* ahead) {
+                             float* sums, const char* ahead) {
   constexpr int VECTORS = vectors_for(ROWS), WALKS = PANEL / LANES / VECTORS;
   constexpr int LINES_OF_WALK = AHEAD_LINES > WALKS ? AHEAD_LINES / WALKS : 1;
   const Multiplicands<T, ROWS> numbers(x, x_step, words);
@@ -189,9 +202,7 @@ static NOT_INLINED void tile(const uint32_t* x, int64_t x_step, const uint32_t* 
     begin_sums<ROWS, VECTORS>(found, sums + first, fresh);
     for (int64_t word = 0; word < words; ++word) {
       if (walk < AHEAD_LINES) {
-        for (int line = 0; line < LINES_OF_WALK; ++line, ahead += LINE_WORDS) {
-          _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
-        }
+        for (int line = 0; line < LINES_OF_WALK; ++line, ahead += LINE_BYTES) _mm_prefetch(ahead, _MM_HINT_T0);
       }
       const uint32_t* from = panel + word * PANEL + first;
 #if !defined(__AVX512F__)
@@ -210,7 +221,7 @@ static NOT_INLINED void tile(const uint32_t* x, int64_t x_step, const uint32_t* 
 // The same for words that are a multiple of `depth`, by tiles of so many words.
 template <int AHEAD_LINES>
 static void deep_tile(int64_t rows, const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words,
-                      int64_t depth, bool fresh, float* sums, const uint32_t* ahead) {
+                      int64_t depth, bool fresh, float* sums, const char* ahead) {
   constexpr int64_t PANEL_BYTES = PANEL * sizeof(uint32_t);
   shape_for(rows, depth);
   if (fresh) {
@@ -226,7 +237,7 @@ static void deep_tile(int64_t rows, const uint32_t* x, int64_t x_step, const uin
   }
   for (int64_t word = 0; word < words; word += depth) {
     for (int64_t line = word * AHEAD_LINES; line < (word + depth) * AHEAD_LINES; ++line) {
-      _mm_prefetch(reinterpret_cast<const char*>(ahead + line * LINE_WORDS), _MM_HINT_T0);
+      _mm_prefetch(ahead + line * LINE_BYTES, _MM_HINT_T0);
     }
     const uint32_t* outputs = panel + word * PANEL;
     LOAD_TILE(4, x + word, x_step * static_cast<int64_t>(sizeof(uint32_t)));
@@ -248,7 +259,7 @@ static void deep_tile(int64_t rows, const uint32_t* x, int64_t x_step, const uin
 
 template <class T, int AHEAD_LINES>
 static void tile_of(int64_t rows, const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh,
-                    float* sums, const uint32_t* ahead) {
+                    float* sums, const char* ahead) {
 #if defined(WITH_TILES)
   if constexpr (BY_TILES<T>) {
     const int64_t rest = words % TILE_DEPTH, whole = words - rest;
@@ -270,35 +281,42 @@ static void tile_of(int64_t rows, const uint32_t* x, int64_t x_step, const uint3
   }
 }
 
-// Rows of x times a panel: sums[rows][64]. x has `x_step` words a row. `fetch`: the panel comes from memory.
+// Rows of x times a panel: sums[rows][64]. x has `x_step` words a row. `after`, unless it is null, is where the panel
+// lies that is likely to be the next; then both come from memory, and what is needed soon is fetched while the rest is
+// multiplied.
 template <class T>
 static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const uint32_t* panel, int64_t words,
-                        bool fetch, bool fresh, float* sums) {
+                        const void* after, bool fresh, float* sums) {
   const int64_t tiles = (rows + TILE_ROWS<T> - 1) / TILE_ROWS<T>;
   // Many words at once, if a tile walks through them once.
   const bool is_whole = tiles == 1 && PARTS<T> == 1 && (BY_TILES<T> || vectors_for(rows) * LANES == PANEL);
-  const int64_t piece_words = is_whole ? words : PIECE_WORDS;
-  for (int64_t begin = 0; begin < words; begin += piece_words) {
-    const int64_t count = words - begin < piece_words ? words - begin : piece_words;
+  const int64_t piece_words = is_whole ? words : even_piece(words);
+  for (int64_t begin = 0, stop_word; begin < words; begin = stop_word) {
+    stop_word = least(begin + piece_words, words);
+    // What a single tile multiplies while it fetches from the panel after this one is a piece by itself.
+    const int64_t last = (words - AHEAD) / LINE_WORDS * LINE_WORDS;
+    if (tiles == 1 && after != nullptr && begin < last) stop_word = least(stop_word, last);
+    const int64_t count = stop_word - begin;
     const uint32_t* piece = panel + begin * PANEL;
-    const uint32_t* next = piece + count * PANEL;  // its lines are shared out among the first tiles
+    const char* next = static_cast<const char*>(stop_word < words ? piece + count * PANEL : after);
     int64_t row = 0;
     for (int64_t number = 0; number < tiles; ++number) {
       const int64_t stop = rows * (number + 1) / tiles;
       const uint32_t* from = x + row * x_step + begin;
       const bool begins = fresh && begin == 0;
       float* to = sums + row * PANEL;
-      if (!fetch || number >= 4) {
+      if (after == nullptr || number >= 4) {
         tile_of<T, 0>(stop - row, from, x_step, piece, count, begins, to, nullptr);
       } else if (tiles == 1) {
-        tile_of<T, 4>(stop - row, from, x_step, piece, count, begins, to, piece + AHEAD_WORDS);
+        const void* ahead = stop_word < words ? piece + AHEAD * PANEL : after;
+        tile_of<T, 4>(stop - row, from, x_step, piece, count, begins, to, static_cast<const char*>(ahead));
       } else if (tiles == 2) {
-        tile_of<T, 2>(stop - row, from, x_step, piece, count, begins, to, next + number * count * 2 * LINE_WORDS);
+        tile_of<T, 2>(stop - row, from, x_step, piece, count, begins, to, next + number * count * 2 * LINE_BYTES);
       } else if (tiles == 3 && number == 0) {
         tile_of<T, 2>(stop - row, from, x_step, piece, count, begins, to, next);
       } else {
         const int64_t before = tiles == 3 ? number + 1 : number;
-        tile_of<T, 1>(stop - row, from, x_step, piece, count, begins, to, next + before * count * LINE_WORDS);
+        tile_of<T, 1>(stop - row, from, x_step, piece, count, begins, to, next + before * count * LINE_BYTES);
       }
       row = stop;
     }
@@ -306,9 +324,10 @@ static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const u
 }
 
 // Few rows times a panel of int8 weights, which are turned into numbers as they are multiplied: sums[rows][64] += (or =).
+// As many bytes as the panel has are fetched from `ahead` on.
 template <class T, int ROWS>
 static NOT_INLINED void quantized_tile(const uint32_t* x, int64_t x_step, const int8_t* panel, int64_t words,
-                                       bool fresh, float* sums) {
+                                       bool fresh, float* sums, const char* ahead) {
   constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<T>;
   constexpr int VECTORS = vectors_for(ROWS);
   const Multiplicands<T, ROWS> numbers(x, x_step, words);
@@ -317,8 +336,8 @@ static NOT_INLINED void quantized_tile(const uint32_t* x, int64_t x_step, const 
     begin_sums<ROWS, VECTORS>(found, sums + first, fresh);
     const int8_t* from = panel + first * WORD_NUMBERS<T>;
     for (int64_t word = 0; word < words; ++word, from += WORD_BYTES) {
-      for (int64_t line = 0; line < WORD_BYTES; line += 64) {
-        if (first == 0) _mm_prefetch(reinterpret_cast<const char*>(from + 4 * AHEAD_WORDS + line), _MM_HINT_T0);
+      for (int64_t line = 0; line < WORD_BYTES; line += LINE_BYTES) {
+        if (first == 0) _mm_prefetch(ahead + word * WORD_BYTES + line, _MM_HINT_T0);
       }
       for (int part = 0; part < PARTS<T>; ++part) {
         Words w[VECTORS];
@@ -333,19 +352,23 @@ static NOT_INLINED void quantized_tile(const uint32_t* x, int64_t x_step, const 
 // Does nothing, and returns false, if so many rows are more than the registers hold.
 template <class T>
 static bool times_few_rows(const uint32_t* x, int64_t x_step, int64_t rows, const int8_t* panel, int64_t words,
-                           float* sums) {
+                           const void* after, float* sums) {
+  constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<T>;
   const int64_t piece_words = PARTS<T> == 1 ? words : PIECE_WORDS;
-  for (int64_t begin = 0; begin < words; begin += piece_words) {
-    const int64_t count = words - begin < piece_words ? words - begin : piece_words;
+  for (int64_t begin = 0, stop; begin < words; begin = stop) {
+    stop = least(begin + piece_words, words);
+    if (begin < words - AHEAD_OF_BYTES<T>) stop = least(stop, words - AHEAD_OF_BYTES<T>);
+    const int64_t count = stop - begin;
     const uint32_t* from = x + begin;
-    const int8_t* piece = panel + begin * PANEL * WORD_NUMBERS<T>;
+    const int8_t* piece = panel + begin * WORD_BYTES;
+    const char* ahead = static_cast<const char*>(stop < words ? piece + AHEAD_BYTES : after);
     switch (rows) {
-      case 1: quantized_tile<T, 1>(from, x_step, piece, count, begin == 0, sums); break;
-      case 2: quantized_tile<T, 2>(from, x_step, piece, count, begin == 0, sums); break;
+      case 1: quantized_tile<T, 1>(from, x_step, piece, count, begin == 0, sums, ahead); break;
+      case 2: quantized_tile<T, 2>(from, x_step, piece, count, begin == 0, sums, ahead); break;
 #if defined(__AVX512F__)
-      case 3: quantized_tile<T, 3>(from, x_step, piece, count, begin == 0, sums); break;
-      case 4: quantized_tile<T, 4>(from, x_step, piece, count, begin == 0, sums); break;
-      case 5: quantized_tile<T, 5>(from, x_step, piece, count, begin == 0, sums); break;
+      case 3: quantized_tile<T, 3>(from, x_step, piece, count, begin == 0, sums, ahead); break;
+      case 4: quantized_tile<T, 4>(from, x_step, piece, count, begin == 0, sums, ahead); break;
+      case 5: quantized_tile<T, 5>(from, x_step, piece, count, begin == 0, sums, ahead); break;
 #endif
       default: return false;
     }
@@ -356,21 +379,23 @@ static bool times_few_rows(const uint32_t* x, int64_t x_step, int64_t rows, cons
 // The same with int8 weights: a piece of the panel at a time is turned into words, in `piece`, unless rows are few.
 template <class T>
 static void times_quantized_panel(const uint32_t* x, int64_t x_step, int64_t rows, const int8_t* panel, int64_t words,
-                                  uint32_t* piece, float* sums) {
+                                  const void* after, uint32_t* piece, float* sums) {
   constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<T>;
-  if (!BY_TILES<T> && times_few_rows<T>(x, x_step, rows, panel, words, sums)) return;
+  if (!BY_TILES<T> && times_few_rows<T>(x, x_step, rows, panel, words, after, sums)) return;
   for (int64_t begin = 0; begin < words; begin += PIECE_WORDS) {
-    const int64_t count = words - begin < PIECE_WORDS ? words - begin : PIECE_WORDS;
+    const int64_t count = least(words - begin, PIECE_WORDS);
     const int8_t* from = panel + begin * WORD_BYTES;
     for (int64_t word = 0; word < count; ++word, from += WORD_BYTES) {
-      for (int64_t line = 0; line < WORD_BYTES; line += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(from + 4 * AHEAD_WORDS + line), _MM_HINT_T0);
+      const int64_t left = words - begin - word - AHEAD_OF_BYTES<T>;
+      const void* ahead = left > 0 ? from + AHEAD_BYTES : static_cast<const int8_t*>(after) - left * WORD_BYTES;
+      for (int64_t line = 0; line < WORD_BYTES; line += LINE_BYTES) {
+        _mm_prefetch(static_cast<const char*>(ahead) + line, _MM_HINT_T0);
       }
       for (int64_t output = 0; output < PANEL; output += LANES) {
         store_words(piece + word * PANEL + output, words_of_bytes<T>(from + output * WORD_NUMBERS<T>));
       }
     }
-    times_panel<T>(x + begin, x_step, rows, piece, count, false, begin == 0, sums);
+    times_panel<T>(x + begin, x_step, rows, piece, count, nullptr, begin == 0, sums);
   }
 }
 

@@ -80,7 +80,7 @@ class Thread {
   // --- one iteration ------------------------------------------------------------------------------------------------
 
   bool run_pass() {
-    each(1, [&](int64_t) { engine_.query_units = cut(pass_.rows, [](int64_t row) { return row; }); });
+    each(1, [&](int64_t) { cut(pass_.rows, [](int64_t row) { return row; }); });
     if (step_.hidden_in != nullptr) take_rows(); else embed_rows();
     for (int64_t layer = step_.first_layer; layer < step_.stop_layer; ++layer) {
       ask();
@@ -95,8 +95,9 @@ class Thread {
 
   void run_layer(const Layer& layer, int64_t number) {
     ready_rows(layer.attention_norm);
-    product(layer.query_key_value, s_.normed, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
-      float* to = s_.projected + row * padded(layer.query_key_value.outputs) + output;
+    const Matrix& inward = layer.query_key_value;
+    product(inward, layer.attention_output, s_.normed, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
+      float* to = s_.projected + row * padded(inward.outputs) + output;
       for (int64_t at = 0; at < PANEL; at += LANES) store(to + at, load(y + at));
     });
     turn_and_keep(layer, number);
@@ -104,22 +105,28 @@ class Thread {
     if (narrows && !narrow_attention()) return;
     attend_all(layer, number);
     if (narrows) gather_logit_rows();
-    add_product(layer.attention_output, s_.found);
+    add_product(layer.attention_output, layer.up, s_.found);
     if (is_cut()) return;
     if (d_.norms_after) settle_rows(layer.attention_norm);
     ready_rows(layer.feed_forward_norm);
-    activate_product(layer.up);
-    add_product(layer.down, s_.gated);
+    activate_product(layer.up, layer.down);
+    add_product(layer.down, first_after(number), s_.gated);
     if (d_.norms_after) settle_rows(layer.feed_forward_norm);
+  }
+
+  const Matrix& first_of_all() const { return d_.layers[step_.first_layer].query_key_value; }
+
+  // What is multiplied with first after a layer; after the last one that may be by the next iteration.
+  const Matrix& first_after(int64_t layer) const {
+    if (layer + 1 < step_.stop_layer) return d_.layers[layer + 1].query_key_value;
+    return step_.logits != nullptr ? d_.head : first_of_all();
   }
 
   // What the last layer makes of a row without logits nobody reads, once its keys and values are kept. False: there is
   // no row left.
   bool narrow_attention() {
     if (pass_.logits == 0) return false;
-    each(1, [&](int64_t) {
-      engine_.query_units = cut(pass_.logits, [this](int64_t number) { return logit_row(number); });
-    });
+    each(1, [&](int64_t) { cut(pass_.logits, [this](int64_t number) { return logit_row(number); }); });
     return true;
   }
 
@@ -178,9 +185,10 @@ class Thread {
 
   // --- products -----------------------------------------------------------------------------------------------------
 
-  // y = x W^T + b, a panel of a few rows at a time; `use` gets the row, the first output and the 64 numbers.
+  // y = x W^T + b, a panel of a few rows at a time; `use` gets the row, the first output and the 64 numbers. `then` is
+  // what the next product multiplies with.
   template <class Use>
-  void product(const Matrix& matrix, const T* x, int64_t rows, Use use) {
+  void product(const Matrix& matrix, const Matrix& then, const T* x, int64_t rows, Use use) {
     const int64_t words = words_of<T>(matrix.inputs), x_step = words_of<T>(padded(matrix.inputs));
     const int64_t panels = padded(matrix.outputs) / PANEL;
     const int64_t unit_rows = matrix.quantized != nullptr ? QUANTIZED_UNIT_ROWS : UNIT_ROWS;
@@ -191,12 +199,16 @@ class Thread {
       // Whole tiles, but for the last.
       const int64_t begin = tiles * part / row_units * TILE_ROWS<T>;
       const int64_t stop = least(tiles * (part + 1) / row_units * TILE_ROWS<T>, rows);
+      const uint32_t* from = x_words + begin * x_step;
+      const void* here = panel_of(matrix, panel);
+      // As long as the threads take turns, this thread's next unit.
+      const int64_t next = (unit + d_.threads) / row_units;
+      const void* after = next < panels ? panel_of(matrix, next) : panel_of(then, next - panels);
       if (matrix.quantized != nullptr) {
-        times_quantized_panel<T>(x_words + begin * x_step, x_step, stop - begin,
-                                 matrix.quantized + panel * words * PANEL * WORD_NUMBERS<T>, words, s_.piece, s_.sums);
+        times_quantized_panel<T>(from, x_step, stop - begin, static_cast<const int8_t*>(here), words, after, s_.piece,
+                                 s_.sums);
       } else {
-        times_panel<T>(x_words + begin * x_step, x_step, stop - begin, matrix.packed + panel * words * PANEL, words,
-                       true, true, s_.sums);
+        times_panel<T>(from, x_step, stop - begin, static_cast<const uint32_t*>(here), words, after, true, s_.sums);
       }
       if (!team_keep(engine_.team, &place_)) continue;
       for (int64_t row = begin; row < stop; ++row) {
@@ -215,11 +227,17 @@ class Thread {
     }
   }
 
+  static const void* panel_of(const Matrix& matrix, int64_t panel) {
+    const int64_t before = panel * words_of<T>(matrix.inputs) * PANEL;
+    if (matrix.quantized != nullptr) return matrix.quantized + before * WORD_NUMBERS<T>;
+    return matrix.packed + before;
+  }
+
   // gated = activation of the gates times up, or activation of up.
-  void activate_product(const Matrix& up) {
+  void activate_product(const Matrix& up, const Matrix& then) {
     const Activation activation = static_cast<Activation>(d_.activation);
     const int64_t size = padded(d_.intermediate_size), kept = d_.gated ? PANEL / 2 : PANEL;
-    product(up, s_.normed, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
+    product(up, then, s_.normed, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
       T* to = s_.gated + row * size + output * kept / PANEL;
       for (int64_t at = 0; at < kept; at += LANES) {
         const Vector active = activated(activation, load(y + at));
@@ -229,17 +247,17 @@ class Thread {
   }
 
   // hidden += x W^T + b, the ranks' parts of it added up.
-  void add_product(const Matrix& matrix, const T* x) {
+  void add_product(const Matrix& matrix, const Matrix& then, const T* x) {
     const int64_t size = padded(d_.hidden_size);
     if (step_.sum == nullptr) {
-      product(matrix, x, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
+      product(matrix, then, x, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
         float* to = s_.hidden + row * size + output;
         for (int64_t at = 0; at < PANEL; at += LANES) store(to + at, load(to + at) + load(y + at));
       });
       return;
     }
     float* parts = s_.projected;
-    product(matrix, x, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
+    product(matrix, then, x, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
       std::memcpy(parts + row * d_.hidden_size + output, y, least(PANEL, d_.hidden_size - output) * sizeof(float));
     });
     by_caller([&] {
@@ -278,7 +296,8 @@ class Thread {
       add_position(row);
     });
     if (!projects) return;
-    product(d_.project_in, s_.embedded, pass_.rows, [&](int64_t row, int64_t output, const float* y) {
+    const int64_t rows = pass_.rows;
+    product(d_.project_in, first_of_all(), s_.embedded, rows, [&](int64_t row, int64_t output, const float* y) {
       std::memcpy(hidden_row(row) + output, y, PANEL * sizeof(float));
     });
     each(pass_.rows, [&](int64_t row) {
@@ -345,12 +364,12 @@ class Thread {
     });
     const T* ready = s_.normed;
     if (d_.project_out.inputs != 0) {
-      product(d_.project_out, s_.normed, pass_.logits, [&](int64_t row, int64_t output, const float* y) {
+      product(d_.project_out, d_.head, s_.normed, pass_.logits, [&](int64_t row, int64_t output, const float* y) {
         convert(y, least(PANEL, d_.embedding_size - output), s_.embedded + row * narrow + output);
       });
       ready = s_.embedded;
     }
-    product(d_.head, ready, pass_.logits, [&](int64_t row, int64_t output, const float* y) {
+    product(d_.head, first_of_all(), ready, pass_.logits, [&](int64_t row, int64_t output, const float* y) {
       float* to = step_.logits + (pass_.first_logit + row) * d_.head.outputs + output;
       std::memcpy(to, y, least(PANEL, d_.head.outputs - output) * sizeof(float));
     });
@@ -397,40 +416,56 @@ class Thread {
 
   // --- attention ----------------------------------------------------------------------------------------------------
 
-  // The units of `count` rows of the pass, of which `row_of` gives each in rising order.
+  // Finds the units of `count` rows of the pass, of which `row_of` gives each in rising order.
   template <class RowOf>
-  int64_t cut(int64_t count, RowOf row_of) {
-    return cut_into_units(step_, pass_.first_row, count, greatest(1, UNIT_QUERIES / (d_.heads / d_.kv_heads)), row_of,
-                          s_.units);
+  void cut(int64_t count, RowOf row_of) {
+    const int64_t most_rows = greatest(1, UNIT_QUERIES / (d_.heads / d_.kv_heads));
+    const int64_t units = cut_into_units(step_, pass_.first_row, count, most_rows, row_of, s_.units);
+    int64_t decodes = 0;
+    while (decodes < units && s_.units[decodes].row_count == 1) ++decodes;
+    engine_.query_units = units;
+    engine_.decode_units = decodes;
   }
 
-  // The last units of a prefill look at most, so they go first. A unit of several kv heads is the first one's.
+  // What a thread attends to at once: one kv head of several rows, or several heads of a decode.
+  struct AttentionUnit {
+    QueryRows rows;
+    int64_t head;
+    int64_t heads;
+  };
+
+  // The last units of a prefill look at most, so they go first.
   void attend_all(const Layer& layer, int64_t number) {
-    const int64_t size = d_.head_size, kv_size = d_.kv_heads * size, layer_step = 2 * step_.block_size * kv_size;
-    const AttentionOfLayer<T> all_units{d_, layer.window, s_.queries, s_.found, padded(d_.heads * size)};
-    const int64_t most_heads = heads_of_decode(), query_units = engine_.query_units;
-    for (int64_t one; (one = team_take(engine_.team, &place_, query_units * d_.kv_heads, true)) >= 0;) {
-      const QueryRows rows = s_.units[query_units - 1 - one / d_.kv_heads];
+    const AttentionOfLayer<T> all_units{d_, layer.window, s_.queries, s_.found, padded(d_.heads * d_.head_size)};
+    const int64_t query_units = engine_.query_units, decodes = engine_.decode_units;
+    const int64_t most_heads = heads_of_decode(), parts = (d_.kv_heads + most_heads - 1) / most_heads;
+    const int64_t of_prefills = (query_units - decodes) * d_.kv_heads, units = of_prefills + decodes * parts;
+    const auto unit_of = [&](int64_t one) -> AttentionUnit {
+      if (one < of_prefills) return {s_.units[query_units - 1 - one / d_.kv_heads], one % d_.kv_heads, 1};
+      const int64_t decode = (one - of_prefills) / parts, head = (one - of_prefills) % parts * most_heads;
+      return {s_.units[decode], head, least(most_heads, d_.kv_heads - head)};
+    };
+    for (int64_t one; (one = team_take(engine_.team, &place_, units, true)) >= 0;) {
+      const AttentionUnit own = unit_of(one), likely = unit_of(least(one + d_.threads, units - 1));
       if (!team_has(engine_.team, &place_)) continue;
-      const int64_t head = one % d_.kv_heads, heads = rows.row_count == 1 ? most_heads : 1;
-      if (head % heads != 0) {
-        if (team_keep(engine_.team, &place_)) team_done(engine_.team, &place_);
-        continue;
-      }
-      const Pages<T> pages{reinterpret_cast<const T*>(step_.pool) + number * layer_step + head * size,
-                           step_.block_table + rows.sequence * step_.table_width, step_.block_size,
-                           step_.pool_layers * layer_step, kv_size};
-      UnitOfAttention<T> unit(all_units, pages, rows, head, least(heads, d_.kv_heads - head), s_.attention);
-      unit.attend();
+      UnitOfAttention<T> unit(all_units, {own.rows, pages_of(number, own)}, own.head, own.heads, s_.attention);
+      unit.attend({likely.rows, pages_of(number, likely)});
       if (!team_keep(engine_.team, &place_)) continue;
       unit.write();
       team_done(engine_.team, &place_);
     }
   }
 
-  // As many as leave two units for every thread.
+  Pages<T> pages_of(int64_t layer, const AttentionUnit& unit) const {
+    const int64_t kv_size = d_.kv_heads * d_.head_size, layer_step = 2 * step_.block_size * kv_size;
+    return {reinterpret_cast<const T*>(step_.pool) + layer * layer_step + unit.head * d_.head_size,
+            step_.block_table + unit.rows.sequence * step_.table_width, step_.block_size,
+            step_.pool_layers * layer_step, kv_size};
+  }
+
+  // Heads of a unit: as many as leave two units for every thread.
   int64_t heads_of_decode() {
-    const int64_t share = engine_.query_units * d_.kv_heads / (2 * d_.threads);
+    const int64_t share = engine_.decode_units * d_.kv_heads / (2 * d_.threads);
     return least(least(greatest(1, share), d_.kv_heads), greatest(1, UNIT_QUERIES / (d_.heads / d_.kv_heads)));
   }
 
@@ -493,7 +528,7 @@ bool tiles_multiply() {
   };
   for (int64_t at = 0; at < ROWS * WORDS; ++at) x[at] = word(first(at), second(at));
   for (int64_t at = 0; at < WORDS * PANEL; ++at) panel[at] = word(second(at), first(at));
-  times_panel<Bfloat16>(x, WORDS, ROWS, panel, WORDS, false, true, sums);
+  times_panel<Bfloat16>(x, WORDS, ROWS, panel, WORDS, nullptr, true, sums);
   release_tiles();
   for (int64_t row = 0; row < ROWS; ++row) {
     for (int64_t output = 0; output < PANEL; ++output) {

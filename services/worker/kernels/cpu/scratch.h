@@ -7,8 +7,6 @@
 namespace INSTRUCTION_SET {
 
 static inline int64_t padded(int64_t count) { return (count + PANEL - 1) / PANEL * PANEL; }
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Scratch memory, in pieces that begin at a cache line. With no base it only counts.
 struct Arena {

@@ -326,6 +326,48 @@ static inline Vector plus_product(Vector sum, Words a, Words b) {
   return multiply_add(as_vector(a), as_vector(b), sum);
 }
 
+// Whether a word of two rows is read from both of these as they lie, in an order of columns of its own.
+#if defined(__AVX512BF16__)
+template <class T>
+constexpr bool IN_PAIRS = sizeof(T) == sizeof(Bfloat16);
+
+// words: (a[c], b[c]) of columns c = 0 to 3, 8 to 11, 16 to 19, 24 to 27, and of the other ones of 32
+static inline void read_pairs(const Bfloat16* a, const Bfloat16* b, Words* words) {
+  const __m512i first = _mm512_loadu_si512(a), second = _mm512_loadu_si512(b);
+  words[0] = {_mm512_unpacklo_epi16(first, second)};
+  words[1] = {_mm512_unpackhi_epi16(first, second)};
+}
+template <int ROWS, int VECTORS>
+static inline void into_order_of_pairs(Vector (&sum)[ROWS][VECTORS]) {
+  for (int r = 0; r < ROWS; ++r) {
+    for (int v = 0; v < VECTORS; v += 2) {
+      const __m512 a = sum[r][v].v, b = sum[r][v + 1].v;
+      sum[r][v].v = _mm512_shuffle_f32x4(a, b, 0x88);
+      sum[r][v + 1].v = _mm512_shuffle_f32x4(a, b, 0xdd);
+    }
+  }
+}
+template <int ROWS, int VECTORS>
+static inline void out_of_order_of_pairs(Vector (&sum)[ROWS][VECTORS]) {
+  const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  for (int r = 0; r < ROWS; ++r) {
+    for (int v = 0; v < VECTORS; v += 2) {
+      const __m512 a = sum[r][v].v, b = sum[r][v + 1].v;
+      sum[r][v].v = _mm512_permutex2var_ps(a, low, b);
+      sum[r][v + 1].v = _mm512_permutex2var_ps(a, high, b);
+    }
+  }
+}
+#else
+template <class T>
+constexpr bool IN_PAIRS = false;
+template <int ROWS, int VECTORS>
+static inline void into_order_of_pairs(Vector (&)[ROWS][VECTORS]) {}
+template <int ROWS, int VECTORS>
+static inline void out_of_order_of_pairs(Vector (&)[ROWS][VECTORS]) {}
+#endif
+
 // e^x. x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by its series up to r^7 / 7!, whose rest is below 1e-8. 0 below
 // -87.3, where the result would not be a normal number.
 static inline Vector exponential(Vector x) {

@@ -54,7 +54,7 @@ def test_a_long_prompt_and_what_follows_are_those_of_torch(
 def test_a_position_has_the_same_bits_as_a_decode_and_within_a_prefill(
     instruction_set: InstructionSet, head_size: int, heads_of_kv_head: int, dtype: torch.dtype
 ) -> None:
-    """A decode of few heads may multiply values where they lie; a prefill packs them first."""
+    """A decode reads keys and values where they lie; a prefill packs them first."""
     heads = {"num_attention_heads": 2 * heads_of_kv_head, "num_key_value_heads": 2, "head_dim": head_size}
     model = native_of(reference_model("llama", **heads), dtype, instruction_set, threads=2)
     text = tokens(80)
@@ -62,6 +62,32 @@ def test_a_position_has_the_same_bits_as_a_decode_and_within_a_prefill(
     for length in (2, 64, 65, 80):
         at_once = chunked_logits(model, text[:length], [length], block_size=16)
         assert torch.equal(one_by_one[length - 1], at_once[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("prefill", [0, 70])
+@pytest.mark.parametrize(("kv_heads", "window"), [(1, None), (2, None), (6, None), (6, 40)])
+@pytest.mark.parametrize("instruction_set", instruction_sets())
+def test_decodes_side_by_side_have_the_bits_of_each_alone(
+    instruction_set: InstructionSet, kv_heads: int, window: int | None, prefill: int, dtype: torch.dtype
+) -> None:
+    """Side by side, several heads of a row are one unit, and each thread fetches what it is likely to read next."""
+    heads = {"num_attention_heads": 6, "num_key_value_heads": kv_heads, "head_dim": 64}
+    reference = reference_model("mistral", sliding_window=window, **heads)
+    model = native_of(reference, dtype, instruction_set, threads=2)
+    pool = Pool(model, block_size=16)
+    lengths = [1, 2, 16, 63, 64, 65, 90, 128, 129]
+    texts = [tokens(length + 1, seed=length) for length in lengths]
+    blocks = [pool.blocks(length + 1) for length in lengths]
+    for length, text, own in zip(lengths, texts, blocks, strict=True):
+        pool.run(model, [SequenceRows(0, length, own)], [text[:length]])
+    rows = [SequenceRows(length, length + 1, own) for length, own in zip(lengths, blocks, strict=True)]
+    last = [text[-1:] for text in texts]
+    alone = torch.cat([pool.run(model, [one], [token]) for one, token in zip(rows, last, strict=True)])
+    if prefill:
+        rows.append(SequenceRows(0, prefill, pool.blocks(prefill)))
+        last.append(tokens(prefill))
+    assert torch.equal(pool.run(model, rows, last)[: len(lengths)], alone)
 
 
 def test_greedy_output_in_float32_is_torchs_wherever_it_is_clear() -> None:

@@ -1,0 +1,189 @@
+// What is computed of a chunk of keys and values (attention.h): 64 positions of one kv head, wherever these lie in the
+// pool. A chunk is as wide as a panel of weights; packed like one, it is multiplied by the products of products.h.
+#pragma once
+#include <cmath>
+
+#include "products.h"
+
+namespace INSTRUCTION_SET {
+
+constexpr int64_t CHUNK = PANEL;  // positions
+
+template <class T>
+constexpr int64_t VALUE_WORDS = CHUNK / WORD_NUMBERS<T>;
+
+// Brings near what lies so many numbers behind the rows of a chunk, in K and in V.
+template <class T>
+static void fetch_rows(const T* const* keys, int64_t begin, int64_t numbers, int64_t values_after_keys) {
+  for (int64_t n = 0; n < CHUNK; ++n) {
+    for (int64_t at = begin; at < begin + numbers; at += LINE_BYTES / static_cast<int64_t>(sizeof(T))) {
+      _mm_prefetch(reinterpret_cast<const char*>(keys[n] + at), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(keys[n] + values_after_keys + at), _MM_HINT_T1);
+    }
+  }
+}
+
+// Packs K of a chunk.
+template <class T>
+static void pack_keys(const T* const* keys, int64_t head_size, uint32_t* out) {
+  const int64_t words = words_of<T>(head_size);
+  for (int64_t group = 0; group < CHUNK; group += 16) {
+    const uint32_t* rows[16];
+    for (int64_t r = 0; r < 16; ++r) rows[r] = reinterpret_cast<const uint32_t*>(keys[group + r]);
+    int64_t word = 0;
+    for (; word + 16 <= words; word += 16) transpose_words(rows, word, out + word * CHUNK + group, CHUNK);
+    for (; word < words; ++word) {
+      for (int64_t r = 0; r < 16; ++r) std::memcpy(out + word * CHUNK + group + r, rows[r] + word, sizeof(uint32_t));
+    }
+  }
+}
+
+static inline void pack_value_word(const Bfloat16* const* rows, int64_t at, int64_t count, uint32_t* out) {
+  if (count >= LANES) return pair_up(rows[0] + at, rows[1] + at, out);
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = rows[0][at + i].bits | static_cast<uint32_t>(rows[1][at + i].bits) << 16;
+  }
+}
+static inline void pack_value_word(const float* const* rows, int64_t at, int64_t count, uint32_t* out) {
+  std::memcpy(out, rows[0] + at, (count < LANES ? count : LANES) * sizeof(float));
+}
+
+// Packs V of a chunk: a word is one dimension of one or two positions. Places beyond the head stay 0.
+template <class T>
+static void pack_values(const T* const* values, int64_t head_size, uint32_t* out) {
+  const int64_t words = words_of<T>(CHUNK);
+  for (int64_t word = 0; word < words; ++word) {
+    for (int64_t at = 0; at < head_size; at += LANES) {
+      pack_value_word(values + word * WORD_NUMBERS<T>, at, head_size - at,
+                      out + (at / PANEL * words + word) * PANEL + at % PANEL);
+    }
+  }
+}
+
+// The vectors of one part of a word of V, as they lie in its rows.
+template <class T, int VECTORS>
+static inline void read_values(const T* const* values, int64_t word, int part, int64_t at, Words* w) {
+  if constexpr (IN_PAIRS<T>) {
+    const T *first = values[2 * word] + at, *second = values[2 * word + 1] + at;
+    for (int v = 0; v < VECTORS; v += 2) read_pairs(first + v * LANES, second + v * LANES, w + v);
+  } else {
+    const T* from = values[word * PARTS<T> + part] + at;
+    for (int v = 0; v < VECTORS; ++v) w[v] = as_words(load_widened(from + v * LANES));
+  }
+}
+
+// found[r][0..63] += rows r of weights times 64 dimensions of V of a chunk, of which so many positions are read where
+// they lie.
+template <class T, int ROWS>
+static NOT_INLINED void weighted_tile(const uint32_t* weights, const T* const* values, int64_t at, int64_t positions,
+                                      float* found) {
+  constexpr int VECTORS = vectors_for(ROWS);
+  const Multiplicands<T, ROWS> numbers(weights, VALUE_WORDS<T>, VALUE_WORDS<T>);
+  for (int first = 0; first < PANEL; first += VECTORS * LANES) {
+    Sums<ROWS, VECTORS> sum;
+    begin_sums<ROWS, VECTORS>(sum, found + first, false);
+    if (IN_PAIRS<T>) into_order_of_pairs<ROWS, VECTORS>(sum);
+    for (int64_t word = 0; word * WORD_NUMBERS<T> < positions; ++word) {
+      for (int part = 0; part < PARTS<T>; ++part) {
+        Words w[VECTORS];
+        read_values<T, VECTORS>(values, word, part, at + first, w);
+        add_part<T, ROWS, VECTORS>(sum, numbers, word, part, w);
+      }
+    }
+    if (IN_PAIRS<T>) out_of_order_of_pairs<ROWS, VECTORS>(sum);
+    write_sums<ROWS, VECTORS>(sum, found + first);
+  }
+}
+
+// The most rows of weights that V is multiplied with where it lies.
+constexpr int64_t MOST_TOGETHER = 4;
+
+// Not where tiles multiply, nor for heads that are not whole panels.
+template <class T>
+static bool reads_values_in_place(int64_t head_size) {
+  return !BY_TILES<T> && head_size % PANEL == 0;
+}
+
+// The same for all dimensions of a head and at most MOST_TOGETHER rows; panels of `found` are `panel_step` numbers
+// apart.
+template <class T>
+static void add_values(const uint32_t* weights, int64_t rows, const T* const* values, int64_t positions,
+                       int64_t head_size, float* found, int64_t panel_step) {
+  for (int64_t at = 0; at < head_size; at += PANEL, found += panel_step) {
+    switch (rows) {
+      case 1: weighted_tile<T, 1>(weights, values, at, positions, found); break;
+      case 2: weighted_tile<T, 2>(weights, values, at, positions, found); break;
+      case 3: weighted_tile<T, 3>(weights, values, at, positions, found); break;
+      case 4: weighted_tile<T, 4>(weights, values, at, positions, found); break;
+    }
+  }
+}
+
+// scores[query][0..63] = so many queries times the first `positions` keys of a chunk, and some more. The same sums as
+// of packed keys, but 16 keys by 16 words are turned at a time, and do not leave the first cache. The words of a head
+// are a multiple of 16.
+template <class T>
+static void score_keys(const uint32_t* queries, int64_t count, const T* const* keys, int64_t words, int64_t positions,
+                       float* scores) {
+  constexpr int64_t SIDE = 16;
+  alignas(64) uint32_t turned[SIDE * SIDE], numbers[PARTS<T> * SIDE];
+  for (int64_t group = 0; group < positions; group += SIDE) {
+    const uint32_t* rows[SIDE];
+    for (int64_t r = 0; r < SIDE; ++r) rows[r] = reinterpret_cast<const uint32_t*>(keys[group + r]);
+    for (int64_t word = 0; word < words; word += SIDE) {
+      transpose_words(rows, word, turned, SIDE);
+      for (int64_t query = 0; query < count; ++query) {
+        const Words ours = load_words(queries + query * words + word);
+        for (int part = 0; part < PARTS<T>; ++part) store_words(numbers + part * SIDE, part_of<T>(ours, part));
+        float* to = scores + query * CHUNK + group;
+        Vector sum = word == 0 ? zeros() : load(to);
+        for (int64_t one = 0; one < SIDE; ++one) {
+          const Words theirs = load_words(turned + one * SIDE);
+          for (int part = 0; part < PARTS<T>; ++part) {
+            sum = plus_product<T>(sum, all_words(numbers[part * SIDE + one]), part_of<T>(theirs, part));
+          }
+        }
+        store(to, sum);
+      }
+    }
+  }
+}
+
+// Scales the scores of one query, hides what it may not look at, and turns them into weights. Returns the factor of
+// what was found before.
+template <class T>
+static float weigh_scores(float* scores, float scale, int64_t first_seen, int64_t last_seen, float* greatest,
+                          float* total, T* weights) {
+  Vector s[CHUNK / LANES];
+  for (int v = 0; v < CHUNK / LANES; ++v) s[v] = load(scores + v * LANES) * all(scale);
+  if (first_seen > 0 || last_seen < CHUNK - 1) {
+    for (int v = 0; v < CHUNK / LANES; ++v) store(scores + v * LANES, s[v]);
+    for (int64_t i = 0; i < first_seen && i < CHUNK; ++i) scores[i] = -INFINITY;
+    for (int64_t i = last_seen + 1 > 0 ? last_seen + 1 : 0; i < CHUNK; ++i) scores[i] = -INFINITY;
+    for (int v = 0; v < CHUNK / LANES; ++v) s[v] = load(scores + v * LANES);
+  }
+  const float here = greatest_of(greater_of(greater_of(s[0], s[1]), greater_of(s[2], s[3])));
+  const float before = *greatest;
+  const float now = here > before ? here : before;
+  if (now == -INFINITY) {  // nothing seen yet
+    for (int v = 0; v < CHUNK / LANES; ++v) store_rounded(weights + v * LANES, zeros());
+    return 1.0f;
+  }
+  float correction = 1.0f;
+  if (now != before) {
+    float one[LANES];
+    store(one, exponential(all(before - now)));
+    correction = one[0];
+  }
+  Vector sum = zeros();
+  for (int v = 0; v < CHUNK / LANES; ++v) {
+    const Vector weight = exponential(s[v] - all(now));
+    sum = sum + weight;
+    store_rounded(weights + v * LANES, weight);
+  }
+  *greatest = now;
+  *total = *total * correction + sum_of(sum);
+  return correction;
+}
+
+}  // namespace INSTRUCTION_SET
