@@ -22,7 +22,8 @@ MOST_SEEDS = 200
 @dataclass(frozen=True, slots=True)
 class Need:
     """Requirements on a demo's trace: load relative to what FCFS sustains, minimum jobs and seconds, and the peak need
-    as a multiple of the pool.
+    as a multiple of the pool. The number of jobs is a multiple of `jobs_step`: with a large one, machines that sustain
+    more or less run the same jobs in the same bursts, only sooner or later.
     """
 
     load: float
@@ -31,6 +32,7 @@ class Need:
     pool_tokens: int
     pools_in_peak: float
     cv_tolerance: float = 0.15
+    jobs_step: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ def loaded_trace(workload: Workload, sustained: float, need: Need) -> LoadedTrac
     need with it. If no seed fits, the one with the greatest peak need is taken, as its `peak_need_tokens` shows.
     """
     rate = need.load * sustained
-    jobs = min(max(need.least_jobs, math.ceil(rate * need.least_s)), MOST_JOBS)
+    steps = math.ceil(max(need.least_jobs, rate * need.least_s) / need.jobs_step)
+    jobs = min(steps * need.jobs_step, MOST_JOBS)
     best: LoadedTrace | None = None
     for seed in range(workload.seed, workload.seed + MOST_SEEDS):
         drawn = replace(workload, jobs=jobs, rate=rate, seed=seed)

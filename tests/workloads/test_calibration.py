@@ -1,6 +1,7 @@
 """From a saturated run to a trace of a known load."""
 
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,16 @@ def test_a_demos_trace_has_the_load_the_length_the_bursts_and_the_need_asked_for
     assert len(loaded.jobs) / seconds == pytest.approx(0.9 * sustained, rel=0.02)
     assert variation(loaded.jobs) == pytest.approx(4.0, rel=0.16)
     assert loaded.peak_need_tokens >= 3 * NEED.pool_tokens
+
+
+def test_with_a_step_of_jobs_machines_run_the_same_trace_sooner_or_later() -> None:
+    need = replace(NEED, jobs_step=400)
+    slow, fast = (loaded_trace(SHAPE, sustained, need) for sustained in (4.0, 11.0))
+    assert len(slow.jobs) == len(fast.jobs) == 400
+    for one, other in zip(slow.jobs, fast.jobs, strict=True):
+        assert (one.prompt_tokens, one.output_tokens) == (other.prompt_tokens, other.output_tokens)
+        assert one.arrival_s * 4 == pytest.approx(other.arrival_s * 11)
+    assert len(loaded_trace(SHAPE, 12.0, need).jobs) == 800
 
 
 def test_a_need_that_no_seed_meets_gets_the_greatest_there_is() -> None:
