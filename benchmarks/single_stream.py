@@ -88,7 +88,8 @@ async def _measure_model(settings: BenchSettings, preset: str) -> dict[str, Any]
     ):
         vocabulary_size = (await client.models())[0].vocabulary_size
         await by_engine(alone, 1)
-        await _through_services(client, vocabulary_size, 1)
+        # Not so few tokens that they might all come at once.
+        await _through_services(client, vocabulary_size, QUICK_DECODE_TOKENS)
         for _ in range(settings.pick(5, 2)):
             services = await _through_services(client, vocabulary_size, decode_tokens)
             runs.append({"services": services, "engine": await by_engine(alone, decode_tokens)})
