@@ -4,10 +4,9 @@ A server with the bundled model, which was trained, shows a completion. Then the
 with the model that is asked for: FCFS in its three forms, the paper's policy and the default one. All are up the whole
 time, but only one at a time has work; the others sleep. A short saturated run of each form of FCFS measures what the
 best of them sustains here. A bursty trace of 400 jobs is stretched so that a fifth more arrives than that, and every
-system runs it. The form of FCFS that is best on the trace is what the others are compared with, and
-it is repeated with them, in turn, as often as fits, since runs differ. Same engine, same pools. The device pool is at
-most a third of the trace's peak need, which is estimated beforehand (calibration.fluid_stays) and measured from the
-FCFS run afterwards.
+system runs it. The form of FCFS that is best on the trace is what the others are compared with, and it is repeated with
+them, in turn, as often as fits, since runs differ. Same engine, same pools. The device pool is at most a third of the
+trace's peak need, which is estimated beforehand (calibration.fluid_stays) and measured from the FCFS run afterwards.
 
 The longest prompts are five times as long as the longest outputs: those of real chats are several times as long, too.
 
@@ -63,8 +62,8 @@ RunsOfPair = Mapping[PolicyPair, list[Result]]
 """The results of each pair's runs, in the order of the passes that it took part in."""
 
 SHAPE = Workload(jobs=120, rate=1.0, cv=4.0, theta=1.2, max_prompt_tokens=1536, max_output_tokens=320, seed=21)
-"""Of 19 draws of 400 such jobs, simulated, its mean JCT and its P99 under FCFS and under the default policy are near
-the middle, and change little where the machine's speed or its load is another one.
+"""Of 19 draws of 400 such jobs this one was chosen by simulation. What the default policy gains over FCFS with it
+changes little where the machine is slower or the load another one: in P99 as with the middle draw, in mean JCT more.
 """
 NEED = Need(load=1.2, least_jobs=400, least_s=8.0, pool_tokens=DEVICE_TOKENS, pools_in_peak=4.0, jobs_step=400)
 """Four hundred jobs arrive in a quarter of a minute or so; only a machine that sustains twice as much has more of them.

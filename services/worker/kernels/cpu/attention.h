@@ -141,12 +141,9 @@ class UnitOfAttention {
     for (; start < stop; start += CHUNK) {
       std::memcpy(here, next, sizeof(here));
       const bool is_last = start + CHUNK >= stop;
-      if (is_last) {
-        after.find_keys(layer_.window, scratch_.zero, next);
-      } else {
-        pages_.find_keys(start + CHUNK, stop, scratch_.zero, next);
-      }
+      if (!is_last) pages_.find_keys(start + CHUNK, stop, scratch_.zero, next);
       if (is_decode()) {
+        if (is_last) after.find_keys(layer_.window, scratch_.zero, next);
         decode_chunk(start, least(CHUNK, stop - start), here, next);
       } else {
         if (!is_last) fetch_all(next);
