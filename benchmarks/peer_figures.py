@@ -143,22 +143,32 @@ def _ratios_table(measured: Mapping[str, Any]) -> Table:
     return Table("FastServe against the best peer", ("", "best peer", "times better", "asked", "rounds"), rows, note)
 
 
+def _shares(values: Sequence[float], bounds: Sequence[float]) -> Spread:
+    """Figures as shares of their bounds."""
+    return spread([value / bound for value, bound in zip(values, bounds, strict=True)])
+
+
 def _roofline_table(measured: Mapping[str, Any]) -> Table:
     rows = []
     for preset, measure, values in _cells(measured):
         comparison = compared(measure, values)
-        bound = measured["models"][preset].get("bounds", {}).get(f"{measure.name}_tokens_per_s")
-        asked = measure.asked.get(preset)
-        busy = measured["models"][preset].get("worker_busy_shares")
+        model = measured["models"][preset]
+        bound = model.get("bounds", {}).get(f"{measure.name}_tokens_per_s")
+        asked, busy = measure.asked.get(preset), model.get("worker_busy_shares")
         if comparison is None or bound is None or asked is None or comparison.advantage.median >= asked:
             continue
+        best = comparison.best_peer
+        beside = model["measures"][measure.name].get("bounds_beside")
+        if beside is None:  # for many streams, and in results of earlier versions, the best of the sitting
+            beside = {name: [bound] * len(values[name]) for name in (OURS, best)}
+        ours, peer = _shares(values[OURS], beside[OURS]), _shares(values[best], beside[best])
         rows.append(
             (
                 f"{preset}: {measure.title}",
-                f"{bound:.0f}",
-                f"{comparison.ours.median / bound:.0%}",
-                f"{comparison.peer.median / bound:.0%}",
-                f"{asked * comparison.peer.median / bound:.0%}",
+                with_spread(spread(beside[OURS]), 0),
+                f"{ours.median:.0%}",
+                f"{peer.median:.0%}",
+                f"{asked * peer.median:.0%}",
                 f"{spread(busy).median:.0%}" if measure.name == "offline" and busy else "-",
             )
         )
@@ -169,6 +179,7 @@ def _roofline_table(measured: Mapping[str, Any]) -> Table:
             f"Bounds from {max(rate['read_bytes_per_s'] for rate in rates) / 1e9:.0f} GB/s read and "
             f"{max(rate['product_flop_per_s'] for rate in rates) / 1e9:.0f} GFLOP/s of products, the most that torch "
             "reached in any round: a decode reads all weights once, a prefill and jobs all at once do their products. "
+            "Where a bound has a spread, it was measured before and after each turn, and the shares are of that. "
             "Weights that fit into the caches are read faster than that. The last column is the share of the time "
             "in which FastServe's worker was in an iteration; the rest of it goes to the services, the rest of the "
             "bound to the iteration itself: attention, norms, sampling, and weights read for few jobs."

@@ -3,7 +3,8 @@
 All systems get the same model folders, bfloat16, the same trace and token ids, forced lengths, two threads, a KV cache
 for as many tokens, batches as large, and no prefix caching. Each runs as its makers say is fastest on a CPU: as a
 library in a process of its own where it has one, so without the cost of a server that FastServe pays. Warm-up is not
-measured. Systems take turns, and each round begins with another, because the speed of shared machines drifts.
+measured. Systems take turns, and each round begins with another, because the speed of shared machines drifts: for the
+same reason what the machine allows one stream is measured before and after each turn of it.
 """
 
 import asyncio
@@ -37,6 +38,7 @@ QUICK_JOBS = 12
 WARM_UP_JOBS = 16
 STREAMS = {"S": 5, "M": 2}
 """Streams of which a turn takes the median."""
+ONE_STREAM = ("decode", "prefill")
 CHECKED_PROMPTS = 16
 LEAST_AGREEMENT = 0.75
 """Roundings differ between engines: two tokens that are close change places now and then."""
@@ -86,6 +88,12 @@ class Sitting:
             self.measured.setdefault("worker_busy_shares", []).append(round(figures["busy_share"], 4))
         return figures["mean_jct_s" if measure.name == "jct" else "output_tokens_per_s"]
 
+    async def bound(self, measure: Measure) -> float | None:
+        """What the machine allows one stream now, in tokens per second; None for a measure of many."""
+        if measure.name not in ONE_STREAM:
+            return None
+        return bounds(random_model(self.preset), await _rates())[f"{measure.name}_tokens_per_s"]
+
     async def attempt(self, name: str, doing: Awaitable[Any]) -> Any:
         """What it gives; a peer that fails is left out from then on, with the reason, and gives None."""
         try:
@@ -115,14 +123,20 @@ class Sitting:
             if number and time.monotonic() + sum(cell["took_s"].get(name, 0.0) for name in names) > self.ends_s:
                 continue
             start = number % len(names)
+            before = await self.bound(measure)
             for name in [*names[start:], *names[:start]]:
                 if name in self.systems:
                     began_s = time.monotonic()
                     figure = await self.attempt(name, self.figure(measure, self.systems[name]))
                     cell["took_s"][name] = round(time.monotonic() - began_s, 1)
+                    after = await self.bound(measure)
                     if figure is not None:
                         cell["values"].setdefault(name, []).append(round(figure, 4))
                         tell(f"peers: {self.preset} round {number + 1} {measure.name}: {name} {figure:.4g}")
+                        if before is not None and after is not None:
+                            beside = cell.setdefault("bounds_beside", {}).setdefault(name, [])
+                            beside.append(round((before + after) / 2, 1))
+                    before = after
             cell["on"] = datetime.now(UTC).date().isoformat()
             cell["load_before_round"] = [*cell.get("load_before_round", []), round(os.getloadavg()[0], 2)]
             self.keep()
