@@ -189,10 +189,11 @@ static inline void add_word_by_hand(Sums<6, 1>& sum, const Multiplicands<T, 6>& 
 #endif
 
 // sums[r][0..63] += (or =) rows r of x times words of a panel, at most PIECE_WORDS if a word has parts. AHEAD_LINES of
-// the memory at `ahead`, which will be needed soon, are fetched for each word; it may lie beyond what is ours.
+// the memory at `ahead`, which will be needed soon, are fetched for each word. If that is one or none, rows are many, and
+// those at `x_after` are fetched as well. Both may lie beyond what is ours.
 template <class T, int ROWS, int AHEAD_LINES>
 static NOT_INLINED void tile(const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh,
-                             float* sums, const char* ahead) {
+                             float* sums, const char* ahead, const uint32_t* x_after) {
   constexpr int VECTORS = vectors_for(ROWS), WALKS = PANEL / LANES / VECTORS;
   constexpr int LINES_OF_WALK = AHEAD_LINES > WALKS ? AHEAD_LINES / WALKS : 1;
   const Multiplicands<T, ROWS> numbers(x, x_step, words);
@@ -203,6 +204,9 @@ static NOT_INLINED void tile(const uint32_t* x, int64_t x_step, const uint32_t* 
     for (int64_t word = 0; word < words; ++word) {
       if (walk < AHEAD_LINES) {
         for (int line = 0; line < LINES_OF_WALK; ++line, ahead += LINE_BYTES) _mm_prefetch(ahead, _MM_HINT_T0);
+      }
+      if (AHEAD_LINES < 2 && walk == 0 && word % LINE_WORDS < ROWS) {
+        _mm_prefetch(x_after + word % LINE_WORDS * x_step + word / LINE_WORDS * LINE_WORDS, _MM_HINT_T0);
       }
       const uint32_t* from = panel + word * PANEL + first;
 #if !defined(__AVX512F__)
@@ -259,7 +263,7 @@ static void deep_tile(int64_t rows, const uint32_t* x, int64_t x_step, const uin
 
 template <class T, int AHEAD_LINES>
 static void tile_of(int64_t rows, const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh,
-                    float* sums, const char* ahead) {
+                    float* sums, const char* ahead, const uint32_t* x_after) {
 #if defined(WITH_TILES)
   if constexpr (BY_TILES<T>) {
     const int64_t rest = words % TILE_DEPTH, whole = words - rest;
@@ -271,13 +275,13 @@ static void tile_of(int64_t rows, const uint32_t* x, int64_t x_step, const uint3
   }
 #endif
   switch (rows) {
-    case 1: return tile<T, 1, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
-    case 2: return tile<T, 2, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
-    case 3: return tile<T, 3, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
-    case 4: return tile<T, 4, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
-    case 5: return tile<T, 5, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
+    case 1: return tile<T, 1, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead, x_after);
+    case 2: return tile<T, 2, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead, x_after);
+    case 3: return tile<T, 3, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead, x_after);
+    case 4: return tile<T, 4, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead, x_after);
+    case 5: return tile<T, 5, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead, x_after);
     default:
-      if constexpr (TILE_ROWS<T> == 6) tile<T, 6, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead);
+      if constexpr (TILE_ROWS<T> == 6) tile<T, 6, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead, x_after);
   }
 }
 
@@ -305,18 +309,18 @@ static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const u
       const uint32_t* from = x + row * x_step + begin;
       const bool begins = fresh && begin == 0;
       float* to = sums + row * PANEL;
-      if (after == nullptr || number >= 4) {
-        tile_of<T, 0>(stop - row, from, x_step, piece, count, begins, to, nullptr);
+      const uint32_t* x_after = stop < rows ? x + stop * x_step + begin : x + stop_word;
+      if (after == nullptr || number >= 4 || (tiles == 3 && number == 2)) {
+        tile_of<T, 0>(stop - row, from, x_step, piece, count, begins, to, nullptr, x_after);
       } else if (tiles == 1) {
         const void* ahead = stop_word < words ? piece + AHEAD * PANEL : after;
-        tile_of<T, 4>(stop - row, from, x_step, piece, count, begins, to, static_cast<const char*>(ahead));
-      } else if (tiles == 2) {
-        tile_of<T, 2>(stop - row, from, x_step, piece, count, begins, to, next + number * count * 2 * LINE_BYTES);
-      } else if (tiles == 3 && number == 0) {
-        tile_of<T, 2>(stop - row, from, x_step, piece, count, begins, to, next);
+        tile_of<T, 4>(stop - row, from, x_step, piece, count, begins, to, static_cast<const char*>(ahead), x_after);
+      } else if (tiles <= 3) {
+        const char* ahead = next + number * count * 2 * LINE_BYTES;
+        tile_of<T, 2>(stop - row, from, x_step, piece, count, begins, to, ahead, x_after);
       } else {
-        const int64_t before = tiles == 3 ? number + 1 : number;
-        tile_of<T, 1>(stop - row, from, x_step, piece, count, begins, to, next + before * count * LINE_BYTES);
+        const char* ahead = next + number * count * LINE_BYTES;
+        tile_of<T, 1>(stop - row, from, x_step, piece, count, begins, to, ahead, x_after);
       }
       row = stop;
     }
