@@ -78,6 +78,14 @@ def test_only_misses_are_told_as_shares_of_what_the_machine_allows() -> None:
     assert misses.rows == [("M: decode of one stream", "75", "60%", "80%", "84%", "-")]
 
 
+def test_a_stream_is_told_as_a_share_of_what_the_machine_allowed_beside_its_turn() -> None:
+    # The second round had twice the bandwidth: both systems used as much of it as before.
+    decode = cell(fastserve=[45.0, 90.0], openvino=[60.0, 120.0])
+    decode["bounds_beside"] = {"fastserve": [75.0, 150.0], "openvino": [75.0, 150.0]}
+    told = measured({"decode": decode}, rates=RATES, bounds={"decode_tokens_per_s": 150.0})
+    assert tables(told)[-1].rows == [("M: decode of one stream", "112 (75 to 150)", "60%", "80%", "84%", "-")]
+
+
 def test_a_miss_offline_tells_how_much_of_the_time_the_worker_computed() -> None:
     told = measured(
         {"offline": cell(fastserve=[200.0], openvino=[200.0])},
