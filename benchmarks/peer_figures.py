@@ -178,7 +178,8 @@ def _roofline_table(measured: Mapping[str, Any]) -> Table:
         note = (
             f"Bounds from {max(rate['read_bytes_per_s'] for rate in rates) / 1e9:.0f} GB/s read and "
             f"{max(rate['product_flop_per_s'] for rate in rates) / 1e9:.0f} GFLOP/s of products, the most that torch "
-            "reached in any round: a decode reads all weights once, a prefill and jobs all at once do their products. "
+            "reached before the first round or after one: a decode reads all weights once, a prefill and jobs all at "
+            "once do their products. "
             "Where a bound has a spread, it was measured before and after each turn, and the shares are of that. "
             "Weights that fit into the caches are read faster than that. The last column is the share of the time "
             "in which FastServe's worker was in an iteration; the rest of it goes to the services, the rest of the "

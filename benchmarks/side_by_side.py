@@ -39,6 +39,7 @@ WARM_UP_JOBS = 16
 STREAMS = {"S": 5, "M": 2}
 """Streams of which a turn takes the median."""
 ONE_STREAM = ("decode", "prefill")
+"""Measures whose bounds are measured beside each turn."""
 CHECKED_PROMPTS = 16
 LEAST_AGREEMENT = 0.75
 """Roundings differ between engines: two tokens that are close change places now and then."""

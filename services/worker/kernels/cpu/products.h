@@ -189,8 +189,9 @@ static inline void add_word_by_hand(Sums<6, 1>& sum, const Multiplicands<T, 6>& 
 #endif
 
 // sums[r][0..63] += (or =) rows r of x times words of a panel, at most PIECE_WORDS if a word has parts. AHEAD_LINES of
-// the memory at `ahead`, which will be needed soon, are fetched for each word. If that is one or none, rows are many, and
-// those at `x_after` are fetched as well. Both may lie beyond what is ours.
+// the memory at `ahead`, which will be needed soon, are fetched for each word. With one or none, the rows of the next
+// tile, at `x_after`, are fetched as well: where there are more lines, rows are few and stay in the first cache. Both
+// may lie beyond what is ours.
 template <class T, int ROWS, int AHEAD_LINES>
 static NOT_INLINED void tile(const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh,
                              float* sums, const char* ahead, const uint32_t* x_after) {
@@ -310,6 +311,8 @@ static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const u
       const bool begins = fresh && begin == 0;
       float* to = sums + row * PANEL;
       const uint32_t* x_after = stop < rows ? x + stop * x_step + begin : x + stop_word;
+      // Together they fetch four lines for each word: a single tile all of them, the first two of at most three two
+      // each, the first four of more one each.
       if (after == nullptr || number >= 4 || (tiles == 3 && number == 2)) {
         tile_of<T, 0>(stop - row, from, x_step, piece, count, begins, to, nullptr, x_after);
       } else if (tiles == 1) {
