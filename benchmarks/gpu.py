@@ -1,4 +1,5 @@
-"""Checks and measures the engine on a device: parity, swapping beside compute, copy bandwidth, decode and prefill.
+"""Checks and measures the engine on a device: parity, swapping beside compute, copy bandwidth, decode and prefill, and
+the profile of the last model.
 
 On a machine with a GPU, where it takes 8 minutes at most:
 
@@ -22,6 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,14 +44,17 @@ from benchmarks.device_models import (
 from benchmarks.swapping import check_swapping
 from services.domain.copying import CopyDirection
 from services.domain.ids import BlockId
+from services.domain.mixed_cost import model_error
 from services.domain.protocol import BlockMove
+from services.runtime.profile_file import profile_text
 from services.worker.kv.copier_choice import make_copier
 from services.worker.kv.pools import BlockShape, make_pools
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
 from services.worker.model.config_json import parse_config
 from services.worker.model.decoder import DecoderModel
 from services.worker.model.loader import prepare
-from services.worker.profiling.cost_measurement import Measurer
+from services.worker.profiling.cost_measurement import Measurer, profile_by
+from services.worker.profiling.link_speed import measure_link
 
 FLOAT32_TOLERANCE = 2e-3
 BFLOAT16_TOLERANCE = 0.5
@@ -204,6 +209,24 @@ def measure_speed(
     return result
 
 
+def measure_profile(
+    shape: Shape, device: torch.device, max_batch: int, longest: int, device_tokens: int
+) -> dict[str, Any]:
+    """What `fastserve profile` writes of a model: iterations by length, batch and context, mixed ones, and the link."""
+    model = make_model(shape, device, torch.bfloat16)
+    prepare(model)
+    pools = pools_of(model, device_tokens // BLOCK_SIZE, device_tokens // BLOCK_SIZE // 4)
+    profile = profile_by(Measurer(model, pools, longest), longest, max_batch, {"kind": "measured"})
+    document: dict[str, Any] = json.loads(profile_text(replace(profile, link=measure_link(pools))))
+    error = model_error(profile.mixed)
+    return {
+        "kv_bytes_per_token": pools.shape.block_bytes // BLOCK_SIZE,
+        "mixed_error_median": error.median,
+        "mixed_error_worst": error.worst,
+        **{name: document[name] for name in ("prefill", "decode", "mixed", "link")},
+    }
+
+
 # --- all of it ------------------------------------------------------------
 
 
@@ -260,6 +283,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     results.add("copies", lambda: measure_copies(SHAPES[names[-1]], device, (1 << 20) if small else (2 << 30)))
     for name in names:
         results.add(f"speed_{name}", partial(measure_speed, SHAPES[name], device, *limits))
+    limits_of_profile = (4, 64, 512) if small else (256, 8192, 1 << 18)
+    results.add(f"profile_{names[-1]}", lambda: measure_profile(SHAPES[names[-1]], device, *limits_of_profile))
     print(results.text(), end="")
     return 0 if results.parts["passed"] else 1
 
