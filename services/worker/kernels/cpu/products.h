@@ -53,6 +53,11 @@ constexpr bool SIX_BY_HAND = PARTS<T> == 2;
 template <class T>
 constexpr int64_t TILE_ROWS = BY_TILES<T> ? 16 : SIX_BY_HAND<T> ? 6 : REGISTER_ROWS;
 
+// With tiles, so many rows share what is loaded of a panel.
+constexpr int64_t PAIR_ROWS = 32;
+template <class T>
+constexpr int64_t SHARED_ROWS = BY_TILES<T> ? PAIR_ROWS : TILE_ROWS<T>;
+
 // The same in words of a panel, and in those of int8 weights.
 constexpr int64_t AHEAD = AHEAD_BYTES / static_cast<int64_t>(PANEL * sizeof(uint32_t));
 template <class T>
@@ -260,6 +265,77 @@ static void deep_tile(int64_t rows, const uint32_t* x, int64_t x_step, const uin
   STORE_TILE(2, sums + 2 * LANES, PANEL_BYTES);
   STORE_TILE(3, sums + 3 * LANES, PANEL_BYTES);
 }
+
+// PAIR_ROWS rows times 32 outputs of a panel, for words that are a multiple of TILE_DEPTH: what is loaded is multiplied
+// twice, and no sum leaves its tile before it is whole. FETCHED_LINES at `ahead` are fetched for each word.
+template <int FETCHED_LINES>
+static void wide_tile(const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh, float* sums,
+                      const char* ahead) {
+  constexpr int64_t PANEL_BYTES = PANEL * sizeof(uint32_t);
+  const int64_t x_bytes = x_step * static_cast<int64_t>(sizeof(uint32_t));
+  float* below = sums + TILE_ROWS<Bfloat16> * PANEL;
+  shape_for(TILE_ROWS<Bfloat16>, TILE_DEPTH);
+  if (fresh) {
+    CLEAR_TILE(0);
+    CLEAR_TILE(1);
+    CLEAR_TILE(2);
+    CLEAR_TILE(3);
+  } else {
+    LOAD_TILE(0, sums, PANEL_BYTES);
+    LOAD_TILE(1, sums + LANES, PANEL_BYTES);
+    LOAD_TILE(2, below, PANEL_BYTES);
+    LOAD_TILE(3, below + LANES, PANEL_BYTES);
+  }
+  for (int64_t word = 0; word < words; word += TILE_DEPTH) {
+    for (int64_t line = word * FETCHED_LINES; line < (word + TILE_DEPTH) * FETCHED_LINES; ++line) {
+      _mm_prefetch(ahead + line * LINE_BYTES, _MM_HINT_T1);
+    }
+    const uint32_t* outputs = panel + word * PANEL;
+    LOAD_TILE(4, x + word, x_bytes);
+    LOAD_TILE(6, outputs, PANEL_BYTES);
+    MULTIPLY_TILES(0, 4, 6);
+    LOAD_TILE(7, outputs + LANES, PANEL_BYTES);
+    MULTIPLY_TILES(1, 4, 7);
+    LOAD_TILE(5, x + TILE_ROWS<Bfloat16> * x_step + word, x_bytes);
+    MULTIPLY_TILES(2, 5, 6);
+    MULTIPLY_TILES(3, 5, 7);
+  }
+  STORE_TILE(0, sums, PANEL_BYTES);
+  STORE_TILE(1, sums + LANES, PANEL_BYTES);
+  STORE_TILE(2, below, PANEL_BYTES);
+  STORE_TILE(3, below + LANES, PANEL_BYTES);
+}
+
+// As many rows as are whole pairs of tiles, times a panel; returns how many. The first four of their wide tiles fetch
+// the panel after this one, as far as the second cache: no panel of all words fits into the first.
+static int64_t times_panel_in_pairs(const uint32_t* x, int64_t x_step, int64_t rows, const uint32_t* panel,
+                                    int64_t words, const void* after, bool fresh, float* sums) {
+  constexpr int64_t HALF = PANEL / 2;
+  const int64_t rest = words % TILE_DEPTH, whole = words - rest, paired = rows / PAIR_ROWS * PAIR_ROWS;
+  if (whole == 0) return 0;
+  const char* ahead = static_cast<const char*>(after == panel ? nullptr : after);
+  for (int64_t row = 0; row < paired; row += PAIR_ROWS) {
+    const uint32_t* from = x + row * x_step;
+    float* to = sums + row * PANEL;
+    for (int64_t half = 0; half < 2; ++half) {
+      const int64_t number = row / PAIR_ROWS * 2 + half;
+      if (ahead == nullptr || number >= 4) {
+        wide_tile<0>(from, x_step, panel + half * HALF, whole, fresh, to + half * HALF, nullptr);
+      } else if (paired > PAIR_ROWS) {
+        const char* quarter = ahead + number * whole * LINE_BYTES;
+        wide_tile<1>(from, x_step, panel + half * HALF, whole, fresh, to + half * HALF, quarter);
+      } else {
+        const char* its_half = ahead + number * whole * 2 * LINE_BYTES;
+        wide_tile<2>(from, x_step, panel + half * HALF, whole, fresh, to + half * HALF, its_half);
+      }
+    }
+  }
+  for (int64_t row = 0; rest > 0 && row < paired; row += TILE_ROWS<Bfloat16>) {
+    deep_tile<0>(TILE_ROWS<Bfloat16>, x + row * x_step + whole, x_step, panel + whole * PANEL, rest, rest, false,
+                 sums + row * PANEL, nullptr);
+  }
+  return paired;
+}
 #endif
 
 template <class T, int AHEAD_LINES>
@@ -292,6 +368,16 @@ static void tile_of(int64_t rows, const uint32_t* x, int64_t x_step, const uint3
 template <class T>
 static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const uint32_t* panel, int64_t words,
                         const void* after, bool fresh, float* sums) {
+#if defined(WITH_TILES)
+  if constexpr (BY_TILES<T>) {
+    const int64_t done = times_panel_in_pairs(x, x_step, rows, panel, words, after, fresh, sums);
+    if (done == rows) return;
+    x += done * x_step;
+    rows -= done;
+    sums += done * PANEL;
+    if (done > 0) after = nullptr;
+  }
+#endif
   const int64_t tiles = (rows + TILE_ROWS<T> - 1) / TILE_ROWS<T>;
   // Many words at once, if a tile walks through them once.
   const bool is_whole = tiles == 1 && PARTS<T> == 1 && (BY_TILES<T> || vectors_for(rows) * LANES == PANEL);

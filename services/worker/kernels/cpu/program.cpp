@@ -192,13 +192,13 @@ class Thread {
     const int64_t words = words_of<T>(matrix.inputs), x_step = words_of<T>(padded(matrix.inputs));
     const int64_t panels = padded(matrix.outputs) / PANEL;
     const int64_t unit_rows = matrix.quantized != nullptr ? QUANTIZED_UNIT_ROWS : UNIT_ROWS;
-    const int64_t row_units = (rows + unit_rows - 1) / unit_rows, tiles = (rows + TILE_ROWS<T> - 1) / TILE_ROWS<T>;
+    const int64_t row_units = (rows + unit_rows - 1) / unit_rows, tiles = (rows + SHARED_ROWS<T> - 1) / SHARED_ROWS<T>;
     const uint32_t* x_words = reinterpret_cast<const uint32_t*>(x);
     for (int64_t unit; (unit = team_take(engine_.team, &place_, panels * row_units, true)) >= 0;) {
       const int64_t panel = unit / row_units, part = unit % row_units;
       // Whole tiles, but for the last.
-      const int64_t begin = tiles * part / row_units * TILE_ROWS<T>;
-      const int64_t stop = least(tiles * (part + 1) / row_units * TILE_ROWS<T>, rows);
+      const int64_t begin = tiles * part / row_units * SHARED_ROWS<T>;
+      const int64_t stop = least(tiles * (part + 1) / row_units * SHARED_ROWS<T>, rows);
       const uint32_t* from = x_words + begin * x_step;
       const void* here = panel_of(matrix, panel);
       // As long as the threads take turns, this thread's next unit.
