@@ -55,6 +55,7 @@ static int64_t cut_into_units(const Step& step, int64_t first_row, int64_t count
 template <class T>
 struct AttentionScratch {
   T* queries;        // [queries, head size padded to words]
+  uint32_t* columns;  // [heads, words of a head, 16]: the queries of a decode by tiles, side by side
   float* scores;     // [queries, CHUNK]
   T* weights;        // [queries, CHUNK]
   float* greatest;   // [queries]
@@ -158,6 +159,7 @@ class UnitOfAttention {
         for (int64_t panel = 0; panel < panels_; ++panel) {
           float* row = found(head, panel) + query * PANEL;
           scale_row(row, 1.0f / scratch_.total[head * count_ + query]);
+          if (packs_in_pairs<T>(size_)) in_order(row);
           const int64_t rest = size_ - panel * PANEL;
           convert(row, rest < PANEL ? rest : PANEL, layer_.found + place(head, query) + panel * PANEL);
         }
@@ -170,7 +172,11 @@ class UnitOfAttention {
   int64_t place(int64_t head, int64_t query) const {
     return (rows_.first_row + query / group_) * layer_.row_step + ((first_head_ + head) * group_ + query % group_) * size_;
   }
-  bool is_decode() const { return !BY_TILES<T> && rows_.row_count == 1 && size_ % PANEL == 0; }
+  // Whether keys are read where they lie. Tiles read 16 of a block at once.
+  bool is_decode() const {
+    if (rows_.row_count > 1 || size_ % PANEL != 0) return false;
+    return !BY_TILES<T> || (group_ <= LANES && pages_.block_size % LANES == 0);
+  }
 
   void fetch_all(const T* const* next) const {
     for (int64_t head = 0; head < head_count_; ++head) fetch_rows(next, head * size_, size_, to_values_);
@@ -186,14 +192,18 @@ class UnitOfAttention {
       find_rows(here, head * size_ + to_values_, rows);
       if (count_ <= MOST_TOGETHER && reads_values_in_place<T>(size_)) {
         add_values(weights(head), count_, rows, CHUNK, size_, found(head, 0), count_ * PANEL);
-        continue;
+      } else {
+        add_packed_values(head, rows);
       }
-      pack_values(rows, size_, scratch_.values);
-      for (int64_t panel = 0; panel < panels_; ++panel) {
-        constexpr int64_t WORDS = VALUE_WORDS<T>;
-        times_panel<T>(weights(head), WORDS, count_, scratch_.values + panel * WORDS * PANEL, WORDS, nullptr, false,
-                       found(head, panel));
-      }
+    }
+  }
+
+  void add_packed_values(int64_t head, const T* const* rows) {
+    constexpr int64_t WORDS = VALUE_WORDS<T>;
+    pack_values(rows, size_, scratch_.values);
+    for (int64_t panel = 0; panel < panels_; ++panel) {
+      times_panel<T>(weights(head), WORDS, count_, scratch_.values + panel * WORDS * PANEL, WORDS, nullptr, false,
+                     found(head, panel));
     }
   }
 
@@ -203,17 +213,31 @@ class UnitOfAttention {
     const T* rows[CHUNK];
     for (int64_t head = 0; head < head_count_; ++head) {
       find_rows(here, head * size_, rows);
-      score_keys<T>(queries(head), count_, rows, words_, positions, scores(head));
+      score(head, rows, positions);
       fetch_rows(next, head * size_, size_, to_values_);
     }
     for (int64_t head = 0; head < head_count_; ++head) weigh(start, head);
     for (int64_t head = 0; head < head_count_; ++head) {
       find_rows(here, head * size_ + to_values_, rows);
+      if (BY_TILES<T>) {
+        add_packed_values(head, rows);
+        continue;
+      }
       for (int64_t query = 0; query < count_; query += MOST_TOGETHER) {
         add_values(weights(head) + query * VALUE_WORDS<T>, least(MOST_TOGETHER, count_ - query), rows, positions, size_,
                    found(head, 0) + query * PANEL, count_ * PANEL);
       }
     }
+  }
+
+  void score(int64_t head, const T* const* keys, int64_t positions) {
+#if defined(WITH_TILES)
+    if constexpr (BY_TILES<T>) {
+      const uint32_t* columns = scratch_.columns + head * words_ * MOST_COLUMNS;
+      return score_keys_by_tiles(columns, count_, keys, pages_.position_step, words_, positions, scores(head));
+    }
+#endif
+    score_keys<T>(queries(head), count_, keys, words_, positions, scores(head));
   }
 
   // The rows that lie so many numbers behind; those of no position stay where they are.
@@ -242,6 +266,11 @@ class UnitOfAttention {
       }
     }
     std::memset(scratch_.found, 0, head_count_ * panels_ * count_ * PANEL * sizeof(float));
+#if defined(WITH_TILES)
+    for (int64_t head = 0; BY_TILES<T> && is_decode() && head < head_count_; ++head) {
+      turn_queries(queries(head), count_, words_, scratch_.columns + head * words_ * MOST_COLUMNS);
+    }
+#endif
   }
 
   void weigh(int64_t start, int64_t head) {
@@ -259,6 +288,14 @@ class UnitOfAttention {
 
   static void scale_row(float* row, float factor) {
     for (int64_t at = 0; at < PANEL; at += LANES) store(row + at, load(row + at) * all(factor));
+  }
+
+  // A panel in the order of its dimensions, which was that of read_pairs.
+  static void in_order(float* row) {
+    Vector sums[1][PANEL / LANES];
+    for (int v = 0; v < PANEL / LANES; ++v) sums[0][v] = load(row + v * LANES);
+    out_of_order_of_pairs<1, PANEL / LANES>(sums);
+    for (int v = 0; v < PANEL / LANES; ++v) store(row + v * LANES, sums[0][v]);
   }
 
   const AttentionOfLayer<T>& layer_;

@@ -48,10 +48,28 @@ static inline void pack_value_word(const float* const* rows, int64_t at, int64_t
   std::memcpy(out, rows[0] + at, (count < LANES ? count : LANES) * sizeof(float));
 }
 
+// Whether packed V, and with it what is found, has its dimensions in the order of read_pairs.
+template <class T>
+static bool packs_in_pairs(int64_t head_size) {
+  return BY_TILES<T> && head_size % (2 * LANES) == 0;
+}
+
 // Packs V of a chunk: a word is one dimension of one or two positions. Places beyond the head stay 0.
 template <class T>
 static void pack_values(const T* const* values, int64_t head_size, uint32_t* out) {
   const int64_t words = words_of<T>(CHUNK);
+  if constexpr (BY_TILES<T>) {
+    for (int64_t word = 0; packs_in_pairs<T>(head_size) && word < words; ++word) {
+      for (int64_t at = 0; at < head_size; at += 2 * LANES) {
+        Words pairs[2];
+        read_pairs(values[2 * word] + at, values[2 * word + 1] + at, pairs);
+        uint32_t* to = out + (at / PANEL * words + word) * PANEL + at % PANEL;
+        store_words(to, pairs[0]);
+        store_words(to + LANES, pairs[1]);
+      }
+    }
+    if (packs_in_pairs<T>(head_size)) return;
+  }
   for (int64_t word = 0; word < words; ++word) {
     for (int64_t at = 0; at < head_size; at += LANES) {
       pack_value_word(values + word * WORD_NUMBERS<T>, at, head_size - at,
@@ -148,6 +166,60 @@ static void score_keys(const uint32_t* queries, int64_t count, const T* const* k
     }
   }
 }
+
+#if defined(WITH_TILES)
+constexpr int64_t MOST_COLUMNS = LANES;
+
+// The words of at most MOST_COLUMNS queries side by side: columns[word][query].
+static void turn_queries(const uint32_t* queries, int64_t count, int64_t words, uint32_t* columns) {
+  for (int64_t word = 0; word < words; ++word) {
+    for (int64_t query = 0; query < MOST_COLUMNS; ++query) {
+      columns[word * MOST_COLUMNS + query] = query < count ? queries[query * words + word] : 0;
+    }
+  }
+}
+
+// scores[query][0..63] = so many queries, turned, times the first `positions` keys of a chunk, and some more. A tile's
+// rows are keys where they lie: 16 of one block, `step` numbers apart. The same sums as of packed keys, since a product
+// does not depend on the order of its factors. The words of a head are a multiple of TILE_DEPTH.
+static void score_keys_by_tiles(const uint32_t* columns, int64_t count, const Bfloat16* const* keys, int64_t step,
+                                int64_t words, int64_t positions, float* scores) {
+  constexpr int64_t SIDE = TILE_DEPTH, ROW_BYTES = SIDE * sizeof(uint32_t);
+  alignas(64) float turned[4 * SIDE * SIDE];
+  const int64_t groups = (positions + SIDE - 1) / SIDE, step_bytes = step * static_cast<int64_t>(sizeof(Bfloat16));
+  shape_for(SIDE, SIDE);
+  CLEAR_TILE(0);
+  CLEAR_TILE(1);
+  CLEAR_TILE(2);
+  CLEAR_TILE(3);
+  for (int64_t word = 0; word < words; word += SIDE) {
+    LOAD_TILE(7, columns + word * MOST_COLUMNS, ROW_BYTES);
+    LOAD_TILE(4, keys[0] + 2 * word, step_bytes);
+    MULTIPLY_TILES(0, 4, 7);
+    if (groups > 1) {
+      LOAD_TILE(5, keys[SIDE] + 2 * word, step_bytes);
+      MULTIPLY_TILES(1, 5, 7);
+    }
+    if (groups > 2) {
+      LOAD_TILE(6, keys[2 * SIDE] + 2 * word, step_bytes);
+      MULTIPLY_TILES(2, 6, 7);
+    }
+    if (groups > 3) {
+      LOAD_TILE(4, keys[3 * SIDE] + 2 * word, step_bytes);
+      MULTIPLY_TILES(3, 4, 7);
+    }
+  }
+  STORE_TILE(0, turned, ROW_BYTES);
+  STORE_TILE(1, turned + SIDE * SIDE, ROW_BYTES);
+  STORE_TILE(2, turned + 2 * SIDE * SIDE, ROW_BYTES);
+  STORE_TILE(3, turned + 3 * SIDE * SIDE, ROW_BYTES);
+  for (int64_t query = 0; query < count; ++query) {
+    for (int64_t group = 0; group < 4; ++group) {
+      store(scores + query * CHUNK + group * SIDE, load_column(turned + group * SIDE * SIDE + query));
+    }
+  }
+}
+#endif
 
 // Scales the scores of one query, hides what it may not look at, and turns them into weights. Returns the factor of
 // what was found before.

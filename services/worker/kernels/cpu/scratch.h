@@ -57,6 +57,7 @@ struct Scratch {
       Weighed* own_weighed = own.take<Weighed>(d.vocabulary);
       AttentionScratch<T> mine = attention;
       mine.queries = own.take<T>(queries_of_unit * head);
+      mine.columns = own.take<uint32_t>(queries_of_unit / group * words_of<T>(head) * LANES);
       mine.scores = own.take<float>(queries_of_unit * CHUNK);
       mine.weights = own.take<T>(queries_of_unit * CHUNK);
       mine.greatest = own.take<float>(queries_of_unit);

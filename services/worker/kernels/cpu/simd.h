@@ -56,6 +56,12 @@ static inline Vector scaled_by_power(Vector x, Vector n) { return {_mm512_scalef
 static inline float sum_of(Vector x) { return _mm512_reduce_add_ps(x.v); }
 static inline float greatest_of(Vector x) { return _mm512_reduce_max_ps(x.v); }
 
+// The first numbers of 16 rows of 16.
+static inline Vector load_column(const float* x) {
+  const __m512i rows = _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
+  return {_mm512_i32gather_ps(rows, x, sizeof(float))};
+}
+
 static inline Words load_words(const uint32_t* x) { return {_mm512_loadu_si512(x)}; }
 static inline void store_words(uint32_t* out, Words x) { _mm512_storeu_si512(out, x.v); }
 static inline Words all_words(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
