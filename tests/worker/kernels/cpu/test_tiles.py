@@ -50,7 +50,7 @@ def test_logits_are_those_of_torch_but_for_rounding(sizes: dict[str, int]) -> No
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_row_has_the_same_bits_in_any_batch(sizes: dict[str, int], quantized: bool) -> None:
-    """Alone, in chunks and beside others: one row is a tile of its own, 33 rows are three tiles."""
+    """Alone, in chunks and beside others: one row is a tile of its own, 33 rows are a pair of tiles and a third one."""
     model = by_tiles(sizes, quantized=quantized)
     text = tokens(120)
     whole = chunked_logits(model, text, [120])
@@ -72,6 +72,19 @@ def test_the_tiles_are_what_computes() -> None:
         for each in (InstructionSet.AMX_BF16, InstructionSet.AVX512_BF16)
     ]
     assert not torch.equal(*found)
+
+
+@pytest.mark.skipif(best != InstructionSet.AMX_BF16, reason="a processor with tiles")
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_processors_tiles_add_up_as_the_manual_says(
+    sizes: dict[str, int], quantized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, chunks = tokens(120), [80, 1, 38, 1]
+    in_plain_code = chunked_logits(by_tiles(sizes, quantized=quantized, threads=2), text, chunks, block_size=16)
+    monkeypatch.setattr(native_decoder, "loaded", loaded)
+    by_processor = chunked_logits(by_tiles(sizes, quantized=quantized, threads=2), text, chunks, block_size=16)
+    assert torch.equal(by_processor, in_plain_code)
 
 
 def test_float32_is_computed_as_without_tiles() -> None:
