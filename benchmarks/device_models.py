@@ -4,10 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
+from services.worker.kernels.gpu.recorded_decoder import RecordedDecoder
+from services.worker.kernels.kernel_choice import computes_by_triton, with_kernels
 from services.worker.kv.pools import BlockShape, KvPools, make_pools
+from services.worker.model.batch import PagedKv
 from services.worker.model.config_json import parse_config
 from services.worker.model.decoder import DecoderModel
 from services.worker.model.loader import empty_model
+from services.worker.model.served_decoder import ServedDecoder
 
 BLOCK_SIZE = 16
 LOGIT_DEVIATION = 3.0
@@ -78,6 +82,14 @@ def pools_of(model: DecoderModel, device_blocks: int, host_blocks: int) -> KvPoo
     config = model.config
     shape = BlockShape(config.layer_count, BLOCK_SIZE, config.kv_head_count, config.head_dim, model.dtype)
     return make_pools(shape, device_blocks, host_blocks, model.device)
+
+
+def served(model: DecoderModel, cache: PagedKv, max_batch: int) -> ServedDecoder:
+    """The model with the kernels that serve it on a GPU; torch's elsewhere."""
+    decoder = with_kernels(model, False, by_triton=computes_by_triton("auto", model.device))
+    if isinstance(decoder, RecordedDecoder):
+        decoder.record(cache, max_batch)
+    return decoder
 
 
 def parameter_count(shape: Shape) -> int:

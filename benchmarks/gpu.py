@@ -40,6 +40,7 @@ from benchmarks.device_models import (
     make_model,
     parameter_count,
     pools_of,
+    served,
 )
 from benchmarks.swapping import check_swapping
 from services.domain.copying import CopyDirection
@@ -70,10 +71,11 @@ def parity_plan(vocabulary: int) -> tuple[list[list[int]], list[list[tuple[int, 
     return tokens, passes
 
 
-def run_passes(model: DecoderModel) -> torch.Tensor:
+def run_passes(model: DecoderModel, *, by_triton: bool = False) -> torch.Tensor:
     """Logits of every sequence after every pass, [passes * sequences, V], through scattered blocks."""
     tokens, passes = parity_plan(model.config.vocabulary_size)
     cache = PagedKv(pools_of(model, 16, 1).device)
+    decoder = served(model, cache, len(tokens)) if by_triton else model
     blocks = [[5, 0, 9, 12], [1, 14, 3, 8], [7, 2, 15, 4]]
     found = []
     for ranges in passes:
@@ -81,7 +83,7 @@ def run_passes(model: DecoderModel) -> torch.Tensor:
         sequences = [SequenceRows(*ranges[row], blocks[row]) for row in order]
         ids = [token for row in order for token in tokens[row][slice(*ranges[row])]]
         layout = BatchLayout.of(sequences, BLOCK_SIZE, model.device)
-        logits = model(torch.tensor(ids, device=model.device), cache, layout)
+        logits = decoder(torch.tensor(ids, device=model.device), cache, layout)
         found.append(logits[torch.tensor([order.index(row) for row in range(3)], device=model.device)])
     return torch.cat(found).double().cpu()
 
@@ -116,6 +118,14 @@ def check_parity(shape: Shape, device: torch.device) -> dict[str, Any]:
     result["passed"] = (
         result["float32_max_difference"] < FLOAT32_TOLERANCE and result["bfloat16_max_difference"] < BFLOAT16_TOLERANCE
     )
+    if device.type == "cuda":
+        for name, model, exact, tolerance in (
+            ("float32", copy_of(float32, shape, device, torch.float32), reference, FLOAT32_TOLERANCE),
+            ("bfloat16", bfloat16, run_passes(rounded), BFLOAT16_TOLERANCE),
+        ):
+            difference = float((run_passes(model, by_triton=True) - exact).abs().max())
+            result[f"triton_{name}_max_difference"] = difference
+            result["passed"] = result["passed"] and difference < tolerance
     if importlib.util.find_spec("transformers") is not None:
         difference = float((run_passes(float32) - transformers_logits(float32, shape)).abs().max())
         result["transformers_float32_max_difference"] = difference
@@ -193,9 +203,8 @@ def measure_speed(
 ) -> dict[str, Any]:
     """Seconds and tokens per second of iterations as the engine runs them, bfloat16."""
     model = make_model(shape, device, torch.bfloat16)
-    prepare(model)
     pools = pools_of(model, max(batches) * -(-context // BLOCK_SIZE) + -(-max(prompts) // BLOCK_SIZE), 1)
-    measurer = Measurer(model, pools, max(context, *prompts))
+    measurer = Measurer(served(model, PagedKv(pools.device), max(batches)), pools, max(context, *prompts))
     measurer.warm_up()
     result: dict[str, Any] = {"parameters": parameter_count(shape), "decode": [], "prefill": []}
     for batch in batches:
@@ -214,9 +223,9 @@ def measure_profile(
 ) -> dict[str, Any]:
     """What `fastserve profile` writes of a model: iterations by length, batch and context, mixed ones, and the link."""
     model = make_model(shape, device, torch.bfloat16)
-    prepare(model)
     pools = pools_of(model, device_tokens // BLOCK_SIZE, device_tokens // BLOCK_SIZE // 4)
-    profile = profile_by(Measurer(model, pools, longest), longest, max_batch, {"kind": "measured"})
+    decoder = served(model, PagedKv(pools.device), max_batch)
+    profile = profile_by(Measurer(decoder, pools, longest), longest, max_batch, {"kind": "measured"})
     document: dict[str, Any] = json.loads(profile_text(replace(profile, link=measure_link(pools))))
     error = model_error(profile.mixed)
     return {

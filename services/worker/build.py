@@ -19,7 +19,8 @@ from services.runtime.model_files import fingerprint
 from services.runtime.profile_file import Profile, Source
 from services.worker.engine.compute_environment import return_freed_memory, usable_cores
 from services.worker.engine.engine import Engine
-from services.worker.kernels.kernel_choice import computes_natively, with_kernels
+from services.worker.kernels.gpu.recorded_decoder import RecordedDecoder
+from services.worker.kernels.kernel_choice import computes_by_triton, computes_natively, with_kernels
 from services.worker.kv.pools import (
     BlockShape,
     KvPools,
@@ -28,6 +29,7 @@ from services.worker.kv.pools import (
     block_counts,
     make_pools,
 )
+from services.worker.model.batch import PagedKv
 from services.worker.model.config_json import read_model_config
 from services.worker.model.served_decoder import ServedDecoder
 from services.worker.parallel.layout import GroupRank, Layout, check_layout, share_config, split_layers
@@ -159,7 +161,9 @@ def load_rank_of(
     if quantized and not natively:
         raise InvalidFieldError("--weights", "int8 needs the compiled decoder of CPUs (--kernels)")
     filled = filled_rank(settings.model, config, rank, stage_layers, device, dtype, settings.max_model_len)
-    model = with_kernels(filled, natively, quantized=quantized)
+    by_triton = computes_by_triton(settings.kernels, device)
+    is_whole = rank.layout.rank_count == 1
+    model = with_kernels(filled, natively, quantized=quantized, by_triton=by_triton, is_whole=is_whole)
     return_freed_memory()
 
     shape = BlockShape(share.layer_count, settings.block_size, share.kv_head_count, share.head_dim, dtype)
@@ -174,6 +178,8 @@ def load_rank_of(
         rank.layout.rank_count,
     )
     pools = make_pools(shape, *counts, device)
+    if isinstance(model, RecordedDecoder):
+        model.record(PagedKv(pools.device), settings.max_batch)
     source: Source = {
         "model": settings.model.resolve().name,
         "model_fingerprint": fingerprint(settings.model),
@@ -182,7 +188,7 @@ def load_rank_of(
         "threads": threads,
         "block_size": settings.block_size,
         "torch": torch.__version__,
-        "kernels": "native" if natively else "torch",
+        "kernels": "native" if natively else "triton" if by_triton else "torch",
         "weights": settings.weights or dtype_name,
     }
     if rank.layout.rank_count > 1:

@@ -31,7 +31,9 @@ class EngineSettings(BaseModel):
         description="compute threads on the CPU; off: one per core, a short iteration leaves one to the services",
     )
     kernels: Literal["auto", "native", "torch"] = Field(
-        "auto", description="what computes: native, the compiled decoder of CPUs; torch; auto: native where it can"
+        "auto",
+        description="what computes: native, the compiled decoder of CPUs; torch; auto: native where it can, on a GPU "
+        "torch with Triton's attention and recorded decodes",
     )
     weights: Literal["int8"] | None = Field(
         None,

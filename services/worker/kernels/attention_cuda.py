@@ -18,6 +18,7 @@ H / K, E head size, C context positions.
 """
 
 import math
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -65,25 +66,33 @@ class CudaPass:
     def __init__(self, config: ModelConfig, batch: BatchLayout, cache: PagedKv) -> None:
         self.config = config
         self.batch = batch
+        self.cache = cache
         self.scale = 1 / math.sqrt(config.head_dim)
         self.pool = PoolRows(batch, cache)
-        self.page_index_2SP = self.pool.page_index(batch.block_table_SP)
-        self.groups, self.order, self.order_back = self._decode_groups()
 
     def attend(self, layer: int, query_THE: Tensor, key_value_T2KE: Tensor) -> Tensor:
         self.pool.write(layer, key_value_T2KE)
-        found = []
-        if self.groups:
-            query_BHE = query_THE[: self.batch.decode_count]
-            if self.order is not None:
-                query_BHE = query_BHE.index_select(0, self.order)
-            decoded = _joined([self._decode(layer, group, query_BHE) for group in self.groups])
-            found.append(decoded if self.order_back is None else decoded.index_select(0, self.order_back))
-        for number in range(self.batch.decode_count, len(self.batch.sequences)):
+        count = self.batch.decode_count
+        found = [self.attend_decodes(layer, query_THE[:count])] if count else []
+        for number in range(count, len(self.batch.sequences)):
             found.append(self._prefill(layer, number, query_THE, key_value_T2KE))
         return _joined(found)
 
-    def _decode_groups(self) -> tuple[list[CudaDecodeGroup], Tensor | None, Tensor | None]:
+    def attend_decodes(self, layer: int, query_BHE: Tensor) -> Tensor:
+        """Attention of the rows of decodes, [B, H * E]."""
+        groups, order, order_back = self.decode_groups
+        if order is not None:
+            query_BHE = query_BHE.index_select(0, order)
+        decoded = _joined([self._decode(layer, group, query_BHE) for group in groups])
+        return decoded if order_back is None else decoded.index_select(0, order_back)
+
+    @cached_property
+    def page_index(self) -> Tensor:
+        """Layer 0's pages of all sequences."""
+        return self.pool.page_index(self.batch.block_table_SP)
+
+    @cached_property
+    def decode_groups(self) -> tuple[list[CudaDecodeGroup], Tensor | None, Tensor | None]:
         """The groups, and the order of their rows and its inverse (None: as they are)."""
         batch, count = self.batch, self.batch.decode_count
         pages = [-(-sequence.to_token // batch.block_size) for sequence in batch.sequences[:count]]
@@ -94,7 +103,7 @@ class CudaPass:
             GROUP_COST_POSITIONS,
             GATHERED_BYTES // position_bytes,
         )
-        page_index_2BP, lengths_B = self.page_index_2SP[:, :count], batch.context_lengths_S[:count]
+        page_index_2BP, lengths_B = self.page_index[:, :count], batch.context_lengths_S[:count]
         order_tensor = order_back = None
         if len(cuts) > 1:
             back = sorted(range(count), key=order.__getitem__)
@@ -137,7 +146,7 @@ class CudaPass:
             keys_CKE, values_CKE = key_value_T2KE[rows].unbind(1)
         else:
             pages = -(-to_token // self.batch.block_size)
-            keys_CKE, values_CKE = self._gather(layer, self.page_index_2SP[:, number, :pages])[:, :to_token]
+            keys_CKE, values_CKE = self._gather(layer, self.page_index[:, number, :pages])[:, :to_token]
         query_HRE = query_THE[rows].transpose(0, 1)
         keys_HCE, values_HCE = self._by_query_head(keys_CKE), self._by_query_head(values_CKE)
         if from_token == 0 and (window is None or window >= to_token):

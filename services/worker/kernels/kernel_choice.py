@@ -1,5 +1,8 @@
-"""Which kernels a worker computes with: the compiled decoder (kernels/cpu), or torch's operators."""
+"""Which kernels a worker computes with: the compiled decoder (kernels/cpu), those of Triton (kernels/gpu), or torch's
+operators.
+"""
 
+import importlib.util
 import logging
 from typing import Literal
 
@@ -9,6 +12,7 @@ from services.domain.errors import InvalidFieldError
 from services.worker.kernels.cpu.compiled import CompileError
 from services.worker.kernels.cpu.decoder_library import best_instruction_set
 from services.worker.kernels.cpu.native_decoder import NativeDecoder, why_not
+from services.worker.kernels.gpu.recorded_decoder import RecordedDecoder, can_be_recorded
 from services.worker.model.decoder import DecoderModel
 from services.worker.model.loader import prepare
 from services.worker.model.model_config import ModelConfig
@@ -39,15 +43,29 @@ def computes_natively(
     return False
 
 
-def with_kernels(model: DecoderModel, natively: bool, *, quantized: bool = False) -> ServedDecoder:
-    """The filled model, ready to compute; with int8 weights if `quantized`, which torch does not have here."""
+def computes_by_triton(kernels: Kernels, device: torch.device) -> bool:
+    """Whether decodes are to be computed by Triton's kernels."""
+    return kernels != "torch" and device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+def with_kernels(
+    model: DecoderModel, natively: bool, *, quantized: bool = False, by_triton: bool = False, is_whole: bool = True
+) -> ServedDecoder:
+    """The filled model, ready to compute; with int8 weights if `quantized`, which torch does not have here. `is_whole`:
+    it is no rank's share. A RecordedDecoder has still to record its passes.
+    """
     assert natively or not quantized, "int8 weights are for the compiled decoder"
     if natively:
         decoder = NativeDecoder(model, torch.get_num_threads(), quantized=quantized)
         _log.info("the compiled decoder computes, with %s", decoder.instruction_set.name)
         return decoder
     prepare(model)
-    return model
+    if not by_triton:
+        return model
+    from services.worker.kernels.gpu.paged_attention import PagedAttention  # needs Triton
+
+    model.attention = PagedAttention(model.config)
+    return RecordedDecoder(model) if is_whole and can_be_recorded(model) else model
 
 
 def _why_not(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:

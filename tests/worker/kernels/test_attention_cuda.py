@@ -38,7 +38,7 @@ def test_a_long_decode_does_not_pad_the_others_to_its_length_beyond_the_bound(
     pool = Pool(model)
     position_bytes = 2 * model.config.kv_size * 4
     monkeypatch.setattr(attention_cuda, "GATHERED_BYTES", 70 * position_bytes)
-    groups = CudaAttention(model.config).begin(decodes(pool), pool.cache).groups
+    groups, _, _ = CudaAttention(model.config).begin(decodes(pool), pool.cache).decode_groups
     assert [group.row_count for group in groups] == [1, 1, 4]
     gathered = [group.page_index_2BP.numel() // 2 * pool.block_size * position_bytes for group in groups]
     assert max(gathered) <= attention_cuda.GATHERED_BYTES
@@ -46,9 +46,9 @@ def test_a_long_decode_does_not_pad_the_others_to_its_length_beyond_the_bound(
 
 def test_decodes_of_a_like_length_that_fit_are_one_group_in_the_order_of_the_batch(model: DecoderModel) -> None:
     pool = Pool(model)
-    one_pass = CudaAttention(model.config).begin(decodes(pool), pool.cache)
-    assert [group.row_count for group in one_pass.groups] == [len(LENGTHS)]
-    assert one_pass.order is None
+    groups, order, _ = CudaAttention(model.config).begin(decodes(pool), pool.cache).decode_groups
+    assert [group.row_count for group in groups] == [len(LENGTHS)]
+    assert order is None
 
 
 def test_no_mask_of_a_prefill_is_larger_than_a_tile_and_one_without_need_has_none(
