@@ -469,11 +469,75 @@ static bool times_few_rows(const uint32_t* x, int64_t x_step, int64_t rows, cons
   return true;
 }
 
+#if defined(WITH_TILES)
+// The same for int8 weights that tiles would multiply, in their order: of each TILE_DEPTH words the first numbers'
+// products are added up, and the second ones', and both to the sum. So few rows do not wait for a panel's words to be
+// made.
+template <int ROWS>
+static NOT_INLINED void quantized_tile_in_order(const uint32_t* x, int64_t x_step, const int8_t* panel, int64_t words,
+                                                bool fresh, float* sums, const char* ahead) {
+  constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<Bfloat16>;
+  constexpr int VECTORS = PANEL / LANES;
+  static_assert(3 * ROWS * VECTORS <= REGISTER_SUMS, "all three kinds of sums are kept in registers");
+  Sums<ROWS, VECTORS> found;
+  begin_sums<ROWS, VECTORS>(found, sums, fresh);
+  for (int64_t begin = 0; begin < words; begin += TILE_DEPTH) {
+    Sums<ROWS, VECTORS> first, second;
+    begin_sums<ROWS, VECTORS>(first, nullptr, true);
+    begin_sums<ROWS, VECTORS>(second, nullptr, true);
+    for (int64_t word = begin, stop = least(begin + TILE_DEPTH, words); word < stop; ++word) {
+      for (int64_t line = 0; line < WORD_BYTES; line += LINE_BYTES) {
+        _mm_prefetch(ahead + word * WORD_BYTES + line, _MM_HINT_T0);
+      }
+      const int8_t* from = panel + word * WORD_BYTES;
+      for (int v = 0; v < VECTORS; ++v, from += 2 * LANES) {
+        const Vector firsts = load_widened(from), seconds = load_widened(from + LANES);
+        for (int r = 0; r < ROWS; ++r) {
+          const uint32_t numbers = x[r * x_step + word];
+          first[r][v] = multiply_add(as_vector(all_words(numbers << 16)), firsts, first[r][v]);
+          second[r][v] = multiply_add(as_vector(all_words(numbers & 0xffff0000u)), seconds, second[r][v]);
+        }
+      }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      for (int v = 0; v < VECTORS; ++v) found[r][v] = found[r][v] + (first[r][v] + second[r][v]);
+    }
+  }
+  write_sums<ROWS, VECTORS>(found, sums);
+}
+
+// Does nothing, and returns false, if tiles are faster with so many rows.
+static bool times_few_rows_in_order(const uint32_t* x, int64_t x_step, int64_t rows, const int8_t* panel, int64_t words,
+                                    const void* after, float* sums) {
+  constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<Bfloat16>, AHEAD_WORDS = AHEAD_OF_BYTES<Bfloat16>;
+  constexpr int64_t NEAR = AHEAD_WORDS / TILE_DEPTH * TILE_DEPTH;
+  for (int64_t begin = 0, stop; begin < words; begin = stop) {
+    // The last words fetch the first ones of the next panel.
+    stop = begin == 0 && words > NEAR ? (words - NEAR) / TILE_DEPTH * TILE_DEPTH : words;
+    if (stop == 0) stop = words;
+    const uint32_t* from = x + begin;
+    const int8_t* piece = panel + begin * WORD_BYTES;
+    const char* ahead = static_cast<const char*>(stop < words ? piece + NEAR * WORD_BYTES : after);
+    switch (rows) {
+      case 1: quantized_tile_in_order<1>(from, x_step, piece, stop - begin, begin == 0, sums, ahead); break;
+      case 2: quantized_tile_in_order<2>(from, x_step, piece, stop - begin, begin == 0, sums, ahead); break;
+      default: return false;
+    }
+  }
+  return true;
+}
+#endif
+
 // The same with int8 weights: a piece of the panel at a time is turned into words, in `piece`, unless rows are few.
 template <class T>
 static void times_quantized_panel(const uint32_t* x, int64_t x_step, int64_t rows, const int8_t* panel, int64_t words,
                                   const void* after, uint32_t* piece, float* sums) {
   constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<T>;
+#if defined(WITH_TILES)
+  if constexpr (BY_TILES<T>) {
+    if (times_few_rows_in_order(x, x_step, rows, panel, words, after, sums)) return;
+  }
+#endif
   if (!BY_TILES<T> && times_few_rows<T>(x, x_step, rows, panel, words, after, sums)) return;
   for (int64_t begin = 0; begin < words; begin += PIECE_WORDS) {
     const int64_t count = least(words - begin, PIECE_WORDS);
