@@ -2,7 +2,6 @@
 operators.
 """
 
-import importlib.util
 import logging
 from typing import Literal
 
@@ -44,8 +43,19 @@ def computes_natively(
 
 
 def computes_by_triton(kernels: Kernels, device: torch.device) -> bool:
-    """Whether decodes are to be computed by Triton's kernels."""
-    return kernels != "torch" and device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    """Whether decodes are to be computed by Triton's kernels: on a GPU, unless torch is asked for, or Triton does not
+    work here, which the log says. It needs a C compiler.
+    """
+    if kernels == "torch" or device.type != "cuda":
+        return False
+    try:
+        from services.worker.kernels.gpu.paged_decode import try_out
+
+        try_out(device)
+    except Exception as error:  # whatever it lacks, torch computes the same
+        _log.warning("Triton's kernels are not used, torch computes: %s", error)
+        return False
+    return True
 
 
 def with_kernels(

@@ -196,7 +196,7 @@ class Thread {
     const uint32_t* x_words = reinterpret_cast<const uint32_t*>(x);
     for (int64_t unit; (unit = team_take(engine_.team, &place_, panels * row_units, true)) >= 0;) {
       const int64_t panel = unit / row_units, part = unit % row_units;
-      // Whole tiles, but for the last.
+      // Whole tiles, or pairs of them, but for the last.
       const int64_t begin = tiles * part / row_units * SHARED_ROWS<T>;
       const int64_t stop = least(tiles * (part + 1) / row_units * SHARED_ROWS<T>, rows);
       const uint32_t* from = x_words + begin * x_step;

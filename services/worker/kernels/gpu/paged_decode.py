@@ -78,6 +78,14 @@ def paged_decode(
     return found.view(batch, heads * head_size)
 
 
+def try_out(device: torch.device) -> None:
+    """Attends to one position. Raises whatever Triton raises where it can't compile or launch."""
+    query_BHE, pool = torch.zeros(1, 1, 16, device=device), torch.zeros(1, 1, 2, 16, 1, 16, device=device)
+    place = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    paged_decode(query_BHE, pool, 0, place, place[0] + 1, None)
+    torch.cuda.synchronize(device)
+
+
 def parts_of(programs: int, device: torch.device) -> int:
     """How many parts each sequence is cut into, a power of two: enough that the longest ones do not end alone."""
     wanted = PROGRAMS_OF_PROCESSOR * _processor_count(device) // programs

@@ -9,7 +9,7 @@ from services.domain.errors import InvalidFieldError
 from services.worker.build import build
 from services.worker.kernels.cpu import compiled, decoder_library
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
-from services.worker.kernels.kernel_choice import computes_natively
+from services.worker.kernels.kernel_choice import Kernels, computes_by_triton, computes_natively
 from services.worker.model.config_json import read_model_config
 from services.worker.model.decoder import DecoderModel
 from services.worker.model.model_config import ModelConfig
@@ -55,6 +55,26 @@ def test_without_a_compiler_torch_computes_and_the_log_says_so_once(
     assert not computes_natively("auto", config, CPU, torch.bfloat16)
     (record,) = caplog.records
     assert "the compiled decoder is not used, torch computes: there is no C++ compiler" in record.getMessage()
+
+
+def test_on_a_gpu_where_triton_does_not_work_torch_computes_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def without_a_compiler(device: torch.device) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr("services.worker.kernels.gpu.paged_decode.try_out", without_a_compiler)
+    assert not computes_by_triton("auto", torch.device("cuda"))
+    (record,) = caplog.records
+    assert record.getMessage() == "Triton's kernels are not used, torch computes: Failed to find C compiler"
+
+
+@pytest.mark.parametrize(("kernels", "device"), [("torch", torch.device("cuda")), ("auto", CPU), ("native", CPU)])
+def test_triton_is_not_tried_where_it_is_not_to_compute(
+    kernels: Kernels, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not computes_by_triton(kernels, device)
+    assert not caplog.records
 
 
 @pytest.mark.usefixtures("nothing_compiled")
