@@ -54,14 +54,7 @@ def decoder() -> Iterator[RecordedDecoder]:
 
 
 def begun(pool: Pool, decoder: RecordedDecoder, lengths: list[int]) -> list[SequenceRows]:
-    """The decodes of texts of these lengths, whose other tokens are in the pool."""
-    rows = []
-    for length in lengths:
-        blocks = pool.blocks(length)
-        if length > 1:
-            pool.run(decoder, [SequenceRows(0, length - 1, blocks, samples=False)], [tokens(length - 1, seed=length)])
-        rows.append(SequenceRows(length - 1, length, blocks))
-    return rows
+    return pool.begun(decoder, [tokens(length, seed=length) for length in lengths])
 
 
 @pytest.mark.parametrize("max_batch", [1, 2, 5, 16, 17, 100, 256, 1000])

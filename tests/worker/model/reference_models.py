@@ -152,6 +152,16 @@ class Pool:
         logits: Tensor = model(torch.cat(list(token_ids)), self.cache, BatchLayout.of(sequences, self.block_size))
         return logits
 
+    def begun(self, model: ServedDecoder, texts: Sequence[Tensor]) -> list[SequenceRows]:
+        """The decodes of these texts' last tokens, whose other tokens are in the pool."""
+        rows = []
+        for text in texts:
+            length, blocks = len(text), self.blocks(len(text))
+            if length > 1:
+                self.run(model, [SequenceRows(0, length - 1, blocks, samples=False)], [text[:-1]])
+            rows.append(SequenceRows(length - 1, length, blocks))
+        return rows
+
 
 def chunked_logits(model: ServedDecoder, token_ids: Tensor, chunks: Sequence[int], block_size: int = 4) -> Tensor:
     """Logits after each chunk of a sequence that is computed chunk by chunk, [chunks, vocabulary]."""

@@ -219,7 +219,7 @@ class UnitOfAttention {
     for (int64_t head = 0; head < head_count_; ++head) weigh(start, head);
     for (int64_t head = 0; head < head_count_; ++head) {
       find_rows(here, head * size_ + to_values_, rows);
-      if (BY_TILES<T>) {
+      if (!reads_values_in_place<T>(size_)) {
         add_packed_values(head, rows);
         continue;
       }

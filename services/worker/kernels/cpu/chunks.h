@@ -54,26 +54,31 @@ static bool packs_in_pairs(int64_t head_size) {
   return BY_TILES<T> && head_size % (2 * LANES) == 0;
 }
 
+#if defined(WITH_TILES)
+static inline void pack_pairs(const Bfloat16* const* rows, int64_t at, uint32_t* out) {
+  Words pairs[2];
+  read_pairs(rows[0] + at, rows[1] + at, pairs);
+  store_words(out, pairs[0]);
+  store_words(out + LANES, pairs[1]);
+}
+#endif
+
 // Packs V of a chunk: a word is one dimension of one or two positions. Places beyond the head stay 0.
 template <class T>
 static void pack_values(const T* const* values, int64_t head_size, uint32_t* out) {
   const int64_t words = words_of<T>(CHUNK);
-  if constexpr (BY_TILES<T>) {
-    for (int64_t word = 0; packs_in_pairs<T>(head_size) && word < words; ++word) {
-      for (int64_t at = 0; at < head_size; at += 2 * LANES) {
-        Words pairs[2];
-        read_pairs(values[2 * word] + at, values[2 * word + 1] + at, pairs);
-        uint32_t* to = out + (at / PANEL * words + word) * PANEL + at % PANEL;
-        store_words(to, pairs[0]);
-        store_words(to + LANES, pairs[1]);
-      }
-    }
-    if (packs_in_pairs<T>(head_size)) return;
-  }
+  const int64_t step = packs_in_pairs<T>(head_size) ? 2 * LANES : LANES;
   for (int64_t word = 0; word < words; ++word) {
-    for (int64_t at = 0; at < head_size; at += LANES) {
-      pack_value_word(values + word * WORD_NUMBERS<T>, at, head_size - at,
-                      out + (at / PANEL * words + word) * PANEL + at % PANEL);
+    const T* const* rows = values + word * WORD_NUMBERS<T>;
+    for (int64_t at = 0; at < head_size; at += step) {
+      uint32_t* to = out + (at / PANEL * words + word) * PANEL + at % PANEL;
+      if constexpr (BY_TILES<T>) {
+        if (packs_in_pairs<T>(head_size)) {
+          pack_pairs(rows, at, to);
+          continue;
+        }
+      }
+      pack_value_word(rows, at, head_size - at, to);
     }
   }
 }

@@ -228,12 +228,10 @@ static NOT_INLINED void tile(const uint32_t* x, int64_t x_step, const uint32_t* 
 }
 
 #if defined(WITH_TILES)
-// The same for words that are a multiple of `depth`, by tiles of so many words.
-template <int AHEAD_LINES>
-static void deep_tile(int64_t rows, const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words,
-                      int64_t depth, bool fresh, float* sums, const char* ahead) {
-  constexpr int64_t PANEL_BYTES = PANEL * sizeof(uint32_t);
-  shape_for(rows, depth);
+constexpr int64_t PANEL_BYTES = PANEL * sizeof(uint32_t);
+
+// Tiles 0 and 1 hold 32 sums of each row from `sums` on, tiles 2 and 3 those from `further` on.
+static inline void begin_tiles(const float* sums, const float* further, bool fresh) {
   if (fresh) {
     CLEAR_TILE(0);
     CLEAR_TILE(1);
@@ -242,9 +240,24 @@ static void deep_tile(int64_t rows, const uint32_t* x, int64_t x_step, const uin
   } else {
     LOAD_TILE(0, sums, PANEL_BYTES);
     LOAD_TILE(1, sums + LANES, PANEL_BYTES);
-    LOAD_TILE(2, sums + 2 * LANES, PANEL_BYTES);
-    LOAD_TILE(3, sums + 3 * LANES, PANEL_BYTES);
+    LOAD_TILE(2, further, PANEL_BYTES);
+    LOAD_TILE(3, further + LANES, PANEL_BYTES);
   }
+}
+
+static inline void write_tiles(float* sums, float* further) {
+  STORE_TILE(0, sums, PANEL_BYTES);
+  STORE_TILE(1, sums + LANES, PANEL_BYTES);
+  STORE_TILE(2, further, PANEL_BYTES);
+  STORE_TILE(3, further + LANES, PANEL_BYTES);
+}
+
+// The same for words that are a multiple of `depth`, by tiles of so many words.
+template <int AHEAD_LINES>
+static void deep_tile(int64_t rows, const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words,
+                      int64_t depth, bool fresh, float* sums, const char* ahead) {
+  shape_for(rows, depth);
+  begin_tiles(sums, sums + 2 * LANES, fresh);
   for (int64_t word = 0; word < words; word += depth) {
     for (int64_t line = word * AHEAD_LINES; line < (word + depth) * AHEAD_LINES; ++line) {
       _mm_prefetch(ahead + line * LINE_BYTES, _MM_HINT_T0);
@@ -260,10 +273,7 @@ static void deep_tile(int64_t rows, const uint32_t* x, int64_t x_step, const uin
     LOAD_TILE(5, outputs + 3 * LANES, PANEL_BYTES);
     MULTIPLY_TILES(3, 4, 5);
   }
-  STORE_TILE(0, sums, PANEL_BYTES);
-  STORE_TILE(1, sums + LANES, PANEL_BYTES);
-  STORE_TILE(2, sums + 2 * LANES, PANEL_BYTES);
-  STORE_TILE(3, sums + 3 * LANES, PANEL_BYTES);
+  write_tiles(sums, sums + 2 * LANES);
 }
 
 // PAIR_ROWS rows times 32 outputs of a panel, for words that are a multiple of TILE_DEPTH: what is loaded is multiplied
@@ -271,21 +281,10 @@ static void deep_tile(int64_t rows, const uint32_t* x, int64_t x_step, const uin
 template <int FETCHED_LINES>
 static void wide_tile(const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh, float* sums,
                       const char* ahead) {
-  constexpr int64_t PANEL_BYTES = PANEL * sizeof(uint32_t);
   const int64_t x_bytes = x_step * static_cast<int64_t>(sizeof(uint32_t));
   float* below = sums + TILE_ROWS<Bfloat16> * PANEL;
   shape_for(TILE_ROWS<Bfloat16>, TILE_DEPTH);
-  if (fresh) {
-    CLEAR_TILE(0);
-    CLEAR_TILE(1);
-    CLEAR_TILE(2);
-    CLEAR_TILE(3);
-  } else {
-    LOAD_TILE(0, sums, PANEL_BYTES);
-    LOAD_TILE(1, sums + LANES, PANEL_BYTES);
-    LOAD_TILE(2, below, PANEL_BYTES);
-    LOAD_TILE(3, below + LANES, PANEL_BYTES);
-  }
+  begin_tiles(sums, below, fresh);
   for (int64_t word = 0; word < words; word += TILE_DEPTH) {
     for (int64_t line = word * FETCHED_LINES; line < (word + TILE_DEPTH) * FETCHED_LINES; ++line) {
       _mm_prefetch(ahead + line * LINE_BYTES, _MM_HINT_T1);
@@ -300,10 +299,7 @@ static void wide_tile(const uint32_t* x, int64_t x_step, const uint32_t* panel, 
     MULTIPLY_TILES(2, 5, 6);
     MULTIPLY_TILES(3, 5, 7);
   }
-  STORE_TILE(0, sums, PANEL_BYTES);
-  STORE_TILE(1, sums + LANES, PANEL_BYTES);
-  STORE_TILE(2, below, PANEL_BYTES);
-  STORE_TILE(3, below + LANES, PANEL_BYTES);
+  write_tiles(sums, below);
 }
 
 // As many rows as are whole pairs of tiles, times a panel; returns how many. The first four of their wide tiles fetch
@@ -442,33 +438,6 @@ static NOT_INLINED void quantized_tile(const uint32_t* x, int64_t x_step, const 
   }
 }
 
-// Does nothing, and returns false, if so many rows are more than the registers hold.
-template <class T>
-static bool times_few_rows(const uint32_t* x, int64_t x_step, int64_t rows, const int8_t* panel, int64_t words,
-                           const void* after, float* sums) {
-  constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<T>;
-  const int64_t piece_words = PARTS<T> == 1 ? words : PIECE_WORDS;
-  for (int64_t begin = 0, stop; begin < words; begin = stop) {
-    stop = least(begin + piece_words, words);
-    if (begin < words - AHEAD_OF_BYTES<T>) stop = least(stop, words - AHEAD_OF_BYTES<T>);
-    const int64_t count = stop - begin;
-    const uint32_t* from = x + begin;
-    const int8_t* piece = panel + begin * WORD_BYTES;
-    const char* ahead = static_cast<const char*>(stop < words ? piece + AHEAD_BYTES : after);
-    switch (rows) {
-      case 1: quantized_tile<T, 1>(from, x_step, piece, count, begin == 0, sums, ahead); break;
-      case 2: quantized_tile<T, 2>(from, x_step, piece, count, begin == 0, sums, ahead); break;
-#if defined(__AVX512F__)
-      case 3: quantized_tile<T, 3>(from, x_step, piece, count, begin == 0, sums, ahead); break;
-      case 4: quantized_tile<T, 4>(from, x_step, piece, count, begin == 0, sums, ahead); break;
-      case 5: quantized_tile<T, 5>(from, x_step, piece, count, begin == 0, sums, ahead); break;
-#endif
-      default: return false;
-    }
-  }
-  return true;
-}
-
 #if defined(WITH_TILES)
 // The same for int8 weights that tiles would multiply, in their order: of each TILE_DEPTH words the first numbers'
 // products are added up, and the second ones', and both to the sum. So few rows do not wait for a panel's words to be
@@ -505,40 +474,58 @@ static NOT_INLINED void quantized_tile_in_order(const uint32_t* x, int64_t x_ste
   }
   write_sums<ROWS, VECTORS>(found, sums);
 }
+#endif
 
-// Does nothing, and returns false, if tiles are faster with so many rows.
-static bool times_few_rows_in_order(const uint32_t* x, int64_t x_step, int64_t rows, const int8_t* panel, int64_t words,
-                                    const void* after, float* sums) {
-  constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<Bfloat16>, AHEAD_WORDS = AHEAD_OF_BYTES<Bfloat16>;
-  constexpr int64_t NEAR = AHEAD_WORDS / TILE_DEPTH * TILE_DEPTH;
+// So few rows are multiplied with bytes as they are; with tiles more are faster by these.
+template <class T>
+constexpr int64_t FEW_ROWS = BY_TILES<T> || REGISTER_SUMS < 24 ? 2 : 5;
+
+template <class T, int ROWS>
+static void few_rows(const uint32_t* x, int64_t x_step, const int8_t* panel, int64_t words, bool fresh, float* sums,
+                     const char* ahead) {
+  if constexpr (ROWS > FEW_ROWS<T>) {
+    return;  // never called
+  } else if constexpr (!BY_TILES<T>) {
+    quantized_tile<T, ROWS>(x, x_step, panel, words, fresh, sums, ahead);
+  } else {
+#if defined(WITH_TILES)
+    quantized_tile_in_order<ROWS>(x, x_step, panel, words, fresh, sums, ahead);
+#endif
+  }
+}
+
+// Does nothing, and returns false, if there are more than FEW_ROWS.
+template <class T>
+static bool times_few_rows(const uint32_t* x, int64_t x_step, int64_t rows, const int8_t* panel, int64_t words,
+                           const void* after, float* sums) {
+  if (rows > FEW_ROWS<T>) return false;
+  constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<T>;
+  const int64_t piece_words = PARTS<T> == 1 ? words : PIECE_WORDS;
   for (int64_t begin = 0, stop; begin < words; begin = stop) {
-    // The last words fetch the first ones of the next panel.
-    stop = begin == 0 && words > NEAR ? (words - NEAR) / TILE_DEPTH * TILE_DEPTH : words;
-    if (stop == 0) stop = words;
+    stop = least(begin + piece_words, words);
+    const int64_t last = (words - AHEAD_OF_BYTES<T>) / LINE_WORDS * LINE_WORDS;
+    if (begin < last) stop = least(stop, last);
+    const int64_t count = stop - begin;
     const uint32_t* from = x + begin;
     const int8_t* piece = panel + begin * WORD_BYTES;
-    const char* ahead = static_cast<const char*>(stop < words ? piece + NEAR * WORD_BYTES : after);
+    const char* ahead = static_cast<const char*>(stop < words ? piece + AHEAD_BYTES : after);
     switch (rows) {
-      case 1: quantized_tile_in_order<1>(from, x_step, piece, stop - begin, begin == 0, sums, ahead); break;
-      case 2: quantized_tile_in_order<2>(from, x_step, piece, stop - begin, begin == 0, sums, ahead); break;
-      default: return false;
+      case 1: few_rows<T, 1>(from, x_step, piece, count, begin == 0, sums, ahead); break;
+      case 2: few_rows<T, 2>(from, x_step, piece, count, begin == 0, sums, ahead); break;
+      case 3: few_rows<T, 3>(from, x_step, piece, count, begin == 0, sums, ahead); break;
+      case 4: few_rows<T, 4>(from, x_step, piece, count, begin == 0, sums, ahead); break;
+      case 5: few_rows<T, 5>(from, x_step, piece, count, begin == 0, sums, ahead); break;
     }
   }
   return true;
 }
-#endif
 
 // The same with int8 weights: a piece of the panel at a time is turned into words, in `piece`, unless rows are few.
 template <class T>
 static void times_quantized_panel(const uint32_t* x, int64_t x_step, int64_t rows, const int8_t* panel, int64_t words,
                                   const void* after, uint32_t* piece, float* sums) {
   constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<T>;
-#if defined(WITH_TILES)
-  if constexpr (BY_TILES<T>) {
-    if (times_few_rows_in_order(x, x_step, rows, panel, words, after, sums)) return;
-  }
-#endif
-  if (!BY_TILES<T> && times_few_rows<T>(x, x_step, rows, panel, words, after, sums)) return;
+  if (times_few_rows<T>(x, x_step, rows, panel, words, after, sums)) return;
   for (int64_t begin = 0; begin < words; begin += PIECE_WORDS) {
     const int64_t count = least(words - begin, PIECE_WORDS);
     const int8_t* from = panel + begin * WORD_BYTES;
