@@ -81,12 +81,13 @@ def native_of(
     threads: int = 1,
     max_model_len: int | None = None,
     quantized: bool = False,
+    coded: bool | None = None,
 ) -> NativeDecoder:
     """The compiled decoder with the same weights."""
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         filled = filled_model(Path(folder), "cpu", dtype, max_model_len)
-    return NativeDecoder(filled, threads, instruction_set, quantized=quantized)
+    return NativeDecoder(filled, threads, instruction_set, quantized=quantized, coded=coded)
 
 
 def instruction_sets() -> list[InstructionSet]:

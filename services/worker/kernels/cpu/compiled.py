@@ -92,7 +92,9 @@ def _writable(folder: Path) -> bool:
 
 def _compile(compiler: str, out: Path) -> None:
     with TemporaryDirectory(dir=out.parent) as scratch:
-        units: list[tuple[str, str, tuple[str, ...]]] = [("engine", "engine.cpp", ()), ("team", "team.cpp", ())]
+        units: list[tuple[str, str, tuple[str, ...]]] = [
+            (name, f"{name}.cpp", ()) for name in ("engine", "team", "coding")
+        ]
         units += [(name, "program.cpp", (f"-DINSTRUCTION_SET={name}", *flags)) for name, flags in _PROGRAMS.items()]
 
         def compile_unit(unit: tuple[str, str, tuple[str, ...]]) -> str:

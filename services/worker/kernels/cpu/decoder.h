@@ -26,9 +26,23 @@ extern "C" {
 // packed[(n / 64) * words * 64 + k * 64 + n % 64]; a word holds 2 bfloat16 inputs or 1 float32; missing ones are 0.
 // With int8 weights, `quantized` is there instead: of word k, [k * 64 * numbers of a word]: in groups of 16 outputs the
 // first numbers of their words, then the second ones. Each stands for itself times its output's scale.
+//
+// bfloat16 weights may be coded (coding.cpp): their lower bytes as they are, and of their upper bytes, sign and most of
+// the exponent, which of 16 it is. Hardly a number of a panel has another one than its 16 most frequent; a word of which
+// an output has stands among `whole`. So three quarters of the bytes are read, and no number is another one.
+struct Coded {
+  const uint8_t* bytes;        // [panels, words, CODED_BYTES]: 128 lower bytes, then 64 pairs of codes; null: not coded
+  const uint8_t* upper_bytes;  // [panels, 16]
+  const int64_t* first_whole;  // [panels]: where a panel begins in the next two
+  const int32_t* whole_at;     // of each panel the words that are not coded, rising, and one beyond all
+  const uint32_t* whole;       // [.., 64]
+};
+constexpr int64_t CODED_BYTES = 192;
+
 struct Matrix {
   const uint32_t* packed;
   const int8_t* quantized;
+  Coded coded;
   const float* scales;  // padded to whole panels, or null
   const float* bias;  // padded to whole panels, or null
   int64_t outputs;
@@ -162,6 +176,10 @@ int fastserve_step(Engine* engine, const Step* step);
 // 8 bytes a token of the vocabulary.
 void fastserve_draw(int instruction_set, const float* logits, int64_t rows, int64_t vocabulary, const Draw* draws,
                     void* scratch, int64_t* chosen);
+
+// Codes a panel of bfloat16 weights: fills bytes [words, CODED_BYTES], upper_bytes [16] and whole_at with those words
+// that can't be. Returns how many these are.
+int64_t fastserve_code(const uint32_t* panel, int64_t words, uint8_t* bytes, uint8_t* upper_bytes, int32_t* whole_at);
 
 // Units of work, of all steps so far, that a thread took over from one that had lost its core.
 int64_t fastserve_taken_over(const Engine* engine);

@@ -26,8 +26,21 @@ GoesOn = ctypes.CFUNCTYPE(ctypes.c_int32)
 SumOfRanks = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64)
 
 
+CODED_BYTES = 192
+"""Of a panel's word."""
+
+
+class CodedView(ctypes.Structure):
+    _fields_ = (*_fields(_ADDRESS, "bytes", "upper_bytes", "first_whole", "whole_at", "whole"),)
+
+
 class MatrixView(ctypes.Structure):
-    _fields_ = (*_fields(_ADDRESS, "packed", "quantized", "scales", "bias"), *_fields(_WORD, "outputs", "inputs"))
+    _fields_ = (
+        *_fields(_ADDRESS, "packed", "quantized"),
+        ("coded", CodedView),
+        *_fields(_ADDRESS, "scales", "bias"),
+        *_fields(_WORD, "outputs", "inputs"),
+    )
 
 
 class NormView(ctypes.Structure):
@@ -87,6 +100,8 @@ def loaded(path: Path | None = None) -> ctypes.CDLL:
     functions.fastserve_step.argtypes = [ctypes.c_void_p, ctypes.POINTER(StepView)]
     functions.fastserve_draw.restype = None
     functions.fastserve_draw.argtypes = [ctypes.c_int, _ADDRESS, _WORD, _WORD, _ADDRESS, _ADDRESS, _ADDRESS]
+    functions.fastserve_code.restype = ctypes.c_int64
+    functions.fastserve_code.argtypes = [_ADDRESS, _WORD, _ADDRESS, _ADDRESS, _ADDRESS]
     functions.fastserve_taken_over.restype = ctypes.c_int64
     functions.fastserve_taken_over.argtypes = [ctypes.c_void_p]
     return functions

@@ -48,6 +48,8 @@ from services.worker.sampling.choices import Choices
 
 MOST_HEAD_SIZE = 1024
 _DTYPES = (torch.bfloat16, torch.float32)
+_CODED = (InstructionSet.AVX512, InstructionSet.AVX512_BF16)
+"""Where weights are coded unless it is said otherwise: reading them takes longer than decoding them."""
 
 
 def why_not(config: ModelConfig, dtype: torch.dtype) -> str | None:
@@ -78,6 +80,7 @@ class NativeDecoder:
         instruction_set: InstructionSet | None = None,
         *,
         quantized: bool = False,
+        coded: bool | None = None,
     ) -> None:
         self.config: ModelConfig = model.config
         self.max_model_len = model.max_model_len
@@ -86,12 +89,12 @@ class NativeDecoder:
         self.add_up: Callable[[Tensor], None] | None = None
         """Replaces the parts of a product, which other ranks have in the same shape, by the sum of all."""
         self._rope: Rope | None = None
-        weights = PackedWeights(quantized=quantized)
+        self._library = loaded()
+        chosen_set = instruction_set or best_instruction_set()
+        weights = PackedWeights(quantized=quantized, coded=chosen_set in _CODED if coded is None else coded)
         self.kept = weights.kept
         self._view = self._described(model, weights)
         self._view.threads = threads
-        self._library = loaded()
-        chosen_set = instruction_set or best_instruction_set()
         engine = self._library.fastserve_engine(self._view, chosen_set or 0)
         if engine is None or chosen_set is None:
             raise MemoryError("the compiled decoder gets no memory, or the processor lacks its instruction set")

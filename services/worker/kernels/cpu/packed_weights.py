@@ -10,6 +10,9 @@ panels, and the embedding finds the other rows behind them (`table_and_head`).
 
 With int8 weights a matrix is rounded output by output when it is packed; embedding and norms keep their type.
 
+bfloat16 weights can be coded in 12 bits without loss (coding.cpp), from their panels. A matrix of which too many words
+can't be stays as it is.
+
 Legend: N outputs, K inputs; P panels, W words, O outputs of a panel.
 """
 
@@ -17,20 +20,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from services.worker.kernels.cpu.decoder_library import MatrixView, NormView
+from services.worker.kernels.cpu.decoder_library import CODED_BYTES, CodedView, MatrixView, NormView, loaded
 from services.worker.model.linear import Linear
 
 PANEL = 64
 LANES = 16
 _PIECE_ROWS = 8 * PANEL
 """Rows that are packed at a time."""
+_MOST_WHOLE = 0.125
+"""Of the words of a coded matrix: half of what the others save."""
+_BEYOND_ALL_WORDS = torch.iinfo(torch.int32).max
 
 
 class PackedWeights:
-    """Packs weights. `kept` is all that the compiled code reads."""
+    """Packs weights: as int8 if `quantized`, or coded, if they are bfloat16 and can be. `kept` is all that the compiled
+    code reads.
+    """
 
-    def __init__(self, *, quantized: bool) -> None:
+    def __init__(self, *, quantized: bool, coded: bool) -> None:
         self.quantized = quantized
+        self.coded = coded
         self.kept: list[Tensor] = []
 
     def linear(self, linear: Linear, *, halves: bool = False) -> MatrixView:
@@ -71,7 +80,11 @@ class PackedWeights:
             packed = torch.empty(panels, words, PANEL, dtype=torch.int32)
             for number, piece in enumerate(torch.split(order_N, _PIECE_ROWS)):
                 packed_panels(_rows(weight_NK, piece), out=_piece(packed, number, piece))
-            view.packed = self.keep(packed)
+            coded = coded_panels(packed) if self.coded and weight_NK.dtype == torch.bfloat16 else None
+            if coded is None:
+                view.packed = self.keep(packed)
+            else:
+                view.coded = CodedView(*(self.keep(part) for part in coded))
             return view
         scales_N = torch.empty(order_N.shape)
         whole = torch.empty(panels, words, PANEL // LANES, word_numbers, LANES, dtype=torch.int8)
@@ -96,6 +109,32 @@ def packed_panels(weight_NK: Tensor, out: Tensor | None = None) -> Tensor:
     words_NW = weight_NK.view(torch.int32)
     panels = words_NW.view(-1, PANEL, words_NW.shape[1]).transpose(1, 2)
     return panels.contiguous() if out is None else out.copy_(panels)
+
+
+def coded_panels(packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+    """Panels of bfloat16 words, int32 [P, W, O], coded: what Coded of decoder.h has, in its order. None if that is not
+    worth it.
+    """
+    panels, words, _ = packed.shape
+    coded = torch.empty(panels, words, CODED_BYTES, dtype=torch.uint8)
+    upper = torch.empty(panels, 16, dtype=torch.uint8)
+    first_whole: list[int] = []
+    whole_at: list[Tensor] = []
+    whole: list[Tensor] = []
+    rows = 0
+    found = torch.empty(words + 1, dtype=torch.int32)
+    for panel in range(panels):
+        addresses = (coded[panel].data_ptr(), upper[panel].data_ptr(), found.data_ptr())
+        count = loaded().fastserve_code(packed[panel].data_ptr(), words, *addresses)
+        first_whole.append(rows)
+        rows += count + 1
+        if rows - len(first_whole) > panels * words * _MOST_WHOLE:
+            return None
+        whole.append(packed[panel].index_select(0, found[:count]))
+        found[count] = _BEYOND_ALL_WORDS
+        whole_at.append(found[: count + 1].clone())
+        whole.append(packed.new_zeros(1, PANEL))
+    return coded, upper, torch.tensor(first_whole), torch.cat(whole_at), torch.cat(whole)
 
 
 def quantized_panels(weight_NK: Tensor, word_numbers: int) -> tuple[Tensor, Tensor]:

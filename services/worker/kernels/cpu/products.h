@@ -26,8 +26,8 @@ constexpr int64_t LINE_WORDS = 16;
 constexpr int64_t LINE_BYTES = LINE_WORDS * sizeof(uint32_t);
 constexpr int64_t AHEAD_BYTES = 8192;  // how far ahead a single tile fetches
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
+constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
 
 template <class T>
 constexpr int64_t WORD_NUMBERS = sizeof(uint32_t) / sizeof(T);
@@ -358,6 +358,32 @@ static void tile_of(int64_t rows, const uint32_t* x, int64_t x_step, const uint3
   }
 }
 
+// Rows of x times so many words of a panel. Four lines for each word are fetched from `ahead` on, unless it is null.
+template <class T>
+static void times_piece(const uint32_t* x, int64_t x_step, int64_t rows, const uint32_t* piece, int64_t words,
+                        const void* ahead, bool fresh, float* sums) {
+  const int64_t tiles = (rows + TILE_ROWS<T> - 1) / TILE_ROWS<T>;
+  const char* lines = static_cast<const char*>(ahead);
+  int64_t row = 0;
+  for (int64_t number = 0; number < tiles; ++number) {
+    const int64_t stop = rows * (number + 1) / tiles;
+    const uint32_t* from = x + row * x_step;
+    float* to = sums + row * PANEL;
+    const uint32_t* x_after = stop < rows ? x + stop * x_step : x + words;
+    // A single tile fetches all lines, the first two of at most three two for each word, the first four of more one.
+    if (ahead == nullptr || number >= 4 || (tiles == 3 && number == 2)) {
+      tile_of<T, 0>(stop - row, from, x_step, piece, words, fresh, to, nullptr, x_after);
+    } else if (tiles == 1) {
+      tile_of<T, 4>(stop - row, from, x_step, piece, words, fresh, to, lines, x_after);
+    } else if (tiles <= 3) {
+      tile_of<T, 2>(stop - row, from, x_step, piece, words, fresh, to, lines + number * words * 2 * LINE_BYTES, x_after);
+    } else {
+      tile_of<T, 1>(stop - row, from, x_step, piece, words, fresh, to, lines + number * words * LINE_BYTES, x_after);
+    }
+    row = stop;
+  }
+}
+
 // Rows of x times a panel: sums[rows][64]. x has `x_step` words a row. `after`, unless it is null, is where the panel
 // lies that is likely to be the next; then both come from memory, and what is needed soon is fetched while the rest is
 // multiplied.
@@ -385,30 +411,8 @@ static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const u
     if (tiles == 1 && after != nullptr && begin < last) stop_word = least(stop_word, last);
     const int64_t count = stop_word - begin;
     const uint32_t* piece = panel + begin * PANEL;
-    const char* next = static_cast<const char*>(stop_word < words ? piece + count * PANEL : after);
-    int64_t row = 0;
-    for (int64_t number = 0; number < tiles; ++number) {
-      const int64_t stop = rows * (number + 1) / tiles;
-      const uint32_t* from = x + row * x_step + begin;
-      const bool begins = fresh && begin == 0;
-      float* to = sums + row * PANEL;
-      const uint32_t* x_after = stop < rows ? x + stop * x_step + begin : x + stop_word;
-      // Together they fetch four lines for each word: a single tile all of them, the first two of at most three two
-      // each, the first four of more one each.
-      if (after == nullptr || number >= 4 || (tiles == 3 && number == 2)) {
-        tile_of<T, 0>(stop - row, from, x_step, piece, count, begins, to, nullptr, x_after);
-      } else if (tiles == 1) {
-        const void* ahead = stop_word < words ? piece + AHEAD * PANEL : after;
-        tile_of<T, 4>(stop - row, from, x_step, piece, count, begins, to, static_cast<const char*>(ahead), x_after);
-      } else if (tiles <= 3) {
-        const char* ahead = next + number * count * 2 * LINE_BYTES;
-        tile_of<T, 2>(stop - row, from, x_step, piece, count, begins, to, ahead, x_after);
-      } else {
-        const char* ahead = next + number * count * LINE_BYTES;
-        tile_of<T, 1>(stop - row, from, x_step, piece, count, begins, to, ahead, x_after);
-      }
-      row = stop;
-    }
+    const void* next = stop_word < words ? piece + (tiles == 1 ? AHEAD : count) * PANEL : after;
+    times_piece<T>(x + begin, x_step, rows, piece, count, after == nullptr ? nullptr : next, fresh && begin == 0, sums);
   }
 }
 

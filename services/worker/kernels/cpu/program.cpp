@@ -3,6 +3,7 @@
 // No header of the standard library that defines code is included: the linker might keep this file's copy of it, with
 // instructions that another processor lacks.
 #include "attention.h"
+#include "coded.h"
 #include "engine.h"
 #include "scratch.h"
 
@@ -191,7 +192,8 @@ class Thread {
   void product(const Matrix& matrix, const Matrix& then, const T* x, int64_t rows, Use use) {
     const int64_t words = words_of<T>(matrix.inputs), x_step = words_of<T>(padded(matrix.inputs));
     const int64_t panels = padded(matrix.outputs) / PANEL;
-    const int64_t unit_rows = matrix.quantized != nullptr ? QUANTIZED_UNIT_ROWS : UNIT_ROWS;
+    const bool is_coded = matrix.coded.bytes != nullptr;
+    const int64_t unit_rows = is_coded ? CODED_UNIT_ROWS : matrix.quantized != nullptr ? QUANTIZED_UNIT_ROWS : UNIT_ROWS;
     const int64_t row_units = (rows + unit_rows - 1) / unit_rows, tiles = (rows + SHARED_ROWS<T> - 1) / SHARED_ROWS<T>;
     const uint32_t* x_words = reinterpret_cast<const uint32_t*>(x);
     for (int64_t unit; (unit = team_take(engine_.team, &place_, panels * row_units, true)) >= 0;) {
@@ -204,7 +206,10 @@ class Thread {
       // As long as the threads take turns, this thread's next unit.
       const int64_t next = (unit + d_.threads) / row_units;
       const void* after = next < panels ? panel_of(matrix, next) : panel_of(then, next - panels);
-      if (matrix.quantized != nullptr) {
+      if (is_coded) {
+        const CodedPanel coded = coded_panel(matrix.coded, panel, words);
+        times_coded_panel(from, x_step, stop - begin, coded, words, after, s_.piece, s_.sums);
+      } else if (matrix.quantized != nullptr) {
         times_quantized_panel<T>(from, x_step, stop - begin, static_cast<const int8_t*>(here), words, after, s_.piece,
                                  s_.sums);
       } else {
@@ -228,7 +233,8 @@ class Thread {
   }
 
   static const void* panel_of(const Matrix& matrix, int64_t panel) {
-    const int64_t before = panel * words_of<T>(matrix.inputs) * PANEL;
+    const int64_t words = panel * words_of<T>(matrix.inputs), before = words * PANEL;
+    if (matrix.coded.bytes != nullptr) return matrix.coded.bytes + words * CODED_BYTES;
     if (matrix.quantized != nullptr) return matrix.quantized + before * WORD_NUMBERS<T>;
     return matrix.packed + before;
   }
@@ -314,8 +320,12 @@ class Thread {
     }
     const int64_t words = words_of<T>(d_.embedding_size);
     const int64_t place = (token - d_.first_logit + d_.vocabulary) % d_.vocabulary;
-    const uint32_t* from = d_.head.packed + place / PANEL * words * PANEL + place % PANEL;
     // The last word may be half a word: what is written beyond the row is padding, and 0.
+    if (d_.head.coded.bytes != nullptr) {
+      decode_output(coded_panel(d_.head.coded, place / PANEL, words), words, place % PANEL, to);
+      return;
+    }
+    const uint32_t* from = d_.head.packed + place / PANEL * words * PANEL + place % PANEL;
     for (int64_t word = 0; word < words; ++word) {
       std::memcpy(to + word * WORD_NUMBERS<T>, from + word * PANEL, sizeof(uint32_t));
     }

@@ -1,10 +1,13 @@
 // The memory that a step works in, made once for an engine.
 #pragma once
 #include "attention.h"
+#include "coded.h"
 #include "draws.h"
 #include "engine.h"
 
 namespace INSTRUCTION_SET {
+
+constexpr int64_t MOST_UNIT_ROWS = greatest(UNIT_ROWS, greatest(QUANTIZED_UNIT_ROWS, CODED_UNIT_ROWS));
 
 static inline int64_t padded(int64_t count) { return (count + PANEL - 1) / PANEL * PANEL; }
 
@@ -31,7 +34,7 @@ struct Scratch {
   T* found;          // [rows, heads]
   T* gated;          // [rows, intermediate size]
   QueryRows* units;  // [rows]
-  float* sums;       // this thread's, [QUANTIZED_UNIT_ROWS, PANEL]
+  float* sums;       // this thread's, [MOST_UNIT_ROWS, PANEL]
   uint32_t* piece;   // this thread's, [PIECE_WORDS, PANEL]
   Weighed* weighed;  // this thread's, [vocabulary]
   AttentionScratch<T> attention;  // this thread's
@@ -52,7 +55,7 @@ struct Scratch {
     attention.zero = arena.take<T>(head);
     for (int64_t number = 0; number < d.threads; ++number) {
       Arena own{base, arena.used};
-      float* own_sums = own.take<float>(QUANTIZED_UNIT_ROWS * PANEL);
+      float* own_sums = own.take<float>(MOST_UNIT_ROWS * PANEL);
       uint32_t* own_piece = own.take<uint32_t>(PIECE_WORDS * PANEL);
       Weighed* own_weighed = own.take<Weighed>(d.vocabulary);
       AttentionScratch<T> mine = attention;

@@ -100,6 +100,24 @@ static inline Vector load_widened(const int8_t* x) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))))};
 }
 
+// The 16 upper bytes of a panel's codes, in each quarter.
+struct UpperBytes {
+  __m512i v;
+  explicit UpperBytes(const uint8_t* bytes)
+      : v(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)))) {}
+};
+
+// 32 words, the first or the second half of a panel's, of coded numbers (decoder.h).
+template <int HALF>
+static inline void words_of_codes(const uint8_t* coded, UpperBytes upper, Words* words) {
+  const __m512i lower = _mm512_loadu_si512(coded + 64 * HALF);
+  __m512i codes = _mm512_loadu_si512(coded + 128);
+  if (HALF == 1) codes = _mm512_srli_epi16(codes, 4);
+  const __m512i found = _mm512_shuffle_epi8(upper.v, _mm512_and_si512(codes, _mm512_set1_epi8(15)));
+  words[0] = {_mm512_unpacklo_epi8(lower, found)};
+  words[1] = {_mm512_unpackhi_epi8(lower, found)};
+}
+
 // out[c * out_step + r] = x[r][c] for 16 rows of 16 words.
 static inline void transpose_words(const uint32_t* const* x, int64_t offset, uint32_t* out, int64_t out_step) {
   __m512i a[16], b[16];
@@ -235,6 +253,25 @@ static inline Vector load_widened(const int8_t* x) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+
+struct UpperBytes {
+  __m256i v;
+  explicit UpperBytes(const uint8_t* bytes)
+      : v(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)))) {}
+};
+
+template <int HALF>
+static inline void words_of_codes(const uint8_t* coded, UpperBytes upper, Words* words) {
+  const auto at = [coded](int place) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(coded + place)); };
+  const auto found = [upper](__m256i codes) {
+    if (HALF == 1) codes = _mm256_srli_epi16(codes, 4);
+    return _mm256_shuffle_epi8(upper.v, _mm256_and_si256(codes, _mm256_set1_epi8(15)));
+  };
+  const __m256i first = at(64 * HALF), second = at(64 * HALF + 32);
+  const __m256i first_found = found(at(128)), second_found = found(at(160));
+  words[0] = {_mm256_unpacklo_epi8(first, first_found), _mm256_unpacklo_epi8(second, second_found)};
+  words[1] = {_mm256_unpackhi_epi8(first, first_found), _mm256_unpackhi_epi8(second, second_found)};
 }
 
 static inline void transpose_words(const uint32_t* const* x, int64_t offset, uint32_t* out, int64_t out_step) {
