@@ -1,8 +1,8 @@
 """What a machine allows an engine at most, by the speed at which it reads memory and that of its products.
 
 A decode of one stream reads all weights but the embedding's once, as bfloat16: an engine that keeps them in fewer bits
-can pass that bound. A prefill multiplies each of its tokens with all weights of the layers. Jobs all at once do at least
-the operations of all tokens that are computed, and the head's for each token that is put out; that bound leaves out
+can pass that bound. A prefill multiplies each of its tokens with all weights of the layers. Jobs all at once do at
+least the operations of all tokens that are computed, and the head's for each token that is put out; that bound leaves out
 attention, and that weights are read for few jobs at the end.
 """
 
