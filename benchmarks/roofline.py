@@ -2,8 +2,8 @@
 
 A decode of one stream reads all weights but the embedding's once, as bfloat16: an engine that keeps them in fewer bits
 can pass that bound. A prefill multiplies each of its tokens with all weights of the layers. Jobs all at once do at
-least the operations of all tokens that are computed, and the head's for each token that is put out; that bound leaves out
-attention, and that weights are read for few jobs at the end.
+least the operations of all tokens that are computed, and the head's for each token that is put out; that bound leaves
+out attention, and that weights are read for few jobs at the end.
 """
 
 import json

@@ -68,23 +68,26 @@ class CudaPass:
         self.batch = batch
         self.cache = cache
         self.scale = 1 / math.sqrt(config.head_dim)
-        self.pool = PoolRows(batch, cache)
 
     def attend(self, layer: int, query_THE: Tensor, key_value_T2KE: Tensor) -> Tensor:
         self.pool.write(layer, key_value_T2KE)
         count = self.batch.decode_count
-        found = [self.attend_decodes(layer, query_THE[:count])] if count else []
+        found = [self._decodes(layer, query_THE[:count])] if count else []
         for number in range(count, len(self.batch.sequences)):
-            found.append(self._prefill(layer, number, query_THE, key_value_T2KE))
+            found.append(self.attend_prefill(layer, number, query_THE, key_value_T2KE))
         return _joined(found)
 
-    def attend_decodes(self, layer: int, query_BHE: Tensor) -> Tensor:
+    def _decodes(self, layer: int, query_BHE: Tensor) -> Tensor:
         """Attention of the rows of decodes, [B, H * E]."""
         groups, order, order_back = self.decode_groups
         if order is not None:
             query_BHE = query_BHE.index_select(0, order)
         decoded = _joined([self._decode(layer, group, query_BHE) for group in groups])
         return decoded if order_back is None else decoded.index_select(0, order_back)
+
+    @cached_property
+    def pool(self) -> PoolRows:
+        return PoolRows(self.batch, self.cache)
 
     @cached_property
     def page_index(self) -> Tensor:
@@ -137,7 +140,8 @@ class CudaPass:
         )
         return found_BKGE.reshape(count, -1)
 
-    def _prefill(self, layer: int, number: int, query_THE: Tensor, key_value_T2KE: Tensor) -> Tensor:
+    def attend_prefill(self, layer: int, number: int, query_THE: Tensor, key_value_T2KE: Tensor) -> Tensor:
+        """Attention of the rows of a sequence of more than one, [R, H * E]."""
         sequence, first = self.batch.sequences[number], self.batch.first_rows[number]
         from_token, to_token = sequence.from_token, sequence.to_token
         rows = slice(first, first + to_token - from_token)

@@ -72,9 +72,11 @@ def with_kernels(
     prepare(model)
     if not by_triton:
         return model
-    from services.worker.kernels.gpu.paged_attention import PagedAttention  # needs Triton
+    from services.worker.kernels.gpu.fused import fuse  # needs Triton
+    from services.worker.kernels.gpu.paged_attention import PagedAttention
 
     model.attention = PagedAttention(model.config)
+    fuse(model)
     return RecordedDecoder(model) if is_whole and can_be_recorded(model) else model
 
 

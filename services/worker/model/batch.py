@@ -14,9 +14,9 @@ Shape legend: T rows, S sequences, P blocks of the longest sequence, L layers, N
 block, K kv heads, E head size.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -101,19 +101,16 @@ class BatchLayout:
         assert min(row_counts) >= 1, "a sequence without rows"
         assert all(rows > 1 for rows in row_counts[decode_count:]), "sequences of one row come first"
 
-        first_rows: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        logit_rows: list[int] = []
-        row = 0
-        for sequence, rows in zip(sequences, row_counts, strict=True):
-            blocks = sequence.blocks
+        decodes = sequences[:decode_count]
+        first_rows = list(range(decode_count))
+        positions = array("q", [sequence.from_token for sequence in decodes])
+        slots = array("q", [_slot(sequence, sequence.from_token, block_size) for sequence in decodes])
+        logit_rows = array("q", [row for row, each in enumerate(decodes) if each.samples or each.scored_rows])
+        row = decode_count
+        for sequence, rows in zip(sequences[decode_count:], row_counts[decode_count:], strict=True):
             first_rows.append(row)
             positions.extend(range(sequence.from_token, sequence.to_token))
-            slots.extend(
-                blocks[position // block_size] * block_size + position % block_size
-                for position in range(sequence.from_token, sequence.to_token)
-            )
+            _append_slots(slots, sequence, block_size)
             logit_rows.extend(range(row, row + sequence.scored_rows))
             row += rows
             if sequence.samples and sequence.scored_rows < rows:
@@ -122,17 +119,16 @@ class BatchLayout:
         used = [
             min(-(-(sequence.to_token + ahead_tokens) // block_size), len(sequence.blocks)) for sequence in sequences
         ]
-        widest = max(used)
-        table = chain.from_iterable(
-            chain(sequence.blocks[:count], (0,) * (widest - count))
-            for sequence, count in zip(sequences, used, strict=True)
-        )
-        lengths = [sequence.to_token for sequence in sequences]
-        sizes = [row, row, len(sequences) * widest, len(sequences), len(logit_rows)]
-        packed = torch.tensor([*positions, *slots, *table, *lengths, *logit_rows], dtype=torch.int64).to(
-            device, non_blocking=True
-        )
-        position_ids_T, slots_T, table_flat, context_lengths_S, logit_rows_tensor = torch.split(packed, sizes)
+        widest, lengths = max(used), array("q", [sequence.to_token for sequence in sequences])
+        sizes = [len(positions), len(slots), len(lengths), len(logit_rows), len(sequences) * widest]
+        numbers = positions + slots + lengths + logit_rows
+        start = len(numbers)
+        numbers.frombytes(bytes(sizes[-1] * numbers.itemsize))
+        for sequence, count in zip(sequences, used, strict=True):
+            numbers[start : start + count] = array("q", sequence.blocks[:count])
+            start += widest
+        packed = torch.frombuffer(numbers, dtype=torch.int64).to(device, non_blocking=True)
+        position_ids_T, slots_T, context_lengths_S, logit_rows_tensor, table_flat = torch.split(packed, sizes)
         return cls(
             sequences=tuple(sequences),
             first_rows=tuple(first_rows),
@@ -145,3 +141,18 @@ class BatchLayout:
             context_lengths_S=context_lengths_S,
             logit_rows=logit_rows_tensor,
         )
+
+
+def _slot(sequence: SequenceRows, position: int, block_size: int) -> int:
+    """Where the K and V of a position go."""
+    return sequence.blocks[position // block_size] * block_size + position % block_size
+
+
+def _append_slots(slots: "array[int]", sequence: SequenceRows, block_size: int) -> None:
+    """Those of a sequence's rows: neighbours, as far as a block reaches."""
+    position = sequence.from_token
+    while position < sequence.to_token:
+        stop = min(position - position % block_size + block_size, sequence.to_token)
+        first = _slot(sequence, position, block_size)
+        slots.extend(range(first, first + stop - position))
+        position = stop

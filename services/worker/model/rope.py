@@ -70,9 +70,11 @@ class Rope(nn.Module):
         return rows
 
 
-def rotate(x_TNE: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turns every head of every row. No fused product and sum: exact.py wants every step rounded."""
-    return x_TNE * cosines + x_TNE.roll(x_TNE.shape[-1] // 2, dims=-1) * sines
+def rotate(x_TNE: Tensor, cosines_T1E: Tensor, sines_T1E: Tensor, out_TNE: Tensor) -> None:
+    """Turns every head of every row, into `out_TNE`, which may be `x_TNE`. No fused product and sum: exact.py wants
+    every step rounded.
+    """
+    torch.add(x_TNE * cosines_T1E, x_TNE.roll(x_TNE.shape[-1] // 2, dims=-1) * sines_T1E, out=out_TNE)
 
 
 def frequencies(config: RopeConfig, head_dim: int, *, long: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Triton's attention of decodes as its interpreter runs it, on a CPU."""
+"""Triton's attention as its interpreter runs it, on a CPU."""
 
 import importlib
 import sys
@@ -8,26 +8,30 @@ from typing import Any
 
 import pytest
 
+from services.worker.kernels.gpu import attention_work
+
 PACKAGE = "services.worker.kernels.gpu"
 
 
 def _made_anew(name: str) -> bool:
     """Triton too, whose own functions are interpreted or not; but its compiled part can't be loaded twice."""
     is_triton = name.partition(".")[0] == "triton" and not name.startswith("triton._C")
-    return is_triton or name in (f"{PACKAGE}.paged_decode", f"{PACKAGE}.paged_attention")
+    return is_triton or name.startswith((f"{PACKAGE}.paged_", f"{PACKAGE}.fused"))
 
 
 @contextmanager
-def interpreted_attention(parts: int = 2) -> Iterator[Any]:
-    """The class PagedAttention, whose kernels are interpreted: that is chosen as modules are loaded. Every sequence is
-    cut into so many parts.
+def interpreted_attention(items: int = 8, joined: int = 2) -> Iterator[Any]:
+    """The class PagedAttention, whose kernels are interpreted: that is chosen as modules are loaded. The contexts of
+    decodes are cut into so many items, if they are long enough, of which so many are joined together.
     """
+    pytest.importorskip("triton", minversion="3.7", reason="interpreters before it can't loop with NumPy 2.4")
     kept = {name: sys.modules.pop(name) for name in list(sys.modules) if _made_anew(name)}
     try:
         with pytest.MonkeyPatch.context() as only_here:
             only_here.setenv("TRITON_INTERPRET", "1")
             kernel = importlib.import_module(f"{PACKAGE}.paged_decode")
-            only_here.setattr(kernel, "parts_of", lambda programs, device: parts)
+            only_here.setattr(kernel, "JOINED", joined)
+            only_here.setattr(attention_work, "ITEMS_OF_PROCESSOR", items)
             yield importlib.import_module(f"{PACKAGE}.paged_attention").PagedAttention
     finally:
         for name in [name for name in sys.modules if _made_anew(name)]:

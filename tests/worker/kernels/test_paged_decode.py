@@ -11,7 +11,7 @@ from tests.worker.model.reference_models import Pool, ours_of, reference_logits,
 LENGTHS = [1, 2, 15, 16, 17, 64, 65, 130, 150]
 
 
-@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("items", [1, 64], ids=["whole", "cut"])
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
@@ -21,10 +21,10 @@ LENGTHS = [1, 2, 15, 16, 17, 64, 65, 130, 150]
     ],
     ids=["two heads share keys and values", "all do, and a head is no power of two", "a window"],
 )
-def test_decodes_have_the_references_logits(family: str, changes: dict[str, Any], parts: int) -> None:
+def test_decodes_have_the_references_logits(family: str, changes: dict[str, Any], items: int) -> None:
     reference = reference_model(family, **changes)
     model, texts = ours_of(reference), [tokens(length, seed=length) for length in LENGTHS]
-    with interpreted_attention(parts) as attention:
+    with interpreted_attention(items) as attention:
         model.attention = attention(model.config)
         pool = Pool(model, block_size=16)
         found = pool.run(model, pool.begun(model, texts), [text[-1:] for text in texts])

@@ -3,18 +3,31 @@ again; that a GPU replays what it recorded is checked by benchmarks/gpu.py.
 """
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from services.worker.kernels.gpu.recorded_decoder import MOST_ROWS, RecordedDecoder, can_be_recorded, row_counts
+from services.worker.kernels.gpu import recorded_decoder
+from services.worker.kernels.gpu.recorded_decoder import (
+    MIXED_ROWS,
+    MOST_ROWS,
+    RecordedDecoder,
+    can_be_recorded,
+    mixed_row_counts,
+    row_counts,
+)
 from services.worker.model.batch import BatchLayout, SequenceRows
 from services.worker.model.prefill_cut import PrefillCut
+from services.worker.model.served_decoder import ServedDecoder
 from tests.worker.kernels.interpreted_attention import interpreted_attention
 from tests.worker.model.reference_models import Pool, ours_of, reference_model, tokens
 
 LENGTHS = [3, 1, 30, 17, 9]
+ROWS_HERE = (8, 24)
+"""Of passes with prefills: those of a GPU take long by the interpreter."""
+MAX_BATCH = 6
 
 
 class Replays:
@@ -39,9 +52,10 @@ def replays() -> Replays:
 
 
 @pytest.fixture
-def pool(decoder: RecordedDecoder, replays: Replays) -> Pool:
+def pool(decoder: RecordedDecoder, replays: Replays, monkeypatch: pytest.MonkeyPatch) -> Pool:
     pool = Pool(decoder)
-    decoder.record(pool.cache, max_batch=6, recorder=replays)
+    monkeypatch.setattr(recorded_decoder, "MIXED_ROWS", ROWS_HERE)
+    decoder.record(pool.cache, max_batch=MAX_BATCH, recorder=replays)
     return pool
 
 
@@ -53,7 +67,7 @@ def decoder() -> Iterator[RecordedDecoder]:
         yield RecordedDecoder(model)
 
 
-def begun(pool: Pool, decoder: RecordedDecoder, lengths: list[int]) -> list[SequenceRows]:
+def begun(pool: Pool, decoder: ServedDecoder, lengths: list[int]) -> list[SequenceRows]:
     return pool.begun(decoder, [tokens(length, seed=length) for length in lengths])
 
 
@@ -65,20 +79,57 @@ def test_a_batch_is_filled_up_by_half_at_most(max_batch: int) -> None:
         assert min(count for count in counts if count >= rows) <= max(2, rows + rows // 2)
 
 
-def test_decodes_are_replayed_with_the_logits_and_the_pool_of_the_model(
+@pytest.mark.parametrize(("parameters", "most"), [(218_000_000, 512), (60_000_000, 1792), (1_000_000, 2048)])
+def test_passes_with_prefills_are_recorded_until_their_products_take_longer_than_launches(
+    parameters: int, most: int
+) -> None:
+    """Of a Llama of 8B 512 rows; of small ones more."""
+    layer: Any = SimpleNamespace(parameters=lambda: [torch.empty(parameters, device="meta")])
+    model: Any = SimpleNamespace(layers=[layer])
+    assert mixed_row_counts(model)[-1] == most
+
+
+def test_a_pass_with_prefills_is_filled_up_by_a_quarter_at_most_where_rows_cost() -> None:
+    for rows in range(256, MIXED_ROWS[-1] + 1):
+        assert min(count for count in MIXED_ROWS if count >= rows) <= 1.25 * rows
+
+
+def test_recording_writes_nothing_into_the_pool(pool: Pool) -> None:
+    assert not pool.cache.pool.any()
+
+
+def test_passes_are_replayed_with_the_logits_and_the_pool_of_the_model(
     decoder: RecordedDecoder, pool: Pool, replays: Replays
 ) -> None:
-    """Again with other jobs and fewer of them: nothing is left of those before. Rows that fill up a pass write what the
-    first row does.
-    """
+    """Again with others and fewer of them: nothing is left of those before, and what fills up a pass writes nothing."""
     plain = Pool(decoder.model)
-    for count in (5, 2, 3):
-        texts = [tokens(1, seed=number) for number in range(count)]
-        expected = plain.run(decoder.model, begun(plain, decoder, LENGTHS[:count]), texts)
-        found = pool.run(decoder, begun(pool, decoder, LENGTHS[:count]), texts)
+    for lengths, chunks in (
+        (LENGTHS, []),
+        (LENGTHS[:2], [(0, 4), (9, 14)]),
+        ([], [(0, 20)]),
+        (LENGTHS[:3], []),
+        (LENGTHS[2:3], [(0, 2)]),
+        ([], [(30, 33), (0, 5)]),
+    ):
+        expected = passed(plain, decoder.model, lengths, chunks)
+        found = passed(pool, decoder, lengths, chunks)
         assert torch.allclose(found, expected, atol=1e-5)
-    assert torch.allclose(pool.cache.pool, plain.cache.pool, atol=1e-6)
-    assert replays.count == 3
+        assert torch.allclose(pool.cache.pool, plain.cache.pool, atol=1e-6)
+    assert replays.count == 6
+
+
+def passed(pool: Pool, decoder: ServedDecoder, lengths: list[int], chunks: list[tuple[int, int]]) -> torch.Tensor:
+    """Logits of one pass of decodes of these lengths and of these rows of other sequences."""
+    model = decoder.model if isinstance(decoder, RecordedDecoder) else decoder
+    rows = begun(pool, model, lengths)
+    ids = [tokens(1, seed=length) for length in lengths]
+    for start, stop in chunks:
+        text, blocks = tokens(stop, seed=stop), pool.blocks(stop)
+        if start:
+            pool.run(model, [SequenceRows(0, start, blocks, samples=False)], [text[:start]])
+        rows.append(SequenceRows(start, stop, blocks))
+        ids.append(text[start:])
+    return pool.run(decoder, rows, ids)
 
 
 def test_logits_stay_when_the_next_pass_is_replayed(decoder: RecordedDecoder, pool: Pool) -> None:
@@ -90,22 +141,39 @@ def test_logits_stay_when_the_next_pass_is_replayed(decoder: RecordedDecoder, po
 
 
 @pytest.mark.parametrize(
-    "what", ["a prefill", "a prefill beside a decode", "a row without logits", "more rows", "another pool"]
+    ("rows", "logits_only_of_the_last"),
+    [([(0, 4)], True), ([(0, 1), (0, 4)], True), ([(0, 1)], False), ([(0, 3)], False), ([(0, 5)] * 4, True)],
+    ids=["a prefill", "beside a decode", "a decode without logits", "a chunk without", "some prefills"],
 )
+def test_a_pass_that_fits_is_replayed(
+    rows: list[tuple[int, int]],
+    logits_only_of_the_last: bool,
+    decoder: RecordedDecoder,
+    pool: Pool,
+    replays: Replays,
+) -> None:
+    sequences = [SequenceRows(*each, pool.blocks(each[1]), samples=logits_only_of_the_last) for each in rows]
+    logits = pool.run(decoder, sequences, [tokens(stop - start) for start, stop in rows])
+    assert logits.shape[0] == (len(rows) if logits_only_of_the_last else 0)
+    assert replays.count == 1
+
+
+@pytest.mark.parametrize("what", ["more rows", "more logits", "more decodes", "more sequences", "another pool"])
 def test_all_else_runs_as_the_model_does(what: str, decoder: RecordedDecoder, pool: Pool, replays: Replays) -> None:
-    count = row_counts(6)[-1] + 1 if what == "more rows" else 1
-    rows, texts = begun(pool, decoder, [3] * count), [tokens(1)] * count
-    if what == "a row without logits":
-        rows = [SequenceRows(rows[0].from_token, rows[0].to_token, rows[0].blocks, samples=False)]
-    if what.startswith("a prefill"):
-        rows, texts = rows if "beside" in what else [], texts if "beside" in what else []
-        rows, texts = [*rows, SequenceRows(0, 4, pool.blocks(4))], [*texts, tokens(4)]
-    pool.run(decoder, rows, texts) if what != "another pool" else Pool(decoder).run(decoder, rows, texts)
+    counts = {
+        "more rows": [ROWS_HERE[-1] + 1],
+        "more decodes": [1] * (row_counts(MAX_BATCH)[-1] + 1),
+        "more sequences": [2] * 7,
+    }.get(what, [9])
+    scored = 9 if what == "more logits" else 0
+    rows = [SequenceRows(0, count, pool.blocks(count), scored_rows=scored) for count in counts]
+    used = Pool(decoder) if what == "another pool" else pool
+    assert used.run(decoder, rows, [tokens(count) for count in counts]).shape[0] == max(scored, len(counts))
     assert replays.count == 0
 
 
 def test_a_pass_that_is_given_up_is_not_begun(decoder: RecordedDecoder, pool: Pool, replays: Replays) -> None:
-    (row,) = begun(pool, decoder, [3])
+    (row,) = begun(pool, decoder.model, [3])
     with pytest.raises(PrefillCut):
         decoder(tokens(1), pool.cache, BatchLayout.of([row], pool.block_size), lambda: False)
     assert replays.count == 0

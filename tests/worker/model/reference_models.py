@@ -84,10 +84,15 @@ def native_of(
     coded: bool | None = None,
 ) -> NativeDecoder:
     """The compiled decoder with the same weights."""
+    filled = filled_of(model, dtype, max_model_len)
+    return NativeDecoder(filled, threads, instruction_set, quantized=quantized, coded=coded)
+
+
+def filled_of(model: Any, dtype: torch.dtype, max_model_len: int | None = None) -> DecoderModel:
+    """The worker's decoder with the same weights, before any kernels are chosen for it."""
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        filled = filled_model(Path(folder), "cpu", dtype, max_model_len)
-    return NativeDecoder(filled, threads, instruction_set, quantized=quantized, coded=coded)
+        return filled_model(Path(folder), "cpu", dtype, max_model_len)
 
 
 def instruction_sets() -> list[InstructionSet]:
