@@ -33,7 +33,7 @@ class EngineSettings(BaseModel):
     kernels: Literal["auto", "native", "torch"] = Field(
         "auto",
         description="what computes: native, the compiled decoder of CPUs; torch; auto: native where it can, on a GPU "
-        "torch with Triton's attention and recorded decodes",
+        "torch with kernels by Triton and recorded iterations",
     )
     weights: Literal["int8"] | None = Field(
         None,
