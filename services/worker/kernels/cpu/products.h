@@ -358,8 +358,8 @@ static void tile_of(int64_t rows, const uint32_t* x, int64_t x_step, const uint3
   }
 }
 
-// Rows of x times so many words of a panel. Four lines for each word are fetched from `ahead` on, unless it is null.
-template <class T>
+// Rows of x times so many words of a panel. LINES for each word are fetched from `ahead` on, unless it is null.
+template <class T, int LINES = 4>
 static void times_piece(const uint32_t* x, int64_t x_step, int64_t rows, const uint32_t* piece, int64_t words,
                         const void* ahead, bool fresh, float* sums) {
   const int64_t tiles = (rows + TILE_ROWS<T> - 1) / TILE_ROWS<T>;
@@ -370,15 +370,19 @@ static void times_piece(const uint32_t* x, int64_t x_step, int64_t rows, const u
     const uint32_t* from = x + row * x_step;
     float* to = sums + row * PANEL;
     const uint32_t* x_after = stop < rows ? x + stop * x_step : x + words;
-    // A single tile fetches all lines, the first two of at most three two for each word, the first four of more one.
-    if (ahead == nullptr || number >= 4 || (tiles == 3 && number == 2)) {
+    // A single tile fetches all lines; of at most three the first two fetch half of them, if they are so many; else the
+    // first ones fetch one for each word.
+    constexpr int HALF = LINES > 1 ? LINES / 2 : 1;
+    const int64_t lines_of_tile = tiles == 1 ? LINES : tiles <= 3 ? HALF : 1;
+    const char* its_lines = lines + number * words * lines_of_tile * LINE_BYTES;
+    if (ahead == nullptr || number * lines_of_tile >= LINES) {
       tile_of<T, 0>(stop - row, from, x_step, piece, words, fresh, to, nullptr, x_after);
-    } else if (tiles == 1) {
-      tile_of<T, 4>(stop - row, from, x_step, piece, words, fresh, to, lines, x_after);
-    } else if (tiles <= 3) {
-      tile_of<T, 2>(stop - row, from, x_step, piece, words, fresh, to, lines + number * words * 2 * LINE_BYTES, x_after);
+    } else if (lines_of_tile == LINES) {
+      tile_of<T, LINES>(stop - row, from, x_step, piece, words, fresh, to, its_lines, x_after);
+    } else if (lines_of_tile == HALF) {
+      tile_of<T, HALF>(stop - row, from, x_step, piece, words, fresh, to, its_lines, x_after);
     } else {
-      tile_of<T, 1>(stop - row, from, x_step, piece, words, fresh, to, lines + number * words * LINE_BYTES, x_after);
+      tile_of<T, 1>(stop - row, from, x_step, piece, words, fresh, to, its_lines, x_after);
     }
     row = stop;
   }
@@ -530,20 +534,27 @@ static void times_quantized_panel(const uint32_t* x, int64_t x_step, int64_t row
                                   const void* after, uint32_t* piece, float* sums) {
   constexpr int64_t WORD_BYTES = PANEL * WORD_NUMBERS<T>;
   if (times_few_rows<T>(x, x_step, rows, panel, words, after, sums)) return;
-  for (int64_t begin = 0; begin < words; begin += PIECE_WORDS) {
-    const int64_t count = least(words - begin, PIECE_WORDS);
+  constexpr int LINES = WORD_BYTES / LINE_BYTES;
+  const int64_t piece_words = BY_TILES<T> ? PIECE_WORDS : even_piece(words);
+  for (int64_t begin = 0; begin < words; begin += piece_words) {
+    const int64_t count = least(words - begin, piece_words);
     const int8_t* from = panel + begin * WORD_BYTES;
     for (int64_t word = 0; word < count; ++word, from += WORD_BYTES) {
       const int64_t left = words - begin - word - AHEAD_OF_BYTES<T>;
       const void* ahead = left > 0 ? from + AHEAD_BYTES : static_cast<const int8_t*>(after) - left * WORD_BYTES;
-      for (int64_t line = 0; line < WORD_BYTES; line += LINE_BYTES) {
+      for (int64_t line = 0; BY_TILES<T> && line < WORD_BYTES; line += LINE_BYTES) {
         _mm_prefetch(static_cast<const char*>(ahead) + line, _MM_HINT_T0);
       }
       for (int64_t output = 0; output < PANEL; output += LANES) {
         store_words(piece + word * PANEL + output, words_of_bytes<T>(from + output * WORD_NUMBERS<T>));
       }
     }
-    times_panel<T>(x + begin, x_step, rows, piece, count, nullptr, begin == 0, sums);
+    if constexpr (BY_TILES<T>) {
+      times_panel<T>(x + begin, x_step, rows, piece, count, nullptr, begin == 0, sums);
+    } else {  // memory answers only so many at a time: the next piece is fetched while this one is multiplied
+      const void* next = begin + count < words ? from : after;
+      times_piece<T, LINES>(x + begin, x_step, rows, piece, count, next, begin == 0, sums);
+    }
   }
 }
 
