@@ -127,6 +127,6 @@ def _attend_tile(  # type: ignore[no-untyped-def]
         total = total * correction + tl.sum(weights, 1)
         found = found * correction[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         greatest = now
-    attended = found / total[:, None]
+    attended = found / tl.where(position < stop, total, 1.0)[:, None]
     to = found_TX + (query_row * (KV_HEADS * GROUP) + query_head)[:, None] * HEAD_SIZE + column[None, :]
     tl.store(to, attended.to(found_TX.dtype.element_ty), mask=is_there)
