@@ -90,12 +90,17 @@ def figures_of(content: Result) -> Figures:
     }
 
 
-def simulated_figures(by: ServedBy, profile: Profile, pair: tuple[str, str], trace: Sequence[TraceJob]) -> Figures:
-    """The figures of a simulated run of the trace."""
+def simulated_content(by: ServedBy, profile: Profile, pair: tuple[str, str], trace: Sequence[TraceJob]) -> Result:
+    """What `result.json` would be of a simulated run of the trace."""
     simulation = simulate(by.setup(profile, *pair), simulated_jobs(trace))
     records = [record_of(outcome) for outcome in simulation.outcomes]
     content: dict[str, Any] = result({}, records, simulation.counters)
-    return figures_of(content)
+    return content
+
+
+def simulated_figures(by: ServedBy, profile: Profile, pair: tuple[str, str], trace: Sequence[TraceJob]) -> Figures:
+    """The figures of a simulated run of the trace."""
+    return figures_of(simulated_content(by, profile, pair, trace))
 
 
 def busy_by_slowdown(

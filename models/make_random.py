@@ -11,6 +11,7 @@ The tokenizer is byte-level: special tokens, the 256 bytes, then made-up merges 
 the vocabulary, so that every text can be encoded and every id decodes to some text.
 
     python models/make_random.py --preset S
+    python models/make_random.py --preset 8B --device cuda    # 16 GB, whose numbers a GPU draws in seconds: others
     python models/make_random.py --out models/random/x --hidden 256 --layers 4 --heads 8 --kv-heads 2 --intermediate 704
 """
 
@@ -108,6 +109,7 @@ PRESETS = {
     "S": RandomModel(hidden=384, layers=8, heads=6, kv_heads=6, intermediate=2048, vocabulary=8192),
     "XS": RandomModel(hidden=384, layers=4, heads=6, kv_heads=6, intermediate=2048, vocabulary=8192),
     "M": RandomModel(hidden=1024, layers=24, heads=16, kv_heads=4, intermediate=3584, vocabulary=16000),
+    "8B": RandomModel(4096, 32, 32, 8, intermediate=14336, vocabulary=128256, context=8192),
     "tiny": RandomModel(64, 2, 4, 2, intermediate=128, vocabulary=512, context=512, dtype="float32"),
 }
 
@@ -167,26 +169,30 @@ def _opt_config_of(model: RandomModel) -> dict[str, object]:
 
 
 class Draws:
-    """Random tensors of a model, in the order in which they are asked for."""
+    """Random tensors of a model, in the order in which they are asked for, drawn on a device."""
 
-    def __init__(self, model: RandomModel) -> None:
+    def __init__(self, model: RandomModel, device: str) -> None:
         self._dtype = DTYPES[model.dtype]
-        self._source = torch.Generator().manual_seed(model.seed)
+        self._device = device
+        self._source = torch.Generator(device).manual_seed(model.seed)
 
     def matrix(self, rows: int, columns: int, scale: float = 1.0) -> Tensor:
-        return torch.randn(rows, columns, generator=self._source).mul_(scale * columns**-0.5).to(self._dtype)
+        return self._normal(rows, columns).mul_(scale * columns**-0.5).to(self._dtype).cpu()
 
     def vector(self, size: int, mean: float) -> Tensor:
-        return torch.randn(size, generator=self._source).mul_(0.1).add_(mean).to(self._dtype)
+        return self._normal(size).mul_(0.1).add_(mean).to(self._dtype).cpu()
+
+    def _normal(self, *sizes: int) -> Tensor:
+        return torch.randn(sizes, generator=self._source, device=self._device)
 
 
-def weights_of(model: RandomModel) -> Iterator[tuple[str, Tensor]]:
+def weights_of(model: RandomModel, device: str = "cpu") -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the checkpoint by its name, in the order in which its numbers are drawn."""
-    return _opt_weights_of(model) if model.family == "opt" else _llama_weights_of(model)
+    draws = Draws(model, device)
+    return _opt_weights_of(model, draws) if model.family == "opt" else _llama_weights_of(model, draws)
 
 
-def _llama_weights_of(model: RandomModel) -> Iterator[tuple[str, Tensor]]:
-    draws = Draws(model)
+def _llama_weights_of(model: RandomModel, draws: Draws) -> Iterator[tuple[str, Tensor]]:
     matrix, vector = draws.matrix, draws.vector
     q_size, kv_size = model.heads * model.head_dim, model.kv_heads * model.head_dim
     yield "model.embed_tokens.weight", matrix(model.vocabulary, model.hidden, LOGIT_DEVIATION)
@@ -209,8 +215,8 @@ def _llama_weights_of(model: RandomModel) -> Iterator[tuple[str, Tensor]]:
         yield "lm_head.weight", matrix(model.vocabulary, model.hidden, LOGIT_DEVIATION)
 
 
-def _opt_weights_of(model: RandomModel) -> Iterator[tuple[str, Tensor]]:
-    draws, hidden = Draws(model), model.hidden
+def _opt_weights_of(model: RandomModel, draws: Draws) -> Iterator[tuple[str, Tensor]]:
+    hidden = model.hidden
     width = model.embedding or hidden
 
     def with_bias(name: str, rows: int, columns: int) -> Iterator[tuple[str, Tensor]]:
@@ -265,8 +271,8 @@ def byte_level_tokenizer(vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-def write_random_model(model: RandomModel, out: Path) -> None:
-    """Writes the folder; raises ShapeError before anything is written."""
+def write_random_model(model: RandomModel, out: Path, device: str = "cpu") -> None:
+    """Writes the folder, with numbers that `device` draws; raises ShapeError before anything is written."""
     model.validate()
     values = {
         "config.json": config_of(model),
@@ -274,14 +280,15 @@ def write_random_model(model: RandomModel, out: Path) -> None:
         "tokenizer_config.json": tokenizer_config(model.context),
     }
     texts = {"tokenizer.json": byte_level_tokenizer(model.vocabulary).to_str() + "\n"}
-    write_folder(out, texts, values, dict(weights_of(model)))
+    write_folder(out, texts, values, dict(weights_of(model, device)))
 
 
-def parse(arguments: list[str]) -> tuple[RandomModel, Path]:
-    """The command line: a preset, and flags that override its figures."""
+def parse(arguments: list[str]) -> tuple[RandomModel, Path, str]:
+    """The command line: a preset, and flags that override its figures; where to write, and what draws."""
     parser = argparse.ArgumentParser(description="Write a model folder with random weights.")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="tiny")
     parser.add_argument("--out", type=Path, help="folder to write [models/random/PRESET]")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what draws the numbers [cpu]")
     for name in ("hidden", "layers", "heads", "kv-heads", "intermediate", "context", "seed"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--vocab", dest="vocabulary", type=int)
@@ -296,18 +303,18 @@ def parse(arguments: list[str]) -> tuple[RandomModel, Path]:
         "--tie", dest="tied", action=argparse.BooleanOptionalAction, help="share the weights of embedding and head"
     )
     flags = vars(parser.parse_args(arguments))
-    preset, out = flags.pop("preset"), flags.pop("out")
+    preset, out, device = flags.pop("preset"), flags.pop("out"), flags.pop("device")
     model = replace(PRESETS[preset], **{name: value for name, value in flags.items() if value is not None})
     try:
         model.validate()
     except ShapeError as error:
         parser.error(str(error))
-    return model, out or Path("models/random") / preset
+    return model, out or Path("models/random") / preset, device
 
 
 def main(arguments: list[str]) -> None:
-    model, out = parse(arguments)
-    write_random_model(model, out)
+    model, out, device = parse(arguments)
+    write_random_model(model, out, device)
     print(f"{out}: {(out / 'model.safetensors').stat().st_size} bytes of weights")
 
 

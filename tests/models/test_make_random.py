@@ -27,9 +27,14 @@ def test_presets_s_and_m_have_the_shapes_that_speed_is_measured_on() -> None:
 
 
 def test_flags_change_figures_of_the_preset() -> None:
-    model, out = parse(["--preset", "S", "--layers", "3", "--vocab", "4000", "--tie", "--seed", "9"])
+    model, out, device = parse(["--preset", "S", "--layers", "3", "--vocab", "4000", "--tie", "--seed", "9"])
     assert model == replace(PRESETS["S"], layers=3, vocabulary=4000, tied=True, seed=9)
-    assert out == Path("models/random/S")
+    assert (out, device) == (Path("models/random/S"), "cpu")
+    assert parse(["--preset", "8B", "--device", "cuda"])[2] == "cuda"
+
+
+def test_preset_8b_has_the_shape_of_llama_3_8b() -> None:
+    assert figures(PRESETS["8B"]) == (4096, 32, 32, 8, 14336, 128256, 8192, "bfloat16")
 
 
 OPT: dict[str, Any] = {"family": "opt", "kv_heads": 4}

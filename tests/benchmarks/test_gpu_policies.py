@@ -1,0 +1,126 @@
+"""Policies on a device: which runs are made, and what is simulated and told beside them."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu_policies
+from benchmarks.goals_and_tables import section
+from benchmarks.gpu_policies import PLACES, Content, main, measure, scenarios, simulated_beside, tables
+from benchmarks.servers import Result
+from benchmarks.simulated_runs import ServedBy, simulated_figures
+from services.domain.copying import LinkSpeed
+from services.runtime.profile_file import Profile, profile_of
+from services.workloads.workload import TraceJob
+from tests.builders.cost_profiles import flat_cost
+
+WHERE = PLACES["tiny"]
+FIGURES = ("jct_s", "ttft_s", "per_output_token_s", "worst_gap_s")
+SPAN_S = 8.0
+SLOWDOWN = 1.2
+
+
+def live(mean_s: float) -> Result:
+    """A run's figures."""
+    statistics = {"mean": mean_s, "p50": mean_s, "p95": 2 * mean_s, "p99": 3 * mean_s}
+    return {
+        "jobs": 50,
+        "failed": 0,
+        "duration_s": 60.0,
+        "output_tokens_per_s": 100.0,
+        **dict.fromkeys(FIGURES, statistics),
+        "scheduler": {"busy_s": 55.0},
+        "kv": {"offloaded_bytes": 2e9, "uploaded_bytes": 1e9},
+    }
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the runs, which take no server here. Iterations take 0.1 s."""
+    made: list[str] = []
+
+    async def profiled(*_: Any) -> Profile:
+        link = LinkSpeed(1e9, 1e-5, True)
+        return Profile(flat_cost(0.1), {"kind": "test"}, kv_bytes_per_token=1024, link=link, max_model_len=4096)
+
+    async def run(_: Any, name: str, *__: Any) -> Result:
+        made.append(name)
+        return live(float(len(made)))
+
+    monkeypatch.setattr(gpu_policies, "CAPACITY_JOBS", 120)
+    monkeypatch.setattr(gpu_policies, "random_model", lambda *_: Path("/no/model"))
+    monkeypatch.setattr(gpu_policies, "_measured_profile", profiled)
+    monkeypatch.setattr(gpu_policies, "_run", run)
+    return made
+
+
+def measured(tmp_path: Path, before: Content | None = None) -> Content:
+    written: list[str] = []
+    content = asyncio.run(measure(WHERE, tmp_path, SPAN_S, before, lambda each: written.append(json.dumps(each))))
+    assert not written or json.loads(written[-1]) == content
+    return content
+
+
+def test_every_scenario_is_served_under_fcfs_and_both_other_policies(tmp_path: Path, runs: list[str]) -> None:
+    content = measured(tmp_path)
+    assert [told["name"] for told in content["scenarios"]] == [one.name for one in scenarios(WHERE)]
+    for told in content["scenarios"]:
+        assert [run["pair"][0] for run in told["runs"]] == ["fcfs", "gittins", "skip-join-mlfq"]
+        assert len(told["trace"]) == told["jobs"] >= 50
+        rate = told["jobs"] / told["span_s"]
+        assert rate == pytest.approx(told["load"] * told["fcfs_capacity_per_s"], rel=0.1)
+    tails, chats = content["scenarios"]
+    longest = max(prompt + output for _, prompt, output in tails["trace"])
+    assert tails["device_tokens"] == max(tails["peak_need_tokens"] // 4, longest + 16) // 16 * 16
+    assert chats["device_tokens"] == WHERE.device_tokens
+    assert len(set(runs)) == 6
+
+
+def test_what_a_broken_off_measurement_lacks_is_measured_with_its_jobs_and_its_profile(
+    tmp_path: Path, runs: list[str]
+) -> None:
+    before = measured(tmp_path)
+    traces = [told["trace"] for told in before["scenarios"]]
+    before["scenarios"][0]["runs"][1]["live"] = {"error": "the server ended"}
+    del before["scenarios"][1]["runs"][2]
+    names = [runs[1], runs[5]]
+    runs.clear()
+    content = measured(tmp_path, before)
+    assert runs == names
+    assert [told["trace"] for told in content["scenarios"]] == traces
+    assert [len(told["runs"]) for told in content["scenarios"]] == [3, 3]
+
+
+def as_if_slower(content: Content) -> Content:
+    """The live workers were as busy as simulated ones whose iterations take SLOWDOWN times as long."""
+    profile = profile_of(content["profile"])
+    for told in content["scenarios"]:
+        jobs = [TraceJob(str(number), *job) for number, job in enumerate(told["trace"])]
+        by = ServedBy(told["max_batch"], told["device_tokens"], told["host_tokens"], SLOWDOWN)
+        for run in told["runs"]:
+            figures = simulated_figures(by, profile, tuple(run["pair"]), jobs)
+            run["live"]["scheduler"] = {"busy_s": figures["busy_s"]}
+    return content
+
+
+def test_simulated_figures_stand_beside_the_live_ones(tmp_path: Path, runs: list[str]) -> None:
+    content = simulated_beside(as_if_slower(measured(tmp_path)))
+    for table in tables(content):
+        for pair in ("gittins + proactive", "skip-join-mlfq + proactive"):
+            for how in ("live", "simulated"):
+                assert f"| {pair} | {how} |" in section(table)
+    for told in content["scenarios"]:
+        assert told["slowdown"] == pytest.approx(SLOWDOWN), "found on the other scenario"
+
+
+def test_a_file_is_simulated_in_place(tmp_path: Path, runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "policies.json"
+    file.write_text(json.dumps({"hardware": {"name": "a card"}, **as_if_slower(measured(tmp_path))}))
+    assert main(["--simulate", str(file)]) == 0
+    written = json.loads(file.read_text())
+    assert written["hardware"] == {"name": "a card"}
+    assert all("simulated" in run for told in written["scenarios"] for run in told["runs"])
+    assert "off on average" in capsys.readouterr().out
