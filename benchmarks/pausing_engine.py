@@ -22,8 +22,8 @@ class PausingEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def run_first(self, plans: Sequence[Plan]) -> list[WorkerResult]:
-        """Run the first plan, alone: there is a pause after each."""
+    def run_first(self, plans: Sequence[Plan], next_plan: Callable[[], Plan | None]) -> list[WorkerResult]:
+        """Run the first plan, alone: there is a pause after each. The next one is not asked for."""
         began_s = time.monotonic()
         result: WorkerResult = self._engine.run(plans[0])
         computed_s = time.monotonic()

@@ -24,13 +24,13 @@ MOST_WAITING_PLANS = 64
 
 
 class RunsPlans(Protocol):
-    """What is needed of an engine."""
+    """What is needed of an engine. `run_first` may ask for the plan that will probably be run next."""
 
     def prepare_thread(self) -> None: ...
     def begin_epoch(self, epoch: Epoch, on_done: Callable[[Done], None]) -> None: ...
     def apply(self, command: KvToWorker) -> Applied: ...
     def prepare_guides(self, plan: Plan) -> None: ...
-    def run_first(self, plans: Sequence[Plan]) -> Sequence[WorkerResult]: ...
+    def run_first(self, plans: Sequence[Plan], next_plan: Callable[[], Plan | None]) -> Sequence[WorkerResult]: ...
     def has_unfinished_jobs(self) -> bool: ...
     def add_plan_wait(self, seconds: float) -> None: ...
     def give_up(self) -> None: ...
@@ -141,7 +141,7 @@ class OneRank:
                 self._begun = self._results.room(len(self._at_hand))
                 behind = list(islice(self._at_hand, self._begun))
             try:
-                results = self._engine.run_first([plan, *behind])
+                results = self._engine.run_first([plan, *behind], self._first_at_hand)
             except Exception as error:  # passed to the epoch, which ends with it
                 failure = error
                 self._results.drop()
@@ -153,6 +153,11 @@ class OneRank:
             self._look()
             at_hand = len(self._at_hand)
         self._results.add(ran, results, at_hand)
+
+    def _first_at_hand(self) -> Plan | None:
+        with self._counts:
+            self._look()
+            return self._at_hand[0] if self._at_hand else None
 
     def _say_results(self, results: Sequence[WorkerResult]) -> None:
         self._post(lambda hears: hears.results_ready(results))

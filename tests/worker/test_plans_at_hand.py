@@ -30,6 +30,14 @@ async def test_half_of_the_plans_at_hand_are_offered_to_one_call_and_each_is_run
     assert engine.offered[1] == [2, 3, 4, 5], "one result waits, and eight plans are behind the second"
 
 
+async def test_the_engine_can_look_at_the_plan_behind_the_one_that_it_runs(rig: Rig) -> None:
+    scheduler = await at_hand(rig, 2)
+    rig.engine.go_on.set()
+    for _ in range(2):
+        await scheduler.next_result()
+    assert [plan and plan.plan_number for plan in rig.engine.told_next] == [2, None]
+
+
 async def test_plans_that_are_not_begun_are_given_back(rig: Rig) -> None:
     scheduler = await at_hand(rig, 5)
     scheduler.send_recall(1)

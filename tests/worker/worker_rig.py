@@ -54,6 +54,7 @@ class FakeEngine:
         self.is_held = threading.Event()
         self.refuses_plans = False
         self.offered: list[list[int]] = []
+        self.told_next: list[Plan | None] = []
         self.seen_plans = threading.Semaphore(0)
         self.refuses_commands = False
         self.plan_wait_s = 0.0
@@ -77,7 +78,7 @@ class FakeEngine:
     def prepare_guides(self, plan: Plan) -> None:
         self.seen_plans.release()
 
-    def run_first(self, plans: Sequence[Plan]) -> list[WorkerResult]:
+    def run_first(self, plans: Sequence[Plan], next_plan: Callable[[], Plan | None]) -> list[WorkerResult]:
         if len(self.offered) == self.held_call:
             self.go_on.clear()
             self.is_held.set()
@@ -86,6 +87,7 @@ class FakeEngine:
         if self.refuses_plans:
             raise ProtocolError("a plan that can't be right")
         self.offered.append([plan.plan_number for plan in plans])
+        self.told_next.append(next_plan())
         self.plans += plans
         self.stepping_threads.add(threading.current_thread().name)
         return [self._result(plan) for plan in plans]

@@ -49,6 +49,7 @@ from services.domain.prompt_logprobs import ScoredPrompt
 from services.domain.protocol import Applied, Done, IterationResult, KvToWorker, ReleaseBlocks, SampledToken
 from services.worker.engine.batch_parts import BatchPart, checked_parts, computed_together, failures_of, log_overflows
 from services.worker.engine.compiled_run import CompiledRun, compiled_run
+from services.worker.engine.layout_ahead import LayoutAhead
 from services.worker.engine.prefill_clock import Mark, PrefillClock
 from services.worker.engine.prompt_scoring import ComingPasses, passes_of, scored_prompt
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
@@ -57,7 +58,7 @@ from services.worker.kv.copier import Copier
 from services.worker.kv.copier_choice import make_copier
 from services.worker.kv.pools import KvPools
 from services.worker.kv.tables import KvTables
-from services.worker.model.batch import BatchLayout, PagedKv
+from services.worker.model.batch import PagedKv
 from services.worker.model.prefill_cut import PrefillCut, StepLimit
 from services.worker.model.served_decoder import ServedDecoder
 from services.worker.parallel.layout import GroupRank
@@ -70,12 +71,13 @@ from services.worker.step import OutputLedger, Step, StepOutcome, guided_starts,
 
 GUIDE_WAIT_S = 0.005
 """How long a plan waits that has nothing to run but jobs whose guides are being compiled: bounds what another job that
-arrives then waits, and how often the scheduler is asked meanwhile.
-"""
+arrives then waits, and how often the scheduler is asked meanwhile."""
+
+NextPlan = Callable[[], Plan | None]
 
 
-def _ignore(_: Done) -> None:
-    """Before the first epoch nobody waits for a Done."""
+def _nothing(*_: Done) -> None:
+    """Before the first epoch nobody waits for a Done; and nobody has to know of a plan behind the one that is run."""
 
 
 class Engine:
@@ -98,6 +100,7 @@ class Engine:
         self.pools = pools
         self.block_size = pools.shape.block_size
         self.cache = PagedKv(pools.device)
+        self._layouts = LayoutAhead(model, self.cache)
         self._device = pools.device.device
         if guides is not None:
             prepare_masks(self._device)
@@ -108,7 +111,7 @@ class Engine:
         self._goes_on = StepLimit(self._given_up)
         self._stall_s = self._busy_s = self._plan_wait_s = 0.0
         self._offloaded_blocks = self._uploaded_blocks = 0
-        self._tables = self._new_tables(_ignore)
+        self._tables = self._new_tables(_nothing)
         self._ledger = OutputLedger()
         self._coming_passes = self._new_passes()
         self._released: deque[JobId] = deque()  # as many as commands between two plans
@@ -190,9 +193,9 @@ class Engine:
         """An iteration of a group of one rank: decides, steps, and returns the result. Raises like `step`."""
         return self.run_first([plan])[0]
 
-    def run_first(self, plans: Sequence[Plan]) -> list[WorkerResult]:
+    def run_first(self, plans: Sequence[Plan], next_plan: NextPlan = _nothing) -> list[WorkerResult]:
         """The iteration of the first plan, as `run`, and of those behind it that are computed in the same call: in
-        their order, a result for each.
+        their order, a result for each. `next_plan` tells what will probably be run next, once the first is launched.
         """
         self._forget_released()
         unready = self._unready(plans[0])
@@ -200,7 +203,7 @@ class Engine:
         parts = self._parts_of(step)
         run = compiled_run(step, parts, plans[1:], self.block_size) if self._decoder else None
         if run is None:
-            return [self._result(plans[0], self._compute(parts), unready)]
+            return [self._result(plans[0], self._compute(parts, next_plan), unready)]
         first, *others = self._compute_run(run)
         results = [self._result(plans[0], first, unready)]
         for plan, outcome in zip(run.plans[1:], others, strict=False):
@@ -251,7 +254,7 @@ class Engine:
             raise ProtocolError(f"plan {plan.plan_number}: one rank of several can't give up a prefill")
         return parts
 
-    def _compute(self, parts: Sequence[BatchPart]) -> StepOutcome:
+    def _compute(self, parts: Sequence[BatchPart], next_plan: NextPlan = _nothing) -> StepOutcome:
         asked_s = time.perf_counter()
         self._await_uploads(parts)
 
@@ -270,6 +273,8 @@ class Engine:
                     raise
                 part.place.tables.valid_tokens = part.entry.from_token
                 cut.append(part.entry.job_id)
+        if self._layouts.looks_ahead and (plan := next_plan()) is not None:
+            self._layouts.make(plan, self._tables, parts)
         tokens, logprobs, failures = self._sample(computed)
         passed_s = time.perf_counter() - started_s - (self.stage_pass.waited_s - waited_s)
         stall_s = self._copier.take_stall_s()
@@ -328,7 +333,7 @@ class Engine:
 
     def _forward(self, parts: Sequence[BatchPart], keep_going: Callable[[], bool] | None = None) -> Tensor | None:
         """Logits of the parts that sample, None on a rank that does not. `parts` has those of one row first."""
-        batch = BatchLayout.of([part.sequence() for part in parts], self.block_size, self._device)
+        batch = self._layouts.of([part.sequence() for part in parts])
         token_ids = [token_id for part in parts for token_id in part.token_ids]
         logits_SV = self.stage_pass.run(token_ids, self.cache, batch, keep_going or self._goes_on)
         self._copier.launched()

@@ -127,7 +127,7 @@ class BatchLayout:
         for sequence, count in zip(sequences, used, strict=True):
             numbers[start : start + count] = array("q", sequence.blocks[:count])
             start += widest
-        packed = torch.frombuffer(numbers, dtype=torch.int64).to(device, non_blocking=True)
+        packed = staged(torch.frombuffer(numbers, dtype=torch.int64), device).to(device, non_blocking=True)
         position_ids_T, slots_T, context_lengths_S, logit_rows_tensor, table_flat = torch.split(packed, sizes)
         return cls(
             sequences=tuple(sequences),
@@ -141,6 +141,13 @@ class BatchLayout:
             context_lengths_S=context_lengths_S,
             logit_rows=logit_rows_tensor,
         )
+
+
+def staged(numbers: Tensor, device: torch.device | str) -> Tensor:
+    """The numbers, on the host, from where a copy to the device does not wait for what that is computing: pinned
+    memory, if it is a GPU.
+    """
+    return numbers.pin_memory() if torch.device(device).type == "cuda" else numbers
 
 
 def _slot(sequence: SequenceRows, position: int, block_size: int) -> int:

@@ -132,6 +132,54 @@ def passed(pool: Pool, decoder: ServedDecoder, lengths: list[int], chunks: list[
     return pool.run(decoder, rows, ids)
 
 
+@pytest.mark.parametrize("comes", ["it", "another", "one that runs as the model does", "one between"])
+def test_a_batch_that_was_prepared_is_replayed_if_it_comes_and_disturbs_no_other(
+    comes: str, decoder: RecordedDecoder, pool: Pool, replays: Replays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = begun(pool, decoder.model, [5, 9, 2])
+    ids = [tokens(1, seed=seed) for seed in (1, 2, 3)]
+    first, second = (BatchLayout.of(some, pool.block_size) for some in (rows[:2], rows[1:]))
+    expected = [
+        decoder.model(torch.cat(some), pool.cache, batch) for some, batch in ((ids[:2], first), (ids[1:], second))
+    ]
+    fills: list[BatchLayout] = []
+    fill = recorded_decoder._FixedInputs.fill
+
+    def noted(fixed: Any, layout: Any, batch: BatchLayout, work: torch.Tensor) -> None:
+        fills.append(batch)
+        fill(fixed, layout, batch, work)
+
+    monkeypatch.setattr(recorded_decoder._FixedInputs, "fill", noted)
+    decoder.prepare(pool.cache, first)
+    if comes == "one that runs as the model does":
+        pool.run(decoder, [SequenceRows(0, 30, pool.blocks(30))], [tokens(30)])
+    if comes in ("another", "one between"):
+        assert torch.allclose(decoder(torch.cat(ids[1:]), pool.cache, second), expected[1], atol=1e-5)
+    if comes != "another":
+        assert torch.allclose(decoder(torch.cat(ids[:2]), pool.cache, first), expected[0], atol=1e-5)
+    again = {"another": [second], "one between": [second, first]}
+    assert fills == [first, *again.get(comes, [])], "it is brought there once"
+    assert replays.count == (2 if comes == "one between" else 1)
+
+
+def test_what_was_prepared_is_replayed_once(decoder: RecordedDecoder, pool: Pool) -> None:
+    (row,) = begun(pool, decoder.model, [5])
+    batch = BatchLayout.of([row], pool.block_size)
+    decoder.prepare(pool.cache, batch)
+    found = [decoder(tokens(1, seed=seed), pool.cache, batch) for seed in (1, 2)]
+    expected = [decoder.model(tokens(1, seed=seed), pool.cache, batch) for seed in (1, 2)]
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_a_batch_that_is_not_recorded_is_not_prepared(decoder: RecordedDecoder, pool: Pool, replays: Replays) -> None:
+    long = SequenceRows(0, 30, pool.blocks(30))
+    batch = BatchLayout.of([long], pool.block_size)
+    decoder.prepare(pool.cache, batch)
+    assert decoder(tokens(30), pool.cache, batch).shape[0] == 1
+    assert replays.count == 0
+
+
 def test_logits_stay_when_the_next_pass_is_replayed(decoder: RecordedDecoder, pool: Pool) -> None:
     rows = begun(pool, decoder, [4, 5])
     first = pool.run(decoder, rows[:1], [tokens(1, seed=1)])

@@ -6,7 +6,7 @@ A pass launches a few dozen kernels a layer, and a launch takes longer than most
 launches of a pass are recorded, as a CUDA graph, for some numbers of rows, and replayed as one launch. A replay has the
 same addresses and shapes as the recording: what differs between passes is copied to fixed places first, lengths and
 which rows are whose are read on the device (paged_decode.py, paged_prefill.py), and a pass of other numbers of rows is
-filled up with rows that are nobody's.
+filled up with rows that are nobody's. All but the tokens may be copied while the pass before is computed (`prepare`).
 
 Passes of decodes alone have recordings of their own, whose sequences are one row each. Those of all others are for any
 mix of decodes, chunks and prefills, up to so many rows that multiplying them takes longer than launching. Passes of
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.gpu.attention_work import AttentionCut, AttentionWork, NoRoomError, PieceCounts
-from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
+from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows, staged
 from services.worker.model.decoder import DecoderModel
 from services.worker.model.model_config import ModelConfig
 from services.worker.model.prefill_cut import PrefillCut
@@ -151,6 +151,15 @@ class RecordedDecoder:
         output: Tensor = self.model(inputs, cache, batch, keep_going)
         return output
 
+    def prepare(self, cache: PagedKv, batch: BatchLayout) -> None:
+        """Copies all but the tokens to where a replay reads them, for the next call, if that is of this batch. A device
+        does so after what it was given before.
+        """
+        recorded = self._recorded(cache, batch)
+        if recorded is not None:
+            with suppress(NoRoomError):
+                recorded.prepare(batch)
+
     def _recorded(self, cache: PagedKv, batch: BatchLayout) -> "_RecordedPass | None":
         """The least that the batch fits in."""
         rows = batch.row_count
@@ -175,6 +184,8 @@ class _FixedInputs:
         self.tables = torch.zeros(most_rows, width, dtype=torch.int64, device=device)
         self.work = torch.zeros(self.room(most_rows, has_prefills=True).size, dtype=torch.int64, device=device)
         self.logits_SV = torch.empty(most_decodes, model.config.vocabulary_size, device=device)
+        self.filled_by: BatchLayout | None = None
+        """What `fill` was called with last, if nothing was replayed since."""
 
     def room(self, rows: int, *, has_prefills: bool) -> PieceCounts:
         return self.cut.room(rows, min(rows, self.most_decodes), has_prefills=has_prefills)
@@ -195,10 +206,10 @@ class _FixedInputs:
             work=AttentionWork.of(self.work[: room.size], room),
         )
 
-    def fill(self, layout: FixedLayout, token_ids: Tensor, batch: BatchLayout, work: Tensor) -> None:
-        """Writes what a batch has to where the layout reads it; the rest is nobody's."""
+    def fill(self, layout: FixedLayout, batch: BatchLayout, work: Tensor) -> None:
+        """Writes what a batch has, but for its tokens, to where the layout reads it; the rest is nobody's."""
+        self.filled_by = batch
         rows, logits, width = batch.row_count, batch.logit_rows.shape[0], batch.block_table_SP.shape[1]
-        self.token_ids[:rows].copy_(token_ids, non_blocking=True)
         self.positions[:rows] = batch.position_ids_T
         self.slots[:rows] = batch.slots_T
         self.slots[rows : layout.row_count] = NOBODYS_SLOT
@@ -237,10 +248,18 @@ class _RecordedPass:
         same_pool = cache.pool.data_ptr() == self._fixed.cache.pool.data_ptr()
         return same_pool and batch.logit_rows.shape[0] <= self._logits_SV.shape[0]
 
-    def run(self, token_ids: Tensor, batch: BatchLayout) -> Tensor:
-        """Logits, [rows of logits of the batch, V]: memory of their own. Raises NoRoomError."""
+    def prepare(self, batch: BatchLayout) -> None:
+        """Brings all but its tokens to where the recording reads them. Raises NoRoomError."""
         numbers, _ = self._fixed.cut.cut(batch, self._room)
         with torch.inference_mode():
-            self._fixed.fill(self._layout, token_ids, batch, torch.from_numpy(numbers))
+            self._fixed.fill(self._layout, batch, staged(torch.from_numpy(numbers), self._fixed.work.device))
+
+    def run(self, token_ids: Tensor, batch: BatchLayout) -> Tensor:
+        """Logits, [rows of logits of the batch, V]: memory of their own. Raises NoRoomError."""
+        if self._fixed.filled_by is not batch:
+            self.prepare(batch)
+        self._fixed.filled_by = None
+        with torch.inference_mode():
+            self._fixed.token_ids[: batch.row_count].copy_(token_ids, non_blocking=True)
             self._replay()
             return self._logits_SV[: batch.logit_rows.shape[0]].clone()
