@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -54,6 +55,14 @@ def test_a_group_of_several_pods_is_what_the_map_says_in_one_place(stages: Objec
     for part in ("leaderTemplate", "workerTemplate"):
         assert int(template(stages, part)["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) == 4
     assert not [one for one in stages if one["kind"] == "StatefulSet"]
+
+
+def test_kernels_are_compiled_into_a_folder_that_a_gpus_worker_can_write(stages: Objects) -> None:
+    """The image's own file system is read-only."""
+    container = template(stages, "workerTemplate")["containers"][0]
+    cache = next(one["value"] for one in container["env"] if one["name"] == "TRITON_CACHE_DIR")
+    writable = [mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
+    assert any(PurePosixPath(cache).is_relative_to(path) for path in writable)
 
 
 def test_the_autoscaler_scales_the_object_that_holds_the_groups(stages: Objects) -> None:
