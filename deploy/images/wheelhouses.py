@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from services.worker.kernels.cpu.compiled import library, remove_others
+
 ROOT = Path(__file__).resolve().parents[2]
 WHEELS = ROOT / "build" / "wheels"
 FRONT = ROOT / "build" / "rest" / "fastserve-rest"
@@ -77,7 +79,8 @@ def fill(service: str, own_wheel: Path, without_torch: bool) -> Path:
 
 
 def build_own_wheel() -> Path:
-    """The wheel of this project."""
+    """The wheel of this project, with the compiled decoder of its present sources alone."""
+    remove_others(library())
     folder = WHEELS / "own"
     shutil.rmtree(folder, ignore_errors=True)
     _run(_uv(), "build", "--quiet", "--wheel", "--out-dir", str(folder), ".")

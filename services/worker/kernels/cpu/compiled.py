@@ -70,6 +70,13 @@ def library() -> Path:
     return folder / name
 
 
+def remove_others(made: Path) -> None:
+    """Removes libraries of other sources or flags beside this one, which an image would hold too."""
+    for found in made.parent.glob("decoder-*.so"):
+        if found != made:
+            found.unlink(missing_ok=True)
+
+
 def _digest() -> str:
     """Of sources and flags. Not of the compiler: a library made in an image is used where there is none."""
     text = hashlib.sha256(repr((FLAGS, LINK_FLAGS, extra_flags, _PROGRAMS)).encode())

@@ -48,6 +48,14 @@ def test_a_worker_computes_natively_unless_told_otherwise(folder: Path, tmp_path
     assert len(list((tmp_path / "profiles").iterdir())) == 2
 
 
+def test_what_other_sources_were_compiled_to_is_removed_before_an_image_is_made(tmp_path: Path) -> None:
+    made, other, lock = (tmp_path / name for name in ("decoder-12.so", "decoder-34.so", "lock"))
+    for file in (made, other, lock):
+        file.touch()
+    compiled.remove_others(made)
+    assert set(tmp_path.iterdir()) == {made, lock}
+
+
 @pytest.mark.usefixtures("nothing_compiled")
 def test_without_a_compiler_torch_computes_and_the_log_says_so_once(
     config: ModelConfig, caplog: pytest.LogCaptureFixture
