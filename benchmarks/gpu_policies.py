@@ -108,7 +108,7 @@ PLACES = {
 
 
 def scenarios(where: Where) -> tuple[Scenario, ...]:
-    """A real trace, where a queue forms and memory is ample; and a burst of long tails in little memory."""
+    """A burst of long tails in little memory; and a real trace, where a queue forms and memory is ample."""
     prompt, output = where.longest
     tails = Workload(1, 1.0, cv=4.0, theta=1.35, max_prompt_tokens=prompt, max_output_tokens=output, seed=1)
     paper = ("skip-join-mlfq", "proactive")
