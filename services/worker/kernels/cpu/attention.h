@@ -75,8 +75,9 @@ struct Pages {
   int64_t block_step;  // numbers from a block to the next
   int64_t position_step;
 
-  // Where K of positions start to stop - 1 is (at most CHUNK), and for the other places of the chunk, `zero`.
-  void find_keys(int64_t start, int64_t stop, const T* zero, const T** keys) const {
+  // Where K of positions start to stop - 1 is (at most CHUNK), and for the other places of the chunk, `zero`. Returns how
+  // many positions these are.
+  int64_t find_keys(int64_t start, int64_t stop, const T* zero, const T** keys) const {
     int64_t block = start / block_size, offset = start % block_size;
     const T* page = pool + blocks[block] * block_step;
     const int64_t count = stop - start < CHUNK ? stop - start : CHUNK;
@@ -88,6 +89,7 @@ struct Pages {
       keys[n] = page + offset++ * position_step;
     }
     for (int64_t n = count; n < CHUNK; ++n) keys[n] = zero;
+    return count;
   }
 };
 
@@ -103,9 +105,9 @@ struct PlacedRows {
   Pages<T> pages;
 
   // Of its first chunk.
-  void find_keys(int64_t window, const T* zero, const T** keys) const {
+  int64_t find_keys(int64_t window, const T* zero, const T** keys) const {
     const int64_t start = first_chunk(rows, window);
-    pages.find_keys(start, rows.position + rows.row_count, zero, keys);
+    return pages.find_keys(start, rows.position + rows.row_count, zero, keys);
   }
 };
 
@@ -142,14 +144,17 @@ class UnitOfAttention {
     for (; start < stop; start += CHUNK) {
       std::memcpy(here, next, sizeof(here));
       const bool is_last = start + CHUNK >= stop;
-      if (!is_last) pages_.find_keys(start + CHUNK, stop, scratch_.zero, next);
       if (is_decode()) {
-        if (is_last) after.find_keys(layer_.window, scratch_.zero, next);
-        decode_chunk(start, least(CHUNK, stop - start), here, next);
-      } else {
-        if (!is_last) fetch_all(next);
-        attend_chunk(start, here);
+        const int64_t ahead = is_last ? after.find_keys(layer_.window, scratch_.zero, next)
+                                      : pages_.find_keys(start + CHUNK, stop, scratch_.zero, next);
+        decode_chunk(start, least(CHUNK, stop - start), here, next, ahead);
+        continue;
       }
+      if (!is_last) {
+        pages_.find_keys(start + CHUNK, stop, scratch_.zero, next);
+        fetch_all(next);
+      }
+      attend_chunk(start, here);
     }
   }
 
@@ -207,14 +212,17 @@ class UnitOfAttention {
     }
   }
 
-  // A chunk of a decode, of which it sees so many positions. Step by step for all heads: a step of one head waits for
-  // the one before it, but not for those of others.
-  void decode_chunk(int64_t start, int64_t positions, const T* const* here, const T* const* next) {
+  // A chunk of a decode, of which it sees so many positions; `next` has `next_positions`. Step by step for all heads: a
+  // step of one head waits for the one before it, but not for those of others.
+  void decode_chunk(int64_t start, int64_t positions, const T* const* here, const T* const* next,
+                    int64_t next_positions) {
     const T* rows[CHUNK];
+    ChunkAhead<T> ahead(next, next_positions, head_count_ * size_, to_values_,
+                        head_count_ * squares_of(words_, positions) * count_);
     for (int64_t head = 0; head < head_count_; ++head) {
       find_rows(here, head * size_, rows);
-      score(head, rows, positions);
-      fetch_rows(next, head * size_, size_, to_values_);
+      score(head, rows, positions, &ahead);
+      if (BY_TILES<T>) fetch_rows(next, head * size_, size_, to_values_);
     }
     for (int64_t head = 0; head < head_count_; ++head) weigh(start, head);
     for (int64_t head = 0; head < head_count_; ++head) {
@@ -230,14 +238,14 @@ class UnitOfAttention {
     }
   }
 
-  void score(int64_t head, const T* const* keys, int64_t positions) {
+  void score(int64_t head, const T* const* keys, int64_t positions, ChunkAhead<T>* ahead) {
 #if defined(WITH_TILES)
     if constexpr (BY_TILES<T>) {
       const uint32_t* columns = scratch_.columns + head * words_ * MOST_COLUMNS;
       return score_keys_by_tiles(columns, count_, keys, pages_.position_step, words_, positions, scores(head));
     }
 #endif
-    score_keys<T>(queries(head), count_, keys, words_, positions, scores(head));
+    score_keys<T>(queries(head), count_, keys, words_, positions, scores(head), ahead);
   }
 
   // The rows that lie so many numbers behind; those of no position stay where they are.

@@ -23,6 +23,31 @@ static void fetch_rows(const T* const* keys, int64_t begin, int64_t numbers, int
   }
 }
 
+// K and V of a chunk that will be needed, brought near in even shares while another one is computed: memory answers only
+// so many requests at a time, and those for neighbours sooner.
+template <class T>
+class ChunkAhead {
+ public:
+  // Of the first `positions` rows so many numbers of each, in so many shares.
+  ChunkAhead(const T* const* keys, int64_t positions, int64_t numbers, int64_t values_after_keys, int64_t shares)
+      : keys_(keys), positions_(positions), numbers_(numbers), values_after_keys_(values_after_keys),
+        rows_of_share_((2 * positions + shares - 1) / shares) {}
+
+  void fetch_share() {
+    for (const int64_t stop = least(row_ + rows_of_share_, 2 * positions_); row_ < stop; ++row_) {
+      const T* row = row_ < positions_ ? keys_[row_] : keys_[row_ - positions_] + values_after_keys_;
+      for (int64_t at = 0; at < numbers_; at += LINE_BYTES / static_cast<int64_t>(sizeof(T))) {
+        _mm_prefetch(reinterpret_cast<const char*>(row + at), _MM_HINT_T0);
+      }
+    }
+  }
+
+ private:
+  const T* const* keys_;
+  const int64_t positions_, numbers_, values_after_keys_, rows_of_share_;
+  int64_t row_ = 0;  // of K, then of V
+};
+
 // Packs K of a chunk.
 template <class T>
 static void pack_keys(const T* const* keys, int64_t head_size, uint32_t* out) {
@@ -142,13 +167,19 @@ static void add_values(const uint32_t* weights, int64_t rows, const T* const* va
   }
 }
 
+constexpr int64_t SIDE = 16;  // keys, and words of them, that are turned at a time
+
+// How many such squares there are of a head's keys.
+static inline int64_t squares_of(int64_t words, int64_t positions) {
+  return (positions + SIDE - 1) / SIDE * (words / SIDE);
+}
+
 // scores[query][0..63] = so many queries times the first `positions` keys of a chunk, and some more. The same sums as
-// of packed keys, but 16 keys by 16 words are turned at a time, and do not leave the first cache. The words of a head
-// are a multiple of 16.
+// of packed keys, but a square is turned at a time, and does not leave the first cache. The words of a head are a
+// multiple of SIDE. With each square and query a share of what is needed next is fetched.
 template <class T>
 static void score_keys(const uint32_t* queries, int64_t count, const T* const* keys, int64_t words, int64_t positions,
-                       float* scores) {
-  constexpr int64_t SIDE = 16;
+                       float* scores, ChunkAhead<T>* ahead) {
   alignas(64) uint32_t turned[SIDE * SIDE], numbers[PARTS<T> * SIDE];
   for (int64_t group = 0; group < positions; group += SIDE) {
     const uint32_t* rows[SIDE];
@@ -159,6 +190,7 @@ static void score_keys(const uint32_t* queries, int64_t count, const T* const* k
         const Words ours = load_words(queries + query * words + word);
         for (int part = 0; part < PARTS<T>; ++part) store_words(numbers + part * SIDE, part_of<T>(ours, part));
         float* to = scores + query * CHUNK + group;
+        ahead->fetch_share();
         Vector sum = word == 0 ? zeros() : load(to);
         for (int64_t one = 0; one < SIDE; ++one) {
           const Words theirs = load_words(turned + one * SIDE);
