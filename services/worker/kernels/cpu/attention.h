@@ -218,7 +218,7 @@ class UnitOfAttention {
                     int64_t next_positions) {
     const T* rows[CHUNK];
     ChunkAhead<T> ahead(next, next_positions, head_count_ * size_, to_values_,
-                        head_count_ * squares_of(words_, positions) * count_);
+                        head_count_ * shares_of(count_, words_, positions));
     for (int64_t head = 0; head < head_count_; ++head) {
       find_rows(here, head * size_, rows);
       score(head, rows, positions, &ahead);

@@ -30,22 +30,30 @@ class ChunkAhead {
  public:
   // Of the first `positions` rows so many numbers of each, in so many shares.
   ChunkAhead(const T* const* keys, int64_t positions, int64_t numbers, int64_t values_after_keys, int64_t shares)
-      : keys_(keys), positions_(positions), numbers_(numbers), values_after_keys_(values_after_keys),
-        rows_of_share_((2 * positions + shares - 1) / shares) {}
+      : keys_(keys), positions_(positions), numbers_(numbers), values_after_keys_(values_after_keys) {
+    const int64_t lines = 2 * positions * ((numbers + LINE_NUMBERS - 1) / LINE_NUMBERS);
+    lines_of_share_ = (lines + shares - 1) / shares;
+  }
 
   void fetch_share() {
-    for (const int64_t stop = least(row_ + rows_of_share_, 2 * positions_); row_ < stop; ++row_) {
+    for (int64_t line = 0; line < lines_of_share_ && row_ < 2 * positions_; ++line) {
       const T* row = row_ < positions_ ? keys_[row_] : keys_[row_ - positions_] + values_after_keys_;
-      for (int64_t at = 0; at < numbers_; at += LINE_BYTES / static_cast<int64_t>(sizeof(T))) {
-        _mm_prefetch(reinterpret_cast<const char*>(row + at), _MM_HINT_T0);
-      }
+      _mm_prefetch(reinterpret_cast<const char*>(row + number_), _MM_HINT_T0);
+      number_ += LINE_NUMBERS;
+      if (number_ < numbers_) continue;
+      number_ = 0;
+      ++row_;
     }
   }
 
  private:
+  static constexpr int64_t LINE_NUMBERS = LINE_BYTES / sizeof(T);
+
   const T* const* keys_;
-  const int64_t positions_, numbers_, values_after_keys_, rows_of_share_;
+  const int64_t positions_, numbers_, values_after_keys_;
+  int64_t lines_of_share_;
   int64_t row_ = 0;  // of K, then of V
+  int64_t number_ = 0;
 };
 
 // Packs K of a chunk.
@@ -167,16 +175,17 @@ static void add_values(const uint32_t* weights, int64_t rows, const T* const* va
   }
 }
 
-constexpr int64_t SIDE = 16;  // keys, and words of them, that are turned at a time
+constexpr int64_t SIDE = 16;  // keys, and words of them, that are turned at a time: a square
+constexpr int64_t WORDS_OF_SHARE = 4;
 
-// How many such squares there are of a head's keys.
-static inline int64_t squares_of(int64_t words, int64_t positions) {
-  return (positions + SIDE - 1) / SIDE * (words / SIDE);
+// How many shares of what is needed next score_keys fetches.
+static inline int64_t shares_of(int64_t queries, int64_t words, int64_t positions) {
+  return (positions + SIDE - 1) / SIDE * (words / WORDS_OF_SHARE) * queries;
 }
 
 // scores[query][0..63] = so many queries times the first `positions` keys of a chunk, and some more. The same sums as
 // of packed keys, but a square is turned at a time, and does not leave the first cache. The words of a head are a
-// multiple of SIDE. With each square and query a share of what is needed next is fetched.
+// multiple of SIDE. Meanwhile shares of what is needed next are fetched.
 template <class T>
 static void score_keys(const uint32_t* queries, int64_t count, const T* const* keys, int64_t words, int64_t positions,
                        float* scores, ChunkAhead<T>* ahead) {
@@ -190,9 +199,9 @@ static void score_keys(const uint32_t* queries, int64_t count, const T* const* k
         const Words ours = load_words(queries + query * words + word);
         for (int part = 0; part < PARTS<T>; ++part) store_words(numbers + part * SIDE, part_of<T>(ours, part));
         float* to = scores + query * CHUNK + group;
-        ahead->fetch_share();
         Vector sum = word == 0 ? zeros() : load(to);
         for (int64_t one = 0; one < SIDE; ++one) {
+          if (one % WORDS_OF_SHARE == 0) ahead->fetch_share();
           const Words theirs = load_words(turned + one * SIDE);
           for (int part = 0; part < PARTS<T>; ++part) {
             sum = plus_product<T>(sum, all_words(numbers[part * SIDE + one]), part_of<T>(theirs, part));
