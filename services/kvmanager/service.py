@@ -30,13 +30,6 @@ from services.wire.scheduler_kvmanager import kv_batch_to_wire, scheduler_batch_
 
 KV_MANAGER_SERVICE = wire.DESCRIPTOR.services_by_name["KvManagerService"].full_name
 
-_NOTHING = ()
-"""Metadata that go ahead of a stream's first message.
-
-Otherwise they go with it, and while that is stuck, because the peer does not read, gRPC refuses to send the status that
-ends the stream.
-"""
-
 
 async def _hello(requests: AsyncIterator[wire.KvManagerServiceWorkerLinkRequest]) -> KvWorkerFacts:
     """The stream's first message. Raises InvalidFieldError for a stream that does not begin with a hello."""
@@ -70,7 +63,7 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         peer = SchedulerStream()
         await self._driver.inbox.put(SchedulerArrived(peer))
         try:
-            await context.send_initial_metadata(_NOTHING)
+            await context.send_initial_metadata(())
             await until_one_ends(
                 self._read_scheduler(peer, requests), self._write_scheduler(peer, context.write), peer.until_closed()
             )
@@ -101,7 +94,7 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         peer = KvWorkerStream(facts.group, facts.pools.epoch)
         await self._driver.inbox.put(KvWorkerArrived(peer, facts))
         try:
-            await context.send_initial_metadata(_NOTHING)
+            await context.send_initial_metadata(())
             await until_one_ends(
                 self._read_worker(peer, requests), self._write_worker(peer, context.write), peer.until_closed()
             )

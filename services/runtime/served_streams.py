@@ -25,6 +25,9 @@ async def first_message(requests: AsyncIterator[MessageT]) -> MessageT:
 async def until_one_ends(reading: Awaitable[None], writing: Awaitable[None], closing: Awaitable[None]) -> None:
     """Wait until the peer ends its side or `closing` raises the reason to end the stream. This works even while writing
     is stuck because the peer does not read.
+
+    The initial metadata must have been sent: else they go with the first message, and while that is stuck, gRPC refuses
+    the status that ends the stream.
     """
     tasks = [asyncio.ensure_future(one) for one in (closing, reading, writing)]
     try:

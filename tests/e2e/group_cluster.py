@@ -27,7 +27,7 @@ ROUND_LIMIT_S = 600.0
 EVERY_JOB_TAKES_TURNS = ("--starvation-limit", "0.3")
 LEAST_SWAPS = 2
 """Of each job, in a run."""
-MOST_RUNS = 10
+MOST_RUNS = 5
 """How often a job is swapped depends on when the others come: in one run it may be too seldom. In some run each must be
 swapped often enough, and each run must give the same tokens.
 """

@@ -139,22 +139,20 @@ class UnitOfAttention {
     const int64_t stop = rows_.position + rows_.row_count;
     const T *here[CHUNK], *next[CHUNK];
     int64_t start = first_chunk(rows_, layer_.window);
-    pages_.find_keys(start, stop, scratch_.zero, next);
+    int64_t next_positions = pages_.find_keys(start, stop, scratch_.zero, next);
     if (!is_decode()) fetch_all(next);
     for (; start < stop; start += CHUNK) {
       std::memcpy(here, next, sizeof(here));
+      const int64_t positions = next_positions;
       const bool is_last = start + CHUNK >= stop;
+      if (!is_last) next_positions = pages_.find_keys(start + CHUNK, stop, scratch_.zero, next);
       if (is_decode()) {
-        const int64_t ahead = is_last ? after.find_keys(layer_.window, scratch_.zero, next)
-                                      : pages_.find_keys(start + CHUNK, stop, scratch_.zero, next);
-        decode_chunk(start, least(CHUNK, stop - start), here, next, ahead);
-        continue;
+        if (is_last) next_positions = after.find_keys(layer_.window, scratch_.zero, next);
+        decode_chunk(start, positions, here, next, next_positions);
+      } else {
+        if (!is_last) fetch_all(next);
+        attend_chunk(start, here);
       }
-      if (!is_last) {
-        pages_.find_keys(start + CHUNK, stop, scratch_.zero, next);
-        fetch_all(next);
-      }
-      attend_chunk(start, here);
     }
   }
 
