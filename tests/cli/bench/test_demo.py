@@ -118,7 +118,7 @@ def test_an_earlier_demos_runs_are_gone_and_what_else_is_there_stays(
         (tmp_path / name).mkdir()
     assert main(["--out", str(tmp_path), "--seconds", "7", "--repeats", "4", "--model", str(MODEL)]) == 0
     assert main(["--out", str(tmp_path), "--model-if-slow", "another"]) == 0
-    assert asked == [(7.0, 4, ModelChoice(MODEL)), (8.0, None, ModelChoice(BUNDLED_MODEL, Path("another")))]
+    assert asked == [(7.0, 4, ModelChoice(MODEL)), (4.0, None, ModelChoice(BUNDLED_MODEL, Path("another")))]
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
