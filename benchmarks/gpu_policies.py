@@ -33,11 +33,12 @@ from benchmarks.model_folders import ROOT, random_model
 from benchmarks.servers import bench, demand_no_failures, fastserve, trace_server, write_trace
 from benchmarks.settings import BenchError, BenchSettings
 from benchmarks.simulated_runs import (
+    Iterated,
     ServedBy,
     as_a_file_holds_it,
-    busy_by_slowdown,
     capacity_per_s,
     fitted_slowdown,
+    iterated_by_slowdown,
     simulated_content,
 )
 from services.domain.errors import FastServeError
@@ -240,11 +241,11 @@ def _good_runs(told: Content) -> list[Content]:
 def simulated_beside(content: Content) -> Content:
     """The content with simulated figures beside the live ones."""
     profile = profile_of(content["profile"])
-    busy = {
+    iterated = {
         told["name"]: [
             (
-                busy_by_slowdown(_by_of(told), profile, tuple(run["pair"]), _jobs_of(told)),
-                run["live"]["scheduler"]["busy_s"],
+                iterated_by_slowdown(_by_of(told), profile, tuple(run["pair"]), _jobs_of(told)),
+                Iterated.of(run["live"]["scheduler"]),
             )
             for run in _good_runs(told)
         ]
@@ -252,7 +253,9 @@ def simulated_beside(content: Content) -> Content:
     }
     made = []
     for told in content["scenarios"]:
-        others = [each for name, runs in busy.items() if name != told["name"] or len(busy) == 1 for each in runs]
+        others = [
+            each for name, runs in iterated.items() if name != told["name"] or len(iterated) == 1 for each in runs
+        ]
         slowdown = fitted_slowdown([at for at, _ in others], [live for _, live in others]) if others else 1.0
         by = replace(_by_of(told), slowdown=slowdown)
         runs = []

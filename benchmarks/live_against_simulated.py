@@ -17,9 +17,9 @@ The profile is measured again at the end, which shows how far the machine has dr
 A profile is measured on an idle machine. In service the worker's event loop, the other services, the load generator and
 the copies want the same cores, caches and memory, and everything takes a few per cent longer. How much that is on this
 machine is one number, the `slowdown`, and a trace's is never found on the trace itself: it is the one at which the
-simulated workers of all other traces are busy as long as the live ones were. The traces' rates are set before,
-with the slowdown of yet another trace; with the better one, known at the end, loads come out a little different, and
-both are shown.
+iterations of the simulated workers of all other traces take as long as the live ones did. The traces' rates are set
+before, with the slowdown of yet another trace; with the better one, known at the end, loads come out a little
+different, and both are shown.
 
 The model has one thread unless `--threads` says otherwise: the other core is for gateway, scheduler, KV manager and
 the load generator, which a real deployment would not put on the worker's cores either. With as many threads of the
@@ -35,7 +35,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from benchmarks import policies, truth_comparison
@@ -45,11 +45,12 @@ from benchmarks.servers import bench, demand_no_failures, fastserve, server, tra
 from benchmarks.settings import BenchError, BenchSettings
 from benchmarks.simulated_runs import (
     Figures,
+    Iterated,
     ServedBy,
-    busy_by_slowdown,
     capacity_per_s,
     figures_of,
     fitted_slowdown,
+    iterated_by_slowdown,
     simulated_figures,
     trace_for,
     trace_of,
@@ -190,9 +191,9 @@ async def _measure(settings: BenchSettings) -> dict[str, Any]:
     live_runs = _LiveRuns(settings, by)
     calibration = trace_of(Workload(**_trace(settings, by, profile, CALIBRATION)["workload"]))
     tell("live, for the traces' loads")
-    busy_s = [(await live_runs.run("calibration", calibration, PAIRS[0]))["busy_s"] for _ in range(settings.pick(2, 1))]
-    at_s = busy_by_slowdown(by, profile, PAIRS[0], calibration)
-    served = replace(by, slowdown=fitted_slowdown([at_s], [fmean(busy_s)]))
+    live_at = [await live_runs.run("calibration", calibration, PAIRS[0]) for _ in range(settings.pick(2, 1))]
+    simulated_at = iterated_by_slowdown(by, profile, PAIRS[0], calibration)
+    served = replace(by, slowdown=fitted_slowdown([simulated_at], [Iterated.of(each) for each in live_at]))
     traces = [_trace(settings, served, profile, asked) for asked in settings.pick(ASKED, ASKED[:1])]
     jobs = {trace["name"]: trace_of(Workload(**trace["workload"])) for trace in traces}
     pairs, repeats = settings.pick(PAIRS, PAIRS[:2]), settings.pick(REPEATS, 1)
@@ -231,12 +232,12 @@ def _slowdowns(by: ServedBy, profile: Profile, measured: dict[str, Any], jobs: J
     runs = measured["runs"]
     if len(jobs) == 1:
         return dict.fromkeys(jobs, by.slowdown)
-    simulated_s = [busy_by_slowdown(by, profile, tuple(run["pair"]), jobs[run["trace"]]) for run in runs]
-    live_s = [fmean(figures["busy_s"] for figures in run["live"]) for run in runs]
+    simulated = [iterated_by_slowdown(by, profile, tuple(run["pair"]), jobs[run["trace"]]) for run in runs]
     found: dict[str, float] = {}
     for name in jobs:
         others = [number for number, run in enumerate(runs) if run["trace"] != name]
-        found[name] = fitted_slowdown([simulated_s[number] for number in others], [live_s[number] for number in others])
+        live = [Iterated.of(figures) for number in others for figures in runs[number]["live"]]
+        found[name] = fitted_slowdown([simulated[number] for number in others], live)
     return found
 
 

@@ -40,10 +40,11 @@ from benchmarks.servers import bench, demand_no_failures, trace_server, write_tr
 from benchmarks.settings import BenchError, BenchSettings
 from benchmarks.simulated_runs import (
     Figures,
+    Iterated,
     ServedBy,
-    busy_by_slowdown,
     figures_of,
     fitted_slowdown,
+    iterated_by_slowdown,
     simulated_figures,
     trace_for,
     trace_of,
@@ -116,8 +117,8 @@ def fitted(by: ServedBy, profile: Profile, seen: Sequence[LiveRun]) -> ServedBy:
 
 
 def _fitted_slowdown(by: ServedBy, profile: Profile, seen: Sequence[LiveRun]) -> ServedBy:
-    simulated_s = [busy_by_slowdown(by, profile, PAIR, trace) for trace, _ in seen]
-    return replace(by, slowdown=fitted_slowdown(simulated_s, [live["busy_s"] for _, live in seen]))
+    simulated = [iterated_by_slowdown(by, profile, PAIR, trace) for trace, _ in seen]
+    return replace(by, slowdown=fitted_slowdown(simulated, [Iterated.of(live) for _, live in seen]))
 
 
 def _with_overhead(by: ServedBy, profile: Profile, seen: Sequence[LiveRun]) -> ServedBy:

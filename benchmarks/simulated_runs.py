@@ -24,7 +24,8 @@ from services.workloads.workload import TraceJob, Workload, make_trace, read_tra
 Figures = dict[str, float]
 
 SLOWDOWNS = (0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
-"""Where the simulator is asked. A slower worker has fuller batches, and so is busy less than that much longer."""
+"""Where the simulator is asked. Batches are fuller on a slower worker, so its iterations are longer by more than that,
+and fewer."""
 
 _CAPACITY_SEED = 1_000_003
 """Not the seed of any trace: capacity is measured with other jobs than those served."""
@@ -103,23 +104,43 @@ def simulated_figures(by: ServedBy, profile: Profile, pair: tuple[str, str], tra
     return figures_of(simulated_content(by, profile, pair, trace))
 
 
-def busy_by_slowdown(
+@dataclass(frozen=True, slots=True)
+class Iterated:
+    """How long a worker was busy, in seconds, and with how many iterations."""
+
+    busy_s: float
+    iterations: float
+
+    @classmethod
+    def of(cls, figures: Figures) -> "Iterated":
+        """That of a run, live or simulated."""
+        return cls(figures["busy_s"], figures["iterations"])
+
+
+def iterated_by_slowdown(
     by: ServedBy, profile: Profile, pair: tuple[str, str], trace: Sequence[TraceJob]
-) -> tuple[float, ...]:
-    """How long the simulated worker is busy at each of SLOWDOWNS."""
+) -> tuple[Iterated, ...]:
+    """What the simulated worker does at each of SLOWDOWNS."""
     at = (replace(by, slowdown=slowdown) for slowdown in SLOWDOWNS)
-    return tuple(simulated_figures(each, profile, pair, trace)["busy_s"] for each in at)
+    return tuple(Iterated.of(simulated_figures(each, profile, pair, trace)) for each in at)
 
 
-def fitted_slowdown(simulated_s: Sequence[Sequence[float]], live_s: Sequence[float]) -> float:
-    """The slowdown at which simulated workers are busy as long in total as live ones were, given their busy seconds
-    at each of SLOWDOWNS, interpolated linearly.
+def fitted_slowdown(simulated: Sequence[Sequence[Iterated]], live: Sequence[Iterated]) -> float:
+    """The slowdown at which iterations of simulated workers take as long on average as those of live ones did, given
+    the simulated runs at each of SLOWDOWNS, interpolated linearly.
+
+    Busy seconds would not tell: unless a queue never ends, a slower worker makes up for it by fuller batches, and is
+    busy hardly any longer.
     """
-    wanted_s = sum(live_s)
-    totals_s: list[float] = [sum(each) for each in zip(*simulated_s, strict=True)]
-    place = min(max(bisect_right(totals_s, wanted_s), 1), len(totals_s) - 1)
-    low, high, low_s, high_s = SLOWDOWNS[place - 1], SLOWDOWNS[place], totals_s[place - 1], totals_s[place]
+    wanted_s = _mean_s(live)
+    means_s = [_mean_s(each) for each in zip(*simulated, strict=True)]
+    place = min(max(bisect_right(means_s, wanted_s), 1), len(means_s) - 1)
+    low, high, low_s, high_s = SLOWDOWNS[place - 1], SLOWDOWNS[place], means_s[place - 1], means_s[place]
     return round(low + (high - low) * (wanted_s - low_s) / (high_s - low_s), 4)
+
+
+def _mean_s(runs: Sequence[Iterated]) -> float:
+    return sum(each.busy_s for each in runs) / sum(each.iterations for each in runs)
 
 
 def capacity_per_s(by: ServedBy, profile: Profile, shape: Workload) -> float:

@@ -12,12 +12,14 @@ from benchmarks.parts import ALL_PARTS, PARTS, SEPARATE
 from benchmarks.run import chosen
 from benchmarks.settings import BenchError
 from benchmarks.simulated_runs import (
+    SLOWDOWNS,
     Figures,
+    Iterated,
     ServedBy,
     as_a_file_holds_it,
-    busy_by_slowdown,
     figures_of,
     fitted_slowdown,
+    iterated_by_slowdown,
     simulated_figures,
     trace_for,
     trace_of,
@@ -230,13 +232,24 @@ def test_what_is_simulated_is_the_trace_as_its_file_holds_it_at_the_load_that_wa
     assert 0.35 < simulated["busy_s"] / simulated["duration_s"] < 1  # half the batch's capacity is more than half busy
 
 
-def test_the_slowdown_is_the_one_at_which_the_simulated_worker_is_as_long_busy_as_the_live_one() -> None:
+def test_the_slowdown_is_the_one_at_which_simulated_iterations_take_as_long_as_live_ones() -> None:
     _, loaded = trace_for(BY, PROFILE, SHAPE, Need(0.5, 50, 2.0, BY.device_tokens, 0.0))
-    live_busy_s = simulated_figures(replace(BY, slowdown=1.2), PROFILE, FCFS, loaded.jobs)["busy_s"]
-    at_s = busy_by_slowdown(BY, PROFILE, FCFS, loaded.jobs)
-    assert fitted_slowdown([at_s], [live_busy_s]) == pytest.approx(1.2)
-    assert fitted_slowdown([at_s, at_s], [at_s[0], at_s[2]]) == pytest.approx(1.0, abs=0.02)  # between 0.9 and 1.1
-    assert fitted_slowdown([at_s], [2 * at_s[-1]]) > 1.5
+    live = Iterated.of(simulated_figures(replace(BY, slowdown=1.2), PROFILE, FCFS, loaded.jobs))
+    at = iterated_by_slowdown(BY, PROFILE, FCFS, loaded.jobs)
+    assert fitted_slowdown([at], [live]) == pytest.approx(1.2)
+    assert fitted_slowdown([at, at], [at[0], at[2]]) == pytest.approx(1.0, abs=0.02)  # between 0.9 and 1.1
+    assert fitted_slowdown([at], [Iterated(2 * at[-1].busy_s, at[-1].iterations)]) > 1.5
+
+
+def test_a_worker_that_makes_up_for_its_slowness_by_fuller_batches_is_found_to_be_slow() -> None:
+    """It was busy hardly longer, with fewer iterations, each of which took longer."""
+    at = [Iterated(10.0 + 0.01 * number, 1000 - 100 * number) for number in range(len(SLOWDOWNS))]
+    assert fitted_slowdown([at], [Iterated(10.0, 800)]) == pytest.approx(SLOWDOWNS[2], rel=0.01)
+
+
+def test_each_run_counts_with_its_iterations_in_the_mean() -> None:
+    long, short = (tuple(Iterated(each * count, 1000 * each) for count in SLOWDOWNS) for each in (1.0, 3.0))
+    assert fitted_slowdown([long, short], [Iterated(1.1, 1000), Iterated(3.9, 3000)]) == pytest.approx(1.25)
 
 
 def test_policies_and_pools_of_the_simulated_server_are_those_of_the_live_one() -> None:
@@ -267,10 +280,8 @@ def test_a_result_is_simulated_anew_from_its_file_alone(measured: dict[str, Any]
 
 def test_the_slowdown_of_a_trace_is_found_on_the_others(measured: dict[str, Any]) -> None:
     jobs = trace_of(Workload(**measured["traces"][0]["workload"]))
-    busy_s = {
-        slowdown: simulated_figures(replace(BY, slowdown=slowdown), PROFILE, FCFS, jobs) for slowdown in (1.1, 1.3)
-    }
-    runs = [run("calm", FCFS, [busy_s[1.1]], figures()), run("full", FCFS, [busy_s[1.3]], figures())]
+    live = {slowdown: simulated_figures(replace(BY, slowdown=slowdown), PROFILE, FCFS, jobs) for slowdown in (1.1, 1.3)}
+    runs = [run("calm", FCFS, [live[1.1]], figures()), run("full", FCFS, [live[1.3]], figures())]
     calm, full = simulated_anew({**measured, "runs": runs})["traces"]
     assert (calm["slowdown"], full["slowdown"]) == (pytest.approx(1.3), pytest.approx(1.1))
     assert calm["load_met"] > full["load_met"] > 0
