@@ -1,8 +1,14 @@
 """Typed errors. Only the table in services.runtime.error_statuses determines which gRPC status each becomes."""
 
+from typing import Any
+
 
 class FastServeError(Exception):
     """Base of errors with a cause outside the code. `str(error)` is one sentence for the person who can fix it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it is, for another process: `Exception` would call the constructor with the message alone."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class InvalidFieldError(FastServeError):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from services.domain.errors import AdmissionFullError
 from services.experiments.processes import over_processes
 from services.runtime.command_line import CommandError
 from tests.builders.waits import wait_until
@@ -25,6 +26,10 @@ def square(task: int, told: Callable[[int], None]) -> int:
 
 def fail(task: int, told: Callable[[int], None]) -> int:
     raise ValueError(f"task {task}")
+
+
+def refuse(task: int, told: Callable[[int], None]) -> int:
+    raise AdmissionFullError(f"task {task} is too much", retry_after_s=2.5)
 
 
 def die(task: int, told: Callable[[int], None]) -> int:
@@ -52,6 +57,9 @@ def test_answers_come_in_the_order_of_the_tasks_and_progress_is_told(processes: 
 def test_what_a_task_raises_is_raised() -> None:
     with pytest.raises(ValueError, match="task"):
         over_processes(fail, [1, 2], 2, WatchedProgress())
+    with pytest.raises(AdmissionFullError, match="too much") as refused:
+        over_processes(refuse, [1, 2], 2, WatchedProgress())
+    assert refused.value.retry_after_s == 2.5
 
 
 def test_a_process_that_is_killed_is_told_in_one_line() -> None:
