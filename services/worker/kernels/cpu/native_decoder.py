@@ -91,7 +91,11 @@ class NativeDecoder:
         self._rope: Rope | None = None
         self._library = loaded()
         chosen_set = instruction_set or best_instruction_set()
-        weights = PackedWeights(quantized=quantized, coded=chosen_set in _CODED if coded is None else coded)
+        weights = PackedWeights(
+            quantized=quantized,
+            coded=chosen_set in _CODED if coded is None else coded,
+            by_vector=chosen_set == InstructionSet.AVX2,
+        )
         self.kept = weights.kept
         self._view = self._described(model, weights)
         self._view.threads = threads

@@ -13,6 +13,9 @@ With int8 weights a matrix is rounded output by output when it is packed; embedd
 bfloat16 weights can be coded in 12 bits without loss (coding.cpp), from their panels. A matrix of which too many words
 can't be stays as it is.
 
+AVX2 walks through a panel's words once for every 16 outputs. Its panels lie in that order, a piece at a time, so that
+it reads one line after the other.
+
 Legend: N outputs, K inputs; P panels, W words, O outputs of a panel.
 """
 
@@ -25,6 +28,8 @@ from services.worker.model.linear import Linear
 
 PANEL = 64
 LANES = 16
+PIECE_WORDS = 64
+LINE_WORDS = 16
 _PIECE_ROWS = 8 * PANEL
 """Rows that are packed at a time."""
 _MOST_WHOLE = 0.125
@@ -33,13 +38,14 @@ _BEYOND_ALL_WORDS = torch.iinfo(torch.int32).max
 
 
 class PackedWeights:
-    """Packs weights: as int8 if `quantized`, or coded, if they are bfloat16 and can be. `kept` is all that the compiled
-    code reads.
+    """Packs weights: as int8 if `quantized`, or coded, if they are bfloat16 and can be. `by_vector`: what is neither is
+    in the order of AVX2. `kept` is all that the compiled code reads.
     """
 
-    def __init__(self, *, quantized: bool, coded: bool) -> None:
+    def __init__(self, *, quantized: bool, coded: bool, by_vector: bool) -> None:
         self.quantized = quantized
         self.coded = coded
+        self.by_vector = by_vector
         self.kept: list[Tensor] = []
 
     def linear(self, linear: Linear, *, halves: bool = False) -> MatrixView:
@@ -82,7 +88,7 @@ class PackedWeights:
                 packed_panels(_rows(weight_NK, piece), out=_piece(packed, number, piece))
             coded = coded_panels(packed) if self.coded and weight_NK.dtype == torch.bfloat16 else None
             if coded is None:
-                view.packed = self.keep(packed)
+                view.packed = self.keep(put_by_vector(packed) if self.by_vector else packed)
             else:
                 view.coded = CodedView(*(self.keep(part) for part in coded))
             return view
@@ -109,6 +115,18 @@ def packed_panels(weight_NK: Tensor, out: Tensor | None = None) -> Tensor:
     words_NW = weight_NK.view(torch.int32)
     panels = words_NW.view(-1, PANEL, words_NW.shape[1]).transpose(1, 2)
     return panels.contiguous() if out is None else out.copy_(panels)
+
+
+def put_by_vector(packed: Tensor) -> Tensor:
+    """The same panels, int32 [P, W, O], with each piece's words of 16 outputs after those of the 16 before, as
+    `place_in_panel` of products.h says.
+    """
+    panels, words, _ = packed.shape
+    piece_words = -(-words // -(-words // PIECE_WORDS))
+    for piece in torch.split(packed, -(-piece_words // LINE_WORDS) * LINE_WORDS, dim=1):
+        vectors = piece.view(panels, piece.shape[1], PANEL // LANES, LANES).transpose(1, 2)
+        piece.copy_(vectors.reshape(piece.shape))
+    return packed
 
 
 def coded_panels(packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:

@@ -79,6 +79,34 @@ static inline int64_t even_piece(int64_t words) {
 // Of the 4 vectors of a panel, how many are multiplied at once with so many rows: as the registers hold sums.
 constexpr int vectors_for(int rows) { return REGISTER_SUMS >= 4 * rows ? 4 : REGISTER_SUMS >= 2 * rows ? 2 : 1; }
 
+// How the 4 vectors of words lie in a piece of a panel: word by word, or one vector of all words after the other.
+struct ByWord {
+  static constexpr int MOST_VECTORS = 4;
+  static constexpr int64_t word_step() { return PANEL; }
+  static constexpr int64_t vector_step(int64_t) { return LANES; }
+};
+struct ByVector {
+  static constexpr int MOST_VECTORS = 2;
+  static constexpr int64_t word_step() { return LANES; }
+  static constexpr int64_t vector_step(int64_t words) { return words * LANES; }
+};
+
+// That of weights. Where a piece is walked through several times, each walk reads one line after the other: with every
+// fourth line processors fetch what nobody needs, and what is fetched for the next piece waits behind it.
+#if defined(__AVX512F__)
+using OfWeights = ByWord;
+#else
+using OfWeights = ByVector;
+#endif
+
+// Where a word of an output lies in a panel of so many.
+template <class Order>
+static inline int64_t place_in_panel(int64_t words, int64_t word, int64_t output) {
+  const int64_t size = even_piece(words), begin = word / size * size, count = least(size, words - begin);
+  return begin * PANEL + output / LANES * Order::vector_step(count) + (word - begin) * Order::word_step() +
+         output % LANES;
+}
+
 // Rows of words as they are multiplied. Where a word has two parts, the first parts of at most PIECE_WORDS of each row
 // and then the second ones: taken apart once, for all vectors of a panel.
 template <class T, int ROWS>
@@ -149,13 +177,13 @@ static inline void add_part(Sums<ROWS, VECTORS>& sum, const Multiplicands<T, ROW
 
 template <class T, int ROWS, int VECTORS>
 static inline void add_word(Sums<ROWS, VECTORS>& sum, const Multiplicands<T, ROWS>& x, int64_t word,
-                            const uint32_t* from) {
+                            const uint32_t* from, int64_t vector_step) {
   Words w[VECTORS];
-  for (int v = 0; v < VECTORS; ++v) w[v] = part_of<T>(load_words(from + v * LANES), 0);
+  for (int v = 0; v < VECTORS; ++v) w[v] = part_of<T>(load_words(from + v * vector_step), 0);
   add_part<T, ROWS, VECTORS>(sum, x, word, 0, w);
   if (PARTS<T> == 1) return;
   from = read_anew(from);
-  for (int v = 0; v < VECTORS; ++v) w[v] = part_of<T>(load_words(from + v * LANES), 1);
+  for (int v = 0; v < VECTORS; ++v) w[v] = part_of<T>(load_words(from + v * vector_step), 1);
   add_part<T, ROWS, VECTORS>(sum, x, word, 1, w);
 }
 
@@ -193,35 +221,44 @@ static inline void add_word_by_hand(Sums<6, 1>& sum, const Multiplicands<T, 6>& 
 }
 #endif
 
-// sums[r][0..63] += (or =) rows r of x times words of a panel, at most PIECE_WORDS if a word has parts. AHEAD_LINES of
-// the memory at `ahead`, which will be needed soon, are fetched for each word. With one or none, the rows of the next
-// tile, at `x_after`, are fetched as well: where there are more lines, rows are few and stay in the first cache. Both
-// may lie beyond what is ours.
-template <class T, int ROWS, int AHEAD_LINES>
+// What a tile fetches while it multiplies, for its first walks through the words and for the others: it will be needed
+// soon, and may lie beyond what is ours.
+struct Fetched {
+  const char* lines;
+  const char* later;  // null: what follows `lines`
+};
+
+// sums[r][0..63] += (or =) rows r of x times words of a panel, at most PIECE_WORDS if a word has parts. AHEAD_LINES are
+// fetched for each word. With one or none, the rows of the next tile, at `x_after`, are fetched as well: where there are
+// more lines, rows are few and stay in the first cache.
+template <class T, int ROWS, int AHEAD_LINES, class Order>
 static NOT_INLINED void tile(const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh,
-                             float* sums, const char* ahead, const uint32_t* x_after) {
-  constexpr int VECTORS = vectors_for(ROWS), WALKS = PANEL / LANES / VECTORS;
+                             float* sums, Fetched fetched, const uint32_t* x_after) {
+  constexpr int VECTORS = least(vectors_for(ROWS), Order::MOST_VECTORS), WALKS = PANEL / LANES / VECTORS;
   constexpr int LINES_OF_WALK = AHEAD_LINES > WALKS ? AHEAD_LINES / WALKS : 1;
   const Multiplicands<T, ROWS> numbers(x, x_step, words);
+  const int64_t vector_step = Order::vector_step(words);
+  const char* ahead = fetched.lines;
   for (int walk = 0; walk < WALKS; ++walk) {
     const int first = walk * VECTORS * LANES;
+    if (2 * walk == WALKS && fetched.later != nullptr) ahead = fetched.later;
     Sums<ROWS, VECTORS> found;
     begin_sums<ROWS, VECTORS>(found, sums + first, fresh);
-    for (int64_t word = 0; word < words; ++word) {
+    const uint32_t* from = panel + walk * VECTORS * vector_step;
+    for (int64_t word = 0; word < words; ++word, from += Order::word_step()) {
       if (walk < AHEAD_LINES) {
         for (int line = 0; line < LINES_OF_WALK; ++line, ahead += LINE_BYTES) _mm_prefetch(ahead, _MM_HINT_T0);
       }
       if (AHEAD_LINES < 2 && walk == 0 && word % LINE_WORDS < ROWS) {
         _mm_prefetch(x_after + word % LINE_WORDS * x_step + word / LINE_WORDS * LINE_WORDS, _MM_HINT_T0);
       }
-      const uint32_t* from = panel + word * PANEL + first;
 #if !defined(__AVX512F__)
       if constexpr (SIX_BY_HAND<T> && ROWS == 6) {
         add_word_by_hand<T>(found, numbers, word, from);
         continue;
       }
 #endif
-      add_word<T, ROWS, VECTORS>(found, numbers, word, from);
+      add_word<T, ROWS, VECTORS>(found, numbers, word, from, vector_step);
     }
     write_sums<ROWS, VECTORS>(found, sums + first);
   }
@@ -334,13 +371,13 @@ static int64_t times_panel_in_pairs(const uint32_t* x, int64_t x_step, int64_t r
 }
 #endif
 
-template <class T, int AHEAD_LINES>
+template <class T, int AHEAD_LINES, class Order = ByWord>
 static void tile_of(int64_t rows, const uint32_t* x, int64_t x_step, const uint32_t* panel, int64_t words, bool fresh,
-                    float* sums, const char* ahead, const uint32_t* x_after) {
+                    float* sums, Fetched fetched, const uint32_t* x_after) {
 #if defined(WITH_TILES)
   if constexpr (BY_TILES<T>) {
     const int64_t rest = words % TILE_DEPTH, whole = words - rest;
-    if (whole > 0) deep_tile<AHEAD_LINES>(rows, x, x_step, panel, whole, TILE_DEPTH, fresh, sums, ahead);
+    if (whole > 0) deep_tile<AHEAD_LINES>(rows, x, x_step, panel, whole, TILE_DEPTH, fresh, sums, fetched.lines);
     if (rest > 0) {
       deep_tile<0>(rows, x + whole, x_step, panel + whole * PANEL, rest, rest, fresh && whole == 0, sums, nullptr);
     }
@@ -348,22 +385,23 @@ static void tile_of(int64_t rows, const uint32_t* x, int64_t x_step, const uint3
   }
 #endif
   switch (rows) {
-    case 1: return tile<T, 1, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead, x_after);
-    case 2: return tile<T, 2, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead, x_after);
-    case 3: return tile<T, 3, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead, x_after);
-    case 4: return tile<T, 4, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead, x_after);
-    case 5: return tile<T, 5, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead, x_after);
+    case 1: return tile<T, 1, AHEAD_LINES, Order>(x, x_step, panel, words, fresh, sums, fetched, x_after);
+    case 2: return tile<T, 2, AHEAD_LINES, Order>(x, x_step, panel, words, fresh, sums, fetched, x_after);
+    case 3: return tile<T, 3, AHEAD_LINES, Order>(x, x_step, panel, words, fresh, sums, fetched, x_after);
+    case 4: return tile<T, 4, AHEAD_LINES, Order>(x, x_step, panel, words, fresh, sums, fetched, x_after);
+    case 5: return tile<T, 5, AHEAD_LINES, Order>(x, x_step, panel, words, fresh, sums, fetched, x_after);
     default:
-      if constexpr (TILE_ROWS<T> == 6) tile<T, 6, AHEAD_LINES>(x, x_step, panel, words, fresh, sums, ahead, x_after);
+      if constexpr (TILE_ROWS<T> == 6) {
+        tile<T, 6, AHEAD_LINES, Order>(x, x_step, panel, words, fresh, sums, fetched, x_after);
+      }
   }
 }
 
-// Rows of x times so many words of a panel. LINES for each word are fetched from `ahead` on, unless it is null.
-template <class T, int LINES = 4>
+// Rows of x times so many words of a panel. LINES for each word are fetched, unless `fetched` has none.
+template <class T, int LINES = 4, class Order = ByWord>
 static void times_piece(const uint32_t* x, int64_t x_step, int64_t rows, const uint32_t* piece, int64_t words,
-                        const void* ahead, bool fresh, float* sums) {
+                        Fetched fetched, bool fresh, float* sums) {
   const int64_t tiles = (rows + TILE_ROWS<T> - 1) / TILE_ROWS<T>;
-  const char* lines = static_cast<const char*>(ahead);
   int64_t row = 0;
   for (int64_t number = 0; number < tiles; ++number) {
     const int64_t stop = rows * (number + 1) / tiles;
@@ -374,15 +412,15 @@ static void times_piece(const uint32_t* x, int64_t x_step, int64_t rows, const u
     // first ones fetch one for each word.
     constexpr int HALF = LINES > 1 ? LINES / 2 : 1;
     const int64_t lines_of_tile = tiles == 1 ? LINES : tiles <= 3 ? HALF : 1;
-    const char* its_lines = lines + number * words * lines_of_tile * LINE_BYTES;
-    if (ahead == nullptr || number * lines_of_tile >= LINES) {
-      tile_of<T, 0>(stop - row, from, x_step, piece, words, fresh, to, nullptr, x_after);
+    const Fetched its{fetched.lines + number * words * lines_of_tile * LINE_BYTES, nullptr};
+    if (fetched.lines == nullptr || number * lines_of_tile >= LINES) {
+      tile_of<T, 0, Order>(stop - row, from, x_step, piece, words, fresh, to, {nullptr, nullptr}, x_after);
     } else if (lines_of_tile == LINES) {
-      tile_of<T, LINES>(stop - row, from, x_step, piece, words, fresh, to, its_lines, x_after);
+      tile_of<T, LINES, Order>(stop - row, from, x_step, piece, words, fresh, to, fetched, x_after);
     } else if (lines_of_tile == HALF) {
-      tile_of<T, HALF>(stop - row, from, x_step, piece, words, fresh, to, its_lines, x_after);
+      tile_of<T, HALF, Order>(stop - row, from, x_step, piece, words, fresh, to, its, x_after);
     } else {
-      tile_of<T, 1>(stop - row, from, x_step, piece, words, fresh, to, its_lines, x_after);
+      tile_of<T, 1, Order>(stop - row, from, x_step, piece, words, fresh, to, its, x_after);
     }
     row = stop;
   }
@@ -391,7 +429,7 @@ static void times_piece(const uint32_t* x, int64_t x_step, int64_t rows, const u
 // Rows of x times a panel: sums[rows][64]. x has `x_step` words a row. `after`, unless it is null, is where the panel
 // lies that is likely to be the next; then both come from memory, and what is needed soon is fetched while the rest is
 // multiplied.
-template <class T>
+template <class T, class Order = ByWord>
 static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const uint32_t* panel, int64_t words,
                         const void* after, bool fresh, float* sums) {
 #if defined(WITH_TILES)
@@ -404,19 +442,24 @@ static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const u
     if (done > 0) after = nullptr;
   }
 #endif
+  constexpr bool BY_WORD = Order::MOST_VECTORS == 4;
   const int64_t tiles = (rows + TILE_ROWS<T> - 1) / TILE_ROWS<T>;
   // Many words at once, if a tile walks through them once.
-  const bool is_whole = tiles == 1 && PARTS<T> == 1 && (BY_TILES<T> || vectors_for(rows) * LANES == PANEL);
+  const bool is_whole = tiles == 1 && PARTS<T> == 1 && BY_WORD && (BY_TILES<T> || vectors_for(rows) * LANES == PANEL);
   const int64_t piece_words = is_whole ? words : even_piece(words);
   for (int64_t begin = 0, stop_word; begin < words; begin = stop_word) {
     stop_word = least(begin + piece_words, words);
     // What a single tile multiplies while it fetches from the panel after this one is a piece by itself.
     const int64_t last = (words - AHEAD) / LINE_WORDS * LINE_WORDS;
-    if (tiles == 1 && after != nullptr && begin < last) stop_word = least(stop_word, last);
+    if (BY_WORD && tiles == 1 && after != nullptr && begin < last) stop_word = least(stop_word, last);
     const int64_t count = stop_word - begin;
     const uint32_t* piece = panel + begin * PANEL;
-    const void* next = stop_word < words ? piece + (tiles == 1 ? AHEAD : count) * PANEL : after;
-    times_piece<T>(x + begin, x_step, rows, piece, count, after == nullptr ? nullptr : next, fresh && begin == 0, sums);
+    const void* next = stop_word < words ? piece + (BY_WORD && tiles == 1 ? AHEAD : count) * PANEL : after;
+    Fetched fetched{static_cast<const char*>(next), nullptr};
+    // The first walks of a single tile fetch what the others read.
+    if (!BY_WORD && tiles == 1) fetched = {reinterpret_cast<const char*>(piece + count * PANEL / 2), fetched.lines};
+    if (after == nullptr) fetched = {nullptr, nullptr};
+    times_piece<T, 4, Order>(x + begin, x_step, rows, piece, count, fetched, fresh && begin == 0, sums);
   }
 }
 
@@ -553,7 +596,8 @@ static void times_quantized_panel(const uint32_t* x, int64_t x_step, int64_t row
       times_panel<T>(x + begin, x_step, rows, piece, count, nullptr, begin == 0, sums);
     } else {  // memory answers only so many at a time: the next piece is fetched while this one is multiplied
       const void* next = begin + count < words ? from : after;
-      times_piece<T, LINES>(x + begin, x_step, rows, piece, count, next, begin == 0, sums);
+      const Fetched fetched{static_cast<const char*>(next), nullptr};
+      times_piece<T, LINES>(x + begin, x_step, rows, piece, count, fetched, begin == 0, sums);
     }
   }
 }

@@ -213,7 +213,8 @@ class Thread {
         times_quantized_panel<T>(from, x_step, stop - begin, static_cast<const int8_t*>(here), words, after, s_.piece,
                                  s_.sums);
       } else {
-        times_panel<T>(from, x_step, stop - begin, static_cast<const uint32_t*>(here), words, after, true, s_.sums);
+        const uint32_t* panel_words = static_cast<const uint32_t*>(here);
+        times_panel<T, OfWeights>(from, x_step, stop - begin, panel_words, words, after, true, s_.sums);
       }
       if (!team_keep(engine_.team, &place_)) continue;
       for (int64_t row = begin; row < stop; ++row) {
@@ -325,9 +326,10 @@ class Thread {
       decode_output(coded_panel(d_.head.coded, place / PANEL, words), words, place % PANEL, to);
       return;
     }
-    const uint32_t* from = d_.head.packed + place / PANEL * words * PANEL + place % PANEL;
+    const uint32_t* panel = d_.head.packed + place / PANEL * words * PANEL;
     for (int64_t word = 0; word < words; ++word) {
-      std::memcpy(to + word * WORD_NUMBERS<T>, from + word * PANEL, sizeof(uint32_t));
+      std::memcpy(to + word * WORD_NUMBERS<T>, panel + place_in_panel<OfWeights>(words, word, place % PANEL),
+                  sizeof(uint32_t));
     }
   }
 

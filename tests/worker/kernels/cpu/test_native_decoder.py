@@ -13,7 +13,7 @@ from torch import Tensor
 
 from services.worker.kernels.cpu.decoder_library import InstructionSet
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
-from services.worker.kernels.cpu.packed_weights import packed_panels
+from services.worker.kernels.cpu.packed_weights import packed_panels, put_by_vector
 from services.worker.model.batch import BatchLayout, SequenceRows
 from services.worker.model.loader import filled_model
 from services.worker.model.prefill_cut import PrefillCut, StepLimit
@@ -46,6 +46,18 @@ def test_a_long_prompt_and_what_follows_are_those_of_torch(
     expected = chunked_logits(ours_of(reference), text, chunks, block_size=16)
     error = float((found - expected).abs().max() / expected.abs().max())
     assert error < (2e-5 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.parametrize("instruction_set", instruction_sets())
+def test_matrices_of_several_pieces_are_multiplied_and_looked_up_as_those_of_torch(
+    instruction_set: InstructionSet,
+) -> None:
+    """By one to several tiles; the last piece is a short one. In bfloat16 test_coded_weights holds them to others."""
+    reference = reference_model("llama", hidden_size=304, intermediate_size=700, tie_word_embeddings=True)
+    text, chunks = tokens(60), [19, 1, 2, 3, 4, 5, 6, 8, 12]
+    found = chunked_logits(native_of(reference, torch.float32, instruction_set, threads=2), text, chunks, block_size=16)
+    expected = chunked_logits(ours_of(reference), text, chunks, block_size=16)
+    assert float((found - expected).abs().max() / expected.abs().max()) < 2e-5
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -144,6 +156,15 @@ def test_panels_hold_words_of_64_outputs_side_by_side() -> None:
     halves = packed_panels(weight[:, :5].bfloat16()).view(torch.bfloat16).view(2, 3, 64, 2)
     assert torch.equal(halves[1, 1], weight[64:, 2:4].bfloat16())
     assert torch.equal(halves[0, 2, :, 1], torch.zeros(64))
+
+
+def test_put_by_vector_each_piece_has_its_words_of_16_outputs_after_those_of_the_16_before() -> None:
+    packed = torch.arange(2 * 130 * 64, dtype=torch.int32).view(2, 130, 64)
+    moved = put_by_vector(packed.clone())
+    for begin, count in ((0, 48), (48, 48), (96, 34)):  # as even as pieces of whole lines can be
+        piece = moved[1, begin : begin + count].reshape(4, count, 16)
+        for vector in range(4):
+            assert torch.equal(piece[vector], packed[1, begin : begin + count, vector * 16 : vector * 16 + 16])
 
 
 class TestAThreadThatLosesItsCore:
