@@ -25,7 +25,8 @@ Figures = dict[str, float]
 
 SLOWDOWNS = (0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
 """Where the simulator is asked. Batches are fuller on a slower worker, so its iterations are longer by more than that,
-and fewer."""
+and fewer.
+"""
 
 _CAPACITY_SEED = 1_000_003
 """Not the seed of any trace: capacity is measured with other jobs than those served."""

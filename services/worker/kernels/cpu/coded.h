@@ -157,7 +157,7 @@ static void times_coded_panel(const uint32_t* x, int64_t x_step, int64_t rows, C
     const char* next = static_cast<const char*>(stop < words ? panel.bytes + stop * CODED_BYTES : after);
     if (CODED_ROWS == 0) {
       decode(&panel, begin, stop, piece);
-      times_piece<Bfloat16>(x + begin, x_step, rows, piece, count, {next, nullptr}, begin == 0, sums);
+      times_piece<Bfloat16>(x + begin, x_step, rows, piece, count, {next}, begin == 0, sums);
       continue;
     }
     // The next piece's lines are fetched evenly, as far as there are tiles: memory answers only so many at a time.
@@ -175,12 +175,10 @@ static void times_coded_panel(const uint32_t* x, int64_t x_step, int64_t rows, C
       const uint32_t* from = x + row * x_step + begin;
       const uint32_t* x_after = end < rows ? x + end * x_step + begin : x + stop;
       if (number < 2) {
-        tile_of<Bfloat16, 1>(end - row, from, x_step, piece, count, begin == 0, sums + row * PANEL, {next, nullptr},
-                             x_after);
+        tile_of<Bfloat16, 1>(end - row, from, x_step, piece, count, begin == 0, sums + row * PANEL, {next}, x_after);
         next += lines;
       } else {
-        tile_of<Bfloat16, 0>(end - row, from, x_step, piece, count, begin == 0, sums + row * PANEL, {nullptr, nullptr},
-                             x_after);
+        tile_of<Bfloat16, 0>(end - row, from, x_step, piece, count, begin == 0, sums + row * PANEL, {}, x_after);
       }
       row = end;
     }

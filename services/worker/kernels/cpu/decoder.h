@@ -25,7 +25,7 @@ extern "C" {
 // A linear layer, y = x W^T + b. Weights are packed into panels of 64 outputs: word k of output n is
 // packed[(n / 64) * words * 64 + k * 64 + n % 64]; a word holds 2 bfloat16 inputs or 1 float32; missing ones are 0.
 // With AVX2 the words of a panel are cut into pieces (products.h, even_piece), and each piece has its words of 16 outputs
-// after those of the 16 before (place_in_panel).
+// after those of the 16 before (copy_output).
 // With int8 weights, `quantized` is there instead: of word k, [k * 64 * numbers of a word]: in groups of 16 outputs the
 // first numbers of their words, then the second ones. Each stands for itself times its output's scale.
 //

@@ -28,10 +28,10 @@ from services.worker.model.linear import Linear
 
 PANEL = 64
 LANES = 16
-PIECE_WORDS = 64
-LINE_WORDS = 16
 _PIECE_ROWS = 8 * PANEL
 """Rows that are packed at a time."""
+_MOST_PIECE_WORDS = 64
+_LINE_WORDS = 16
 _MOST_WHOLE = 0.125
 """Of the words of a coded matrix: half of what the others save."""
 _BEYOND_ALL_WORDS = torch.iinfo(torch.int32).max
@@ -118,15 +118,18 @@ def packed_panels(weight_NK: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def put_by_vector(packed: Tensor) -> Tensor:
-    """The same panels, int32 [P, W, O], with each piece's words of 16 outputs after those of the 16 before, as
-    `place_in_panel` of products.h says.
-    """
+    """The same panels, int32 [P, W, O], with each piece's words of 16 outputs after those of the 16 before."""
     panels, words, _ = packed.shape
-    piece_words = -(-words // -(-words // PIECE_WORDS))
-    for piece in torch.split(packed, -(-piece_words // LINE_WORDS) * LINE_WORDS, dim=1):
+    for piece in torch.split(packed, _even_piece(words), dim=1):
         vectors = piece.view(panels, piece.shape[1], PANEL // LANES, LANES).transpose(1, 2)
         piece.copy_(vectors.reshape(piece.shape))
     return packed
+
+
+def _even_piece(words: int) -> int:
+    """How many words of a panel make a piece, as even_piece of products.h has it."""
+    even = -(-words // -(-words // _MOST_PIECE_WORDS))
+    return -(-even // _LINE_WORDS) * _LINE_WORDS
 
 
 def coded_panels(packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:

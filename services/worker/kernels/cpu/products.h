@@ -79,9 +79,10 @@ static inline int64_t even_piece(int64_t words) {
 // Of the 4 vectors of a panel, how many are multiplied at once with so many rows: as the registers hold sums.
 constexpr int vectors_for(int rows) { return REGISTER_SUMS >= 4 * rows ? 4 : REGISTER_SUMS >= 2 * rows ? 2 : 1; }
 
-// How the 4 vectors of words lie in a piece of a panel: word by word, or one vector of all words after the other.
+// How the 4 vectors of words lie in a piece of a panel: word by word, or one vector of all words after the other. Of these
+// at most two are multiplied at once: so a single tile reads them in about the order in which they were fetched.
 struct ByWord {
-  static constexpr int MOST_VECTORS = 4;
+  static constexpr int MOST_VECTORS = PANEL / LANES;
   static constexpr int64_t word_step() { return PANEL; }
   static constexpr int64_t vector_step(int64_t) { return LANES; }
 };
@@ -99,12 +100,17 @@ using OfWeights = ByWord;
 using OfWeights = ByVector;
 #endif
 
-// Where a word of an output lies in a panel of so many.
-template <class Order>
-static inline int64_t place_in_panel(int64_t words, int64_t word, int64_t output) {
-  const int64_t size = even_piece(words), begin = word / size * size, count = least(size, words - begin);
-  return begin * PANEL + output / LANES * Order::vector_step(count) + (word - begin) * Order::word_step() +
-         output % LANES;
+// The words of one output of a panel of weights.
+static inline void copy_output(const uint32_t* panel, int64_t words, int64_t output, void* to) {
+  const int64_t piece_words = even_piece(words);
+  for (int64_t begin = 0; begin < words; begin += piece_words) {
+    const int64_t count = least(piece_words, words - begin);
+    const uint32_t* from = panel + begin * PANEL + output / LANES * OfWeights::vector_step(count) + output % LANES;
+    uint32_t* its = static_cast<uint32_t*>(to) + begin;
+    for (int64_t word = 0; word < count; ++word) {
+      std::memcpy(its + word, from + word * OfWeights::word_step(), sizeof(uint32_t));
+    }
+  }
 }
 
 // Rows of words as they are multiplied. Where a word has two parts, the first parts of at most PIECE_WORDS of each row
@@ -224,8 +230,8 @@ static inline void add_word_by_hand(Sums<6, 1>& sum, const Multiplicands<T, 6>& 
 // What a tile fetches while it multiplies, for its first walks through the words and for the others: it will be needed
 // soon, and may lie beyond what is ours.
 struct Fetched {
-  const char* lines;
-  const char* later;  // null: what follows `lines`
+  const char* lines = nullptr;
+  const char* later = nullptr;  // null: what follows `lines`
 };
 
 // sums[r][0..63] += (or =) rows r of x times words of a panel, at most PIECE_WORDS if a word has parts. AHEAD_LINES are
@@ -412,9 +418,9 @@ static void times_piece(const uint32_t* x, int64_t x_step, int64_t rows, const u
     // first ones fetch one for each word.
     constexpr int HALF = LINES > 1 ? LINES / 2 : 1;
     const int64_t lines_of_tile = tiles == 1 ? LINES : tiles <= 3 ? HALF : 1;
-    const Fetched its{fetched.lines + number * words * lines_of_tile * LINE_BYTES, nullptr};
+    const Fetched its{fetched.lines + number * words * lines_of_tile * LINE_BYTES};
     if (fetched.lines == nullptr || number * lines_of_tile >= LINES) {
-      tile_of<T, 0, Order>(stop - row, from, x_step, piece, words, fresh, to, {nullptr, nullptr}, x_after);
+      tile_of<T, 0, Order>(stop - row, from, x_step, piece, words, fresh, to, {}, x_after);
     } else if (lines_of_tile == LINES) {
       tile_of<T, LINES, Order>(stop - row, from, x_step, piece, words, fresh, to, fetched, x_after);
     } else if (lines_of_tile == HALF) {
@@ -442,7 +448,7 @@ static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const u
     if (done > 0) after = nullptr;
   }
 #endif
-  constexpr bool BY_WORD = Order::MOST_VECTORS == 4;
+  constexpr bool BY_WORD = Order::word_step() == PANEL;
   const int64_t tiles = (rows + TILE_ROWS<T> - 1) / TILE_ROWS<T>;
   // Many words at once, if a tile walks through them once.
   const bool is_whole = tiles == 1 && PARTS<T> == 1 && BY_WORD && (BY_TILES<T> || vectors_for(rows) * LANES == PANEL);
@@ -455,10 +461,10 @@ static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const u
     const int64_t count = stop_word - begin;
     const uint32_t* piece = panel + begin * PANEL;
     const void* next = stop_word < words ? piece + (BY_WORD && tiles == 1 ? AHEAD : count) * PANEL : after;
-    Fetched fetched{static_cast<const char*>(next), nullptr};
+    Fetched fetched{static_cast<const char*>(next)};
     // The first walks of a single tile fetch what the others read.
     if (!BY_WORD && tiles == 1) fetched = {reinterpret_cast<const char*>(piece + count * PANEL / 2), fetched.lines};
-    if (after == nullptr) fetched = {nullptr, nullptr};
+    if (after == nullptr) fetched = {};
     times_piece<T, 4, Order>(x + begin, x_step, rows, piece, count, fetched, fresh && begin == 0, sums);
   }
 }
@@ -596,8 +602,7 @@ static void times_quantized_panel(const uint32_t* x, int64_t x_step, int64_t row
       times_panel<T>(x + begin, x_step, rows, piece, count, nullptr, begin == 0, sums);
     } else {  // memory answers only so many at a time: the next piece is fetched while this one is multiplied
       const void* next = begin + count < words ? from : after;
-      const Fetched fetched{static_cast<const char*>(next), nullptr};
-      times_piece<T, LINES>(x + begin, x_step, rows, piece, count, fetched, begin == 0, sums);
+      times_piece<T, LINES>(x + begin, x_step, rows, piece, count, {static_cast<const char*>(next)}, begin == 0, sums);
     }
   }
 }

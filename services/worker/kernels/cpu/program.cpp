@@ -326,11 +326,7 @@ class Thread {
       decode_output(coded_panel(d_.head.coded, place / PANEL, words), words, place % PANEL, to);
       return;
     }
-    const uint32_t* panel = d_.head.packed + place / PANEL * words * PANEL;
-    for (int64_t word = 0; word < words; ++word) {
-      std::memcpy(to + word * WORD_NUMBERS<T>, panel + place_in_panel<OfWeights>(words, word, place % PANEL),
-                  sizeof(uint32_t));
-    }
+    copy_output(d_.head.packed + place / PANEL * words * PANEL, words, place % PANEL, to);
   }
 
   void add_position(int64_t row) {
