@@ -25,7 +25,7 @@ UV_VERSION := 0.13.8
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo build/uv/bin/uv)
 
 # What the demo runs its burst on, and on a slow machine.
-DEMO_MODELS := models/random/S models/random/XXS
+DEMO_MODELS := models/random/S models/random/XS
 
 # What `make images` builds and from what, see there.
 IMAGES ?=

@@ -107,7 +107,7 @@ class RandomModel:
 
 PRESETS = {
     "S": RandomModel(hidden=384, layers=8, heads=6, kv_heads=6, intermediate=2048, vocabulary=8192),
-    "XXS": RandomModel(hidden=384, layers=2, heads=6, kv_heads=6, intermediate=2048, vocabulary=8192),
+    "XS": RandomModel(hidden=384, layers=4, heads=6, kv_heads=6, intermediate=2048, vocabulary=8192),
     "M": RandomModel(hidden=1024, layers=24, heads=16, kv_heads=4, intermediate=3584, vocabulary=16000),
     "8B": RandomModel(4096, 32, 32, 8, intermediate=14336, vocabulary=128256, context=8192),
     "tiny": RandomModel(64, 2, 4, 2, intermediate=128, vocabulary=512, context=512, dtype="float32"),

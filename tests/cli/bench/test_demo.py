@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.cli.bench.demo import PROBE_TOKENS, PROMPT, SLOW_PREFILL_S, ModelChoice, Stage, is_last_pass, main, run
+from services.cli.bench.demo import (
+    PROBE_TOKENS,
+    PROMPT,
+    SLOW_PREFILL_S,
+    ModelChoice,
+    Stage,
+    in_turn,
+    is_last_pass,
+    main,
+    run,
+)
 from services.cli.bench.demo_systems import ALL_PAIRS, FCFS, OURS, PAPER, RESERVING, server_flags, shown_systems
 from services.experiments.cases import PolicyPair
 from services.loadgen.server_process import ServerAddresses
@@ -91,6 +101,12 @@ async def test_the_demo_runs_one_trace_under_every_system_and_writes_everything(
     prompts = [tuple(request.token_ids.ids) for request in servers.gateways[-1].requests[-3 * jobs :]]
     long = [prompt for prompt in prompts if len(prompt) > 3]
     assert len(set(long)) == len(long)
+
+
+def test_a_machine_that_drifts_favours_nobody() -> None:
+    places = [in_turn(ALL_PAIRS, done).index(pair) for pair in ALL_PAIRS for done in (0, 1)]
+    assert [sum(places[at : at + 2]) for at in range(0, len(places), 2)] == [len(ALL_PAIRS) - 1] * len(ALL_PAIRS)
+    assert in_turn(ALL_PAIRS, 2) == list(ALL_PAIRS)
 
 
 def test_without_a_number_there_are_as_many_passes_as_fit_the_time_and_at_least_two() -> None:
