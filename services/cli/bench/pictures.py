@@ -81,7 +81,7 @@ def _cdf(axes: Axes, runs: Sequence[PicturedRun], title: str, field: str, values
     axes.set_xlabel("seconds (log)")
     axes.set_ylabel("share of jobs")
     axes.set_title(title)
-    axes.legend(loc="lower right", fontsize=8.5)
+    axes.legend(loc="best", fontsize=8.5)
 
 
 def draw_latency(runs: Sequence[PicturedRun], path: Path) -> None:
