@@ -81,7 +81,7 @@ def _cdf(axes: Axes, runs: Sequence[PicturedRun], title: str, field: str, values
     axes.set_xlabel("seconds (log)")
     axes.set_ylabel("share of jobs")
     axes.set_title(title)
-    axes.legend(loc="best", fontsize=8.5)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=8.5)
 
 
 def draw_latency(runs: Sequence[PicturedRun], path: Path) -> None:
@@ -93,7 +93,7 @@ def draw_latency(runs: Sequence[PicturedRun], path: Path) -> None:
             for run in runs
         }
 
-    figure, (jct, ttft, per_token) = plt.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
+    figure, (jct, ttft, per_token) = plt.subplots(1, 3, figsize=(15, 5.2), layout="constrained")
     _cdf(jct, runs, "Job completion time", "jct_s", of_jobs("last_token_s", per_token=False))
     _cdf(ttft, runs, "Time to first token", "ttft_s", of_jobs("first_token_s", per_token=False))
     _cdf(per_token, runs, "Latency per output token", "per_output_token_s", of_jobs("last_token_s", per_token=True))
