@@ -5,8 +5,8 @@ with the model that is asked for: FCFS in its three forms, the paper's policy an
 time, but only one at a time has work; the others sleep. A short saturated run of each form of FCFS measures what the
 best of them sustains here. A bursty trace of 400 jobs is stretched so that two fifths more arrive than that, and every
 system runs it. The form of FCFS that is best on the trace is what the others are compared with, and it is repeated with
-them, in turn, as often as fits, since runs differ. Every other pass goes through the systems backwards: a machine that
-drifts favours none. Same engine, same pools. The device pool is at most a third of the trace's peak need, which is
+them, in turn, as often as fits, since runs differ. Every other pass goes through the systems backwards, since machines
+drift. Same engine, same pools. The device pool is at most a third of the trace's peak need, which is
 estimated beforehand (calibration.fluid_stays) and measured from the FCFS run afterwards.
 
 Prompts are six times as long as outputs on average, as in public traces of chats (code completion: 73 times).
@@ -64,8 +64,8 @@ RunsOfPair = Mapping[PolicyPair, list[Result]]
 
 SHAPE = Workload(jobs=120, rate=1.0, cv=4.0, theta=1.3, max_prompt_tokens=1920, max_output_tokens=128, seed=27)
 """Together as long as the model takes. Of 30 draws of 400 such jobs 24 are as the demo wants to show: simulated, their
-mean is at least 1.8 times sooner than FCFS's, their P99 no later. This one changes least with the speed of the machine
-and the load, and gains a little more than the middle one: 2.3 and 1.15 times, not 2.1 and 1.05.
+mean is at least 1.8 times sooner than FCFS's, their P99 no later. This one is among those that change little with the
+speed of the machine and the load, and gains a little more than the middle one: 2.3 and 1.15 times, not 2.1 and 1.05.
 """
 NEED = Need(load=1.4, least_jobs=400, least_s=4.0, pool_tokens=DEVICE_TOKENS, pools_in_peak=4.0, jobs_step=400)
 """Four hundred jobs arrive in 4 to 16 seconds; on a machine that sustains more, eight hundred do.
