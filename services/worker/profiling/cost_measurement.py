@@ -12,11 +12,14 @@ runs of a point are not made one after the other: each round runs every point on
 its runs. More tokens, or more jobs, never take less time: a point above a larger one was disturbed, and is lowered to
 it.
 
+Beyond the largest point the last slope continues, and what two points are off grows with the distance. So all sizes for
+which there is time are run before any of them is run again, and then the largest first.
+
 A few iterations of prefill and decode together are measured as well, and kept beside what the cost model gives for
 them. They are no points of the model but its check.
 
-It takes a few seconds: the first round goes from small to large, and when the time is up the larger points are left to
-extrapolation. The result is kept in a file named after everything it depends on, and read by the next worker of the
+It takes some ten seconds: the first round goes from small to large, and when the time is up the larger points are left
+to extrapolation. The result is kept in a file named after everything it depends on, and read by the next worker of the
 same kind.
 """
 
@@ -44,14 +47,18 @@ from services.worker.sampling.sampler import JobSampler, SampleRow, sample
 
 _log = logging.getLogger(__name__)
 
-PREFILL_BUDGET_S = 4.0
+PREFILL_BUDGET_S = 6.0
 DECODE_BUDGET_S = 4.0
 MIXED_BUDGET_S = 2.0
-METHOD = "in rounds"
+METHOD = "all sizes first"
 """What an earlier version kept was measured in another way, and is measured again."""
 WARM_UP_TOKENS = 16
 SHORT_S = 0.2
 SHORT_RUNS, LONG_RUNS = 5, 1
+MOST_GROWTH = 2.5
+"""A point takes at most about twice as long as the one half as large. Its first run counts if it took no longer than
+this many times that: it has neither loaded nor made kernels, which takes much longer, or hardly shows.
+"""
 CONTEXTS = (64, 256, 1024)
 """Where decode is measured; between them and beyond it is nearly linear in the context."""
 MIXED_PROMPTS = (64, 256, 1024)
@@ -165,25 +172,34 @@ def seconds_in_rounds(
     measurer: Measurer, rows: Iterable[Sequence[SequencesOfRun]], budget_s: float
 ) -> list[list[float]]:
     """What each point takes, row by row of points: of the first two rows, and of as many more as there is time for. A
-    row takes at most about twice as long as the one before. Long points have further runs if there is time.
+    row takes at most about twice as long as the one before. What time is left goes to further runs of all points,
+    the largest first. A single run of a short point is not trusted: each has a second one, whatever the time.
     """
-    until_s = time.perf_counter() + budget_s
+    spent_s = 0.0
+
+    def run_s(point: SequencesOfRun, number: int) -> float:
+        nonlocal spent_s
+        seconds = measurer.run_s(point(number))
+        spent_s += seconds
+        return seconds
+
     measured: list[list[tuple[SequencesOfRun, list[float]]]] = []
-    later_s = 0.0
     for points in rows:
         row: list[tuple[SequencesOfRun, list[float]]] = []
-        for point in points:
-            measurer.run_s(point(0))  # loads or makes kernels, and is not counted
-            row.append((point, [measurer.run_s(point(1))]))
+        for place, point in enumerate(points):
+            first_s = run_s(point, 0)
+            if not measured or first_s > MOST_GROWTH * measured[-1][place][1][0]:
+                first_s = run_s(point, 1)
+            row.append((point, [first_s]))
         measured.append(row)
-        row_s = sum(runs_s[0] for _, runs_s in row)
-        later_s += sum(SHORT_RUNS * runs_s[0] for _, runs_s in row if runs_s[0] < SHORT_S)
-        if len(measured) > 1 and time.perf_counter() + later_s + 4 * row_s > until_s:
+        if len(measured) > 1 and spent_s + 2 * sum(runs_s[0] for _, runs_s in row) > budget_s:
             break
+    largest_first = [one for row in measured for one in row][::-1]
     for number in range(2, SHORT_RUNS + 1):
-        for point, runs_s in (one for row in measured for one in row):
-            if min(runs_s) < SHORT_S or time.perf_counter() + min(runs_s) < until_s:
-                runs_s.append(measurer.run_s(point(number)))
+        for point, runs_s in largest_first:
+            is_to_be_trusted = len(runs_s) > 1 or runs_s[0] >= SHORT_S
+            if not is_to_be_trusted or spent_s + min(runs_s) < budget_s:
+                runs_s.append(run_s(point, number))
     return [[typical_s(runs_s) for _, runs_s in row] for row in measured]
 
 

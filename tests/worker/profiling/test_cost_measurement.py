@@ -10,6 +10,9 @@ from services.runtime.profile_file import Profile, read_profile, write_profile
 from services.worker.model.batch import SequenceRows
 from services.worker.profiling import cost_measurement
 from services.worker.profiling.cost_measurement import (
+    DECODE_BUDGET_S,
+    MIXED_BUDGET_S,
+    PREFILL_BUDGET_S,
     Measurer,
     MeasuringLimits,
     levelled,
@@ -82,9 +85,44 @@ def test_who_takes_the_cores_for_some_time_changes_no_point(first: int, monkeypa
         monkeypatch.setattr(cost_measurement, budget, 600.0)
     alone, disturbed = DisturbedMeasurer(()), DisturbedMeasurer(range(first, first + 12))
     costs = [profile_by(measurer, LONGEST, 4, {}).cost for measurer in (alone, disturbed)]
-    assert alone.runs == 80
+    assert alone.runs == 72
     for quiet, loud in zip(costs[0].prefill + costs[0].decode, costs[1].prefill + costs[1].decode, strict=True):
         assert loud.seconds == pytest.approx(quiet.seconds, rel=0.4)  # prompts of 12 to 16 tokens are one point
+
+
+class SlowMeasurer(Measurer):
+    """A large model on one slow core: 50 ms whatever the rows, and 8 ms a row from seven on. A size that comes for the
+    first time takes another second where kernels are made.
+    """
+
+    def __init__(self, kernel_sizes: Iterable[int] = ()) -> None:
+        super().__init__(tiny_model(), tiny_pools(64, 1), LONGEST)
+        self.spent_s = 0.0
+        self.to_make = set(kernel_sizes)
+
+    def run_s(self, sequences: Sequence[SequenceRows]) -> float:
+        rows = sum(sequence.to_token - sequence.from_token for sequence in sequences)
+        made_s = 1.0 if rows in self.to_make else 0.0
+        self.to_make.discard(rows)
+        seconds = max(0.05, 0.008 * rows) + made_s
+        self.spent_s += seconds
+        return seconds
+
+
+def test_a_slow_machine_measures_long_prompts_and_whole_batches_rather_than_short_ones_again_and_again() -> None:
+    measurer = SlowMeasurer()
+    cost = profile_by(measurer, 1024, 16, {}).cost
+    assert [point.tokens for point in cost.prefill] == [16, 32, 64, 128, 256]
+    assert [point.batch for point in cost.decode if point.context_tokens == 64] == [1, 2, 4, 8, 16]
+    assert cost.prefill_s(768) == pytest.approx(0.008 * 768, rel=0.02)  # a run has up to five tokens less
+    assert cost.decode_s(16, 200) == pytest.approx(0.128, rel=0.02)
+    assert measurer.spent_s < PREFILL_BUDGET_S + DECODE_BUDGET_S + MIXED_BUDGET_S + 0.5
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 128, 256])
+def test_a_run_that_made_kernels_does_not_count(size: int) -> None:
+    cost = profile_by(SlowMeasurer([size]), 1024, 16, {}).cost
+    assert cost.prefill_s(size) == pytest.approx(0.008 * size, abs=0.04)  # a run has up to five tokens less
 
 
 def test_a_point_is_never_above_a_larger_one() -> None:
