@@ -56,8 +56,8 @@ WARM_UP_TOKENS = 16
 SHORT_S = 0.2
 SHORT_RUNS, LONG_RUNS = 5, 1
 MOST_GROWTH = 2.5
-"""A point takes at most about twice as long as the one half as large. Its first run counts if it took no longer than
-this many times that: it has neither loaded nor made kernels, which takes much longer, or hardly shows.
+"""A point takes at most about twice as long as the one half as large. A first run that took longer than this many times
+that has loaded or made kernels, and does not count. A lesser disturbance stays in a point that has no further run.
 """
 CONTEXTS = (64, 256, 1024)
 """Where decode is measured; between them and beyond it is nearly linear in the context."""
@@ -197,8 +197,8 @@ def seconds_in_rounds(
     largest_first = [one for row in measured for one in row][::-1]
     for number in range(2, SHORT_RUNS + 1):
         for point, runs_s in largest_first:
-            is_to_be_trusted = len(runs_s) > 1 or runs_s[0] >= SHORT_S
-            if not is_to_be_trusted or spent_s + min(runs_s) < budget_s:
+            is_single_short = len(runs_s) == 1 and runs_s[0] < SHORT_S
+            if is_single_short or spent_s + min(runs_s) < budget_s:
                 runs_s.append(run_s(point, number))
     return [[typical_s(runs_s) for _, runs_s in row] for row in measured]
 
