@@ -13,7 +13,8 @@ its runs. More tokens, or more jobs, never take less time: a point above a large
 it.
 
 Beyond the largest point the last slope continues, and what two points are off grows with the distance. So all sizes for
-which there is time are run before any of them is run again, and then the largest first.
+which there is time are run before any of them is run again: those that were disturbed, by the sign above, and then the
+largest first.
 
 A few iterations of prefill and decode together are measured as well, and kept beside what the cost model gives for
 them. They are no points of the model but its check.
@@ -50,11 +51,13 @@ _log = logging.getLogger(__name__)
 PREFILL_BUDGET_S = 6.0
 DECODE_BUDGET_S = 4.0
 MIXED_BUDGET_S = 2.0
-METHOD = "all sizes first"
+METHOD = "all sizes first, the disturbed again"
 """What an earlier version kept was measured in another way, and is measured again."""
 WARM_UP_TOKENS = 16
 SHORT_S = 0.2
 SHORT_RUNS, LONG_RUNS = 5, 1
+DISTURBED_RUNS = 2
+"""The most further runs of a point that took longer than a larger one."""
 MOST_GROWTH = 2.5
 """A point takes at most about twice as long as the one half as large. A first run that took longer than this many times
 that has loaded or made kernels, and does not count. A lesser disturbance stays in a point that has no further run.
@@ -172,8 +175,9 @@ def seconds_in_rounds(
     measurer: Measurer, rows: Iterable[Sequence[SequencesOfRun]], budget_s: float
 ) -> list[list[float]]:
     """What each point takes, row by row of points: of the first two rows, and of as many more as there is time for. A
-    row takes at most about twice as long as the one before. What time is left goes to further runs of all points,
-    the largest first. A single run of a short point is not trusted: each has a second one, whatever the time.
+    row takes at most about twice as long as the one before. Points that took longer than a larger one are run again,
+    whatever the time. What is left of it goes to further runs of all points, the largest first. A single run of a short
+    point is not trusted: each has a second one, whatever the time.
     """
     spent_s = 0.0
 
@@ -194,12 +198,18 @@ def seconds_in_rounds(
         measured.append(row)
         if len(measured) > 1 and spent_s + 2 * sum(runs_s[0] for _, runs_s in row) > budget_s:
             break
+    for _ in range(DISTURBED_RUNS):
+        least_s = levelled([[min(runs_s) for _, runs_s in row] for row in measured])
+        for row, row_least_s in zip(measured, least_s, strict=True):
+            for (point, runs_s), point_least_s in zip(row, row_least_s, strict=True):
+                if min(runs_s) > point_least_s:
+                    runs_s.append(run_s(point, len(runs_s) + 1))
     largest_first = [one for row in measured for one in row][::-1]
-    for number in range(2, SHORT_RUNS + 1):
+    for _ in range(SHORT_RUNS - 1):
         for point, runs_s in largest_first:
             is_single_short = len(runs_s) == 1 and runs_s[0] < SHORT_S
-            if is_single_short or spent_s + min(runs_s) < budget_s:
-                runs_s.append(run_s(point, number))
+            if len(runs_s) < SHORT_RUNS and (is_single_short or spent_s + min(runs_s) < budget_s):
+                runs_s.append(run_s(point, len(runs_s) + 1))
     return [[typical_s(runs_s) for _, runs_s in row] for row in measured]
 
 

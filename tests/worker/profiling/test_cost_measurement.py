@@ -125,6 +125,28 @@ def test_a_run_that_made_kernels_does_not_count(size: int) -> None:
     assert cost.prefill_s(size) == pytest.approx(0.008 * size, abs=0.04)  # a run has up to five tokens less
 
 
+class BusyMeasurer(SlowMeasurer):
+    """The same machine, on which somebody else takes half of a core while some runs are made."""
+
+    def __init__(self, busy_runs: Iterable[int]) -> None:
+        super().__init__()
+        self.busy_runs = set(busy_runs)
+        self.runs = 0
+
+    def run_s(self, sequences: Sequence[SequenceRows]) -> float:
+        self.runs += 1
+        return super().run_s(sequences) * (3 if self.runs in self.busy_runs else 1)
+
+
+def test_a_short_prompt_that_took_longer_than_a_longer_one_is_measured_again_though_there_is_no_time_left() -> None:
+    warm_up, uncounted = 2, 1
+    sixteen_tokens = warm_up + uncounted + 1
+    cost = profile_by(BusyMeasurer([sixteen_tokens, sixteen_tokens + 1]), 1024, 16, {}).cost
+    assert [point.tokens for point in cost.prefill] == [16, 32, 64, 128, 256]
+    for point in cost.prefill:
+        assert point.seconds == pytest.approx(0.008 * point.tokens, abs=0.04)  # a run has up to five tokens less
+
+
 def test_a_point_is_never_above_a_larger_one() -> None:
     assert levelled([[5.0, 2.0, 3.0], [1.0, 4.0, 9.0], [6.0, 7.0, 8.0]]) == [
         [1.0, 2.0, 3.0],
