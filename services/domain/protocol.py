@@ -79,6 +79,12 @@ class Arrive(NamedTuple):
     job: ArrivedJob
 
 
+GROWTH_TOKENS = 16
+"""While half of the pool is free, a job gets more blocks when so much of its capacity is unplanned (rule 16): until
+then the KV manager need not know how its plans go on.
+"""
+
+
 class Planned(NamedTuple):
     """A plan was sent to the worker."""
 

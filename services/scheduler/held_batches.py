@@ -1,32 +1,39 @@
-"""Batches for the KV manager that can wait for the next turn's, and travel with it as one message.
+"""Batches for the KV manager that can wait for those of later turns, and travel with them as one message.
 
-Most turns of a busy scheduler tell the KV manager only how plans go on: one ended, another was made. It has to know
-that soon, so that jobs grow, but not at once: a job grows some tokens before its last block is full (PROTOCOL 16). To
-either end a message costs more than what is in it, because it wakes threads on cores that compute. So every other
-batch of that kind waits for the next one. A batch with anything else in it never waits, and takes along what did.
+Most turns of a busy scheduler tell the KV manager only how plans go on: one ended, another was made. To either end a
+message costs more than what is in it, because it wakes threads on cores that compute. So such batches wait. One with
+anything else in it never does, and takes along what did.
 
-The order of the messages stays, and the links may be slow by any measure (docs/protocol.md). Two bounds keep what is
-held from being late: a batch is held only if it tells of a new plan, whose result will cause a turn; and it is held for
-HOLD_LIMIT_S at most, however long the iteration takes.
+- While no decision of the KV manager depends on the plans (machine/kv_news.py), they wait for LONG_HOLD_S, or until
+  they are of MOST_TURNS.
+- Else it has to know soon, so that jobs grow, but not at once: a job grows some tokens before its last block is full
+  (PROTOCOL 16). So every other batch waits for the next one, for HOLD_LIMIT_S at most.
+
+The order of the messages stays, and the links may be slow by any measure (docs/protocol.md). A batch waits only if it
+tells of a new plan, whose result will cause a turn.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from services.domain.ids import Epoch
 from services.domain.protocol import Finished, Planned, SchedulerToKv
 
 HOLD_LIMIT_S = 0.02
+LONG_HOLD_S = 1.0
+MOST_TURNS = 64
 
 PutBatch = Callable[[int, Epoch, Sequence[SchedulerToKv]], None]
 
 
-class _HeldBatch(NamedTuple):
-    """A batch that waits, until the timer fires at the latest."""
+@dataclass(slots=True)
+class _HeldBatch:
+    """What waits of one group, until the timer fires at the latest."""
 
     epoch: Epoch
-    messages: Sequence[SchedulerToKv]
+    messages: list[SchedulerToKv]
+    turns: int
     timer: asyncio.TimerHandle
 
 
@@ -37,28 +44,33 @@ def can_wait(messages: Sequence[SchedulerToKv]) -> bool:
 
 
 class HeldBatches:
-    """What waits, of each group at most one turn's messages. `put` is called with what goes. Used on one event loop."""
+    """What waits, by group. `put` is called with what goes. Used on one event loop."""
 
     def __init__(self, put: PutBatch) -> None:
         self._put = put
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, _HeldBatch] = {}
 
-    def send(self, group: int, epoch: Epoch, messages: Sequence[SchedulerToKv]) -> None:
-        """Send the messages of a turn, with those that waited, or let them wait."""
-        held = self._held.pop(group, None)
-        if held is None:
-            if can_wait(messages):
-                timer = self._loop.call_later(HOLD_LIMIT_S, self._flush, group)
-                self._held[group] = _HeldBatch(epoch, messages, timer)
-                return
+    def send(self, group: int, epoch: Epoch, messages: Sequence[SchedulerToKv], may_wait: Callable[[], bool]) -> None:
+        """Send the messages of a turn, with those that waited, or let them wait: for long if `may_wait`, which is asked
+        only where they can wait at all.
+        """
+        held = self._held.get(group)
+        if held is not None and held.epoch != epoch:
+            self._flush(group)
+            held = None
+        waits = can_wait(messages)
+        is_long = waits and may_wait()
+        if held is None and waits:
+            timer = self._loop.call_later(LONG_HOLD_S if is_long else HOLD_LIMIT_S, self._flush, group)
+            self._held[group] = _HeldBatch(epoch, list(messages), 1, timer)
+        elif held is None:
+            self._put(group, epoch, messages)
         else:
-            held.timer.cancel()
-            if held.epoch == epoch:
-                messages = [*held.messages, *messages]
-            else:
-                self._put(group, held.epoch, held.messages)
-        self._put(group, epoch, messages)
+            held.messages.extend(messages)
+            held.turns += 1
+            if not is_long or held.turns >= MOST_TURNS:
+                self._flush(group)
 
     def drop(self) -> None:
         """Forget what waits: the stream is down, and the next one opens with all jobs."""
@@ -68,4 +80,5 @@ class HeldBatches:
 
     def _flush(self, group: int) -> None:
         held = self._held.pop(group)
+        held.timer.cancel()
         self._put(group, held.epoch, held.messages)

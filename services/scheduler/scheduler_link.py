@@ -1,6 +1,6 @@
 """The scheduler's stream to the KV manager (SchedulerLink), redialled whenever it ends.
 
-The messages of a turn of a group are one batch, written in order; some wait for the next turn's (held_batches.py).
+The messages of a turn of a group are one batch, written in order; some wait for later turns' (held_batches.py).
 Messages sent while the stream is down are dropped: the machines open the next stream with all their jobs.
 """
 
@@ -56,10 +56,12 @@ class SchedulerLink:
         self._peer = f"the KV manager at {address}"
         self._batches: HeldBatches | None = None
 
-    def send(self, group: int, epoch: Epoch, messages: Sequence[SchedulerToKv]) -> None:
-        """Send the messages of one turn of a group. Does not wait; drops them while the stream is down."""
+    def send(self, group: int, epoch: Epoch, messages: Sequence[SchedulerToKv], may_wait: Callable[[], bool]) -> None:
+        """Send the messages of one turn of a group; those that only tell how plans go on may wait for later ones, for
+        long if `may_wait`. Does not block; drops them while the stream is down.
+        """
         if self._batches is not None:
-            self._batches.send(group, epoch, messages)
+            self._batches.send(group, epoch, messages, may_wait)
 
     async def run(self, post: Callable[[Inbound], None]) -> None:
         """Dials forever. Raises SupersededError if another scheduler took over the KV manager."""

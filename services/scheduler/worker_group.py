@@ -27,6 +27,7 @@ from services.domain.server_status import (
 from services.domain.worker_facts import WorkerFacts
 from services.runtime.recording.recorder import Recorder
 from services.scheduler.machine.job_counts import job_statuses
+from services.scheduler.machine.kv_news import may_wait
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.machine.scheduler_events import (
     Command,
@@ -58,7 +59,7 @@ GROUP_KEPT_S = 60.0
 class KvLine(Protocol):
     """The link to the KV manager. Messages sent while it is down are dropped."""
 
-    def send(self, group: int, epoch: Epoch, messages: Sequence[SchedulerToKv]) -> None:
+    def send(self, group: int, epoch: Epoch, messages: Sequence[SchedulerToKv], may_wait: Callable[[], bool]) -> None:
         """Send the messages of one turn of a group. Does not wait."""
 
 
@@ -336,7 +337,7 @@ class WorkerGroup:
         kept for the commands of this turn.
         """
         for epoch, messages in self._to_kv:
-            self._kv.send(self.number, epoch, messages)
+            self._kv.send(self.number, epoch, messages, lambda: may_wait(self.machine))
         self._to_kv.clear()
         self._logprobs.clear()
         self._failures.clear()

@@ -77,6 +77,7 @@ class Instance:
     max_batch: int = 1
     plans_in_flight: int = 2
     lookahead_tokens: int = 0
+    grant_blocks: int = 1
     reserve_share: float = 0.5
     idle_slots: int = 1
     protected_plans: int = 1
@@ -145,7 +146,10 @@ class Instance:
         policy = kv_policy_named(self.kv_policy, self.idle_slots, self.reserve_share)
         return KvManager(
             KvConfig(
-                policy, lookahead_tokens=self.lookahead_tokens, grant_blocks=1, protected_plans=self.protected_plans
+                policy,
+                lookahead_tokens=self.lookahead_tokens,
+                grant_blocks=self.grant_blocks,
+                protected_plans=self.protected_plans,
             )
         )
 

@@ -37,6 +37,9 @@ INSTANCES = {
     "blocks of two tokens, growth ahead, a batch of two": Instance(
         (JobSize(3, 3), JobSize(2, 3)), 3, 2, block_size=2, lookahead_tokens=1, max_batch=2, late_arrivals=True
     ),
+    "two that grow together while there is room": Instance(
+        (JobSize(1, 4), JobSize(1, 3)), 6, 3, grant_blocks=2, max_batch=2, cancels=frozenset({1}), late_arrivals=True
+    ),
     "one plan at a time, naive MLFQ": replace(ONE_FITS, policy=PolicyName.MLFQ, plans_in_flight=1, host_blocks=1),
     "plans ahead, an early end and a cancel": Instance(
         (JobSize(1, 5), JobSize(1, 2)), 5, 5, plans_in_flight=5, cancels=frozenset({1}), early_ends=frozenset({0})

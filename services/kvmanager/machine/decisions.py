@@ -1,16 +1,17 @@
 """Which jobs get blocks, which give them up, and what is moved ahead of need. Runs once at the end of every turn.
 
-The jobs that would run now are the `max_batch` best ones: the window. A turn decides three things.
+The jobs that would run now are the `max_batch` best ones: the window. A turn decides four things.
 
 1. The window, best job first (PROTOCOL 12). A demand that fits in the free blocks is served. It may use the idle
 reserve, which exists for jobs that would run now. The first demand that does not fit, but would if all jobs below it
 gave way, blocks all jobs below: none of them is served before it, otherwise small jobs would starve a large one. The
 blocked demands claim blocks in turn, and each asks for jobs strictly below it until its claim is covered (PROTOCOL
 13). A demand that would not fit even if all jobs below gave way claims nothing.
-2. Room ahead (proactive). If the free and leaving blocks fall short of the reserve, jobs outside the window are asked
+2. Growth ahead. While half of the pool is free, jobs of the window grow before they run short, and together.
+3. Room ahead (proactive). If the free and leaving blocks fall short of the reserve, jobs outside the window are asked
 for, largest ENST first, unless the host has no room for them: a reserve is not worth losing a job's KV.
-3. Blocks ahead. Jobs just behind the window get their blocks before they enter it, smallest ENST first, as long as
-more than the reserve and one arrival's blocks stay free, so that the answer to 2 does not change. A job that would
+4. Blocks ahead. Jobs just behind the window get their blocks before they enter it, smallest ENST first, as long as
+more than the reserve and one arrival's blocks stay free, so that the answer to 3 does not change. A job that would
 be the next victim stays where it is, unless there is plenty of room.
 
 A job that was just brought in is not asked for before it has run an iteration; otherwise two jobs could push each
@@ -27,6 +28,7 @@ A decision walks two windows and a bounded number of victims, however many jobs 
 
 from math import ceil
 
+from services.domain.protocol import GROWTH_TOKENS
 from services.kvmanager.machine import moves
 from services.kvmanager.machine.enst import enst_s
 from services.kvmanager.machine.kv_job import DEVICE, HELD, HOST, WAITING, KvJob
@@ -57,6 +59,8 @@ def decide(ledger: Ledger, knobs: KvConfig, now_s: float) -> None:
     facts = ReserveFacts(ledger.device.count, ledger.arrival_blocks, burst)
     reserve = policy.reserve_blocks(facts) if ledger.displaces else 0
     claimed = _serve_window(ledger, knobs, reserve)
+    if not claimed:
+        _grow_ahead(ledger, knobs, reserve)
     if reserve:
         _make_room_ahead(ledger, knobs, reserve + claimed, now_s)
     if not claimed:
@@ -170,7 +174,33 @@ def protected_plans(ledger: Ledger, knobs: KvConfig) -> int:
     return knobs.protected_plans + max(0, len(ledger.plans) - USUAL_PLANS)
 
 
-# --- 2. room ahead ---------------------------------------------------------------------------------------------------
+# --- 2. growth ahead -------------------------------------------------------------------------------------------------
+
+
+def _grow_ahead(ledger: Ledger, knobs: KvConfig, reserve: int) -> None:
+    """Grow jobs of the window once one of them has no more than GROWTH_TOKENS left: that one, and those that will be
+    there soon. The messages that one growth takes then carry that of the whole batch. Only while half of the pool is
+    free, and a grant for each job of a batch: blocks given early to one would be missed by others later.
+    """
+    plenty = max(reserve + ledger.max_batch * knobs.grant_blocks, ledger.device.count // 2)
+    if knobs.grant_blocks == 1 or ledger.device.free_count < plenty:
+        return
+    early = min(GROWTH_TOKENS, ledger.block_size)
+    soon = early + ledger.block_size * (knobs.grant_blocks // 2)
+    growing: list[KvJob] = []
+    is_due = False
+    for job in ledger.order.slice(0, ledger.max_batch):
+        if job.state is DEVICE and job.assign is None and job.table_tokens < job.most:
+            left = job.table_tokens - job.planned - max(0, job.plans - FEW_PLANS)
+            if left <= soon:
+                growing.append(job)
+                is_due = is_due or left <= early
+    if is_due:
+        for job in growing:
+            moves.assign(ledger, job, min(knobs.grant_blocks, ledger.blocks_for(job.most) - len(job.device)))
+
+
+# --- 3. room ahead ---------------------------------------------------------------------------------------------------
 
 
 def _make_room_ahead(ledger: Ledger, knobs: KvConfig, wanted: int, now_s: float) -> None:
@@ -206,7 +236,7 @@ def _by_enst(ledger: Ledger, jobs: list[KvJob], now_s: float, *, largest_first: 
     return [jobs[at] for at in sorted(range(len(jobs)), key=ensts_s.__getitem__, reverse=largest_first)]
 
 
-# --- 3. blocks ahead -------------------------------------------------------------------------------------------------
+# --- 4. blocks ahead -------------------------------------------------------------------------------------------------
 
 
 def _serve_ahead(ledger: Ledger, knobs: KvConfig, reserve: int, now_s: float) -> None:

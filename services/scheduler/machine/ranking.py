@@ -134,12 +134,15 @@ class Ranking:
         self._changed = {}
         return changes
 
-    def _first(self) -> Rank | None:
-        ready = self._ready.rank_at(0)
+    def first_not_ready(self) -> Rank | None:
+        """The best rank of a job that can't be planned now; None: all can."""
         others = self._other_ranks
         while others and not self._is_others(others[0]):
             heappop(others)
-        other = others[0] if others else None
+        return others[0] if others else None
+
+    def _first(self) -> Rank | None:
+        ready, other = self._ready.rank_at(0), self.first_not_ready()
         if ready is None or other is None:
             return ready or other
         return min(ready, other)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.domain.protocol import Assign, Offload, ReleaseBlocks, Upload
+from services.domain.protocol import Assign, KvToScheduler, Offload, ReleaseBlocks, Upload
 from services.kvmanager.machine.kv_job import KvState
 from services.kvmanager.policies.kv_config import kv_policy_named
 from services.kvmanager.policies.kv_policy import ReserveFacts
@@ -258,6 +258,53 @@ def test_growth_is_granted_in_single_blocks_while_the_pool_is_tight() -> None:
     kv = CheckedKvManager(knobs("reactive", grant=4), device=4, max_batch=2)
     kv.bring("a", 2, 16)
     assert kv.free() == (1, 8)
+
+
+def decode_together(kv: CheckedKvManager, tokens: dict[str, int], steps: int) -> list[list[KvToScheduler]]:
+    """All these jobs, of so many tokens, make so many more; what the scheduler heard, turn by turn, as far as it heard
+    anything.
+    """
+    heard: list[list[KvToScheduler]] = []
+    for _ in range(steps):
+        if told := kv.settle(kv.plan(*((name, count, count + 1) for name, count in tokens.items()))):
+            heard.append(told)
+        kv.settle(kv.finish())
+        tokens.update({name: count + 1 for name, count in tokens.items()})
+    return heard
+
+
+def test_jobs_grow_together_a_block_early_while_the_pool_has_plenty() -> None:
+    kv = CheckedKvManager(knobs("reactive", lookahead=4, grant=4), device=100, block_size=16, max_batch=3)
+    tokens = {"a": 3, "b": 11, "c": 25}
+    for name, count in tokens.items():
+        kv.bring(name, count, 200)
+    # At first each has the blocks of its prompt and one more.
+    assert decode_together(kv, tokens, 4) == []
+    assert decode_together(kv, tokens, 1) == [[grown("a", 96), grown("b", 96), grown("c", 112)]]
+    assert tokens["b"] == 32 - 16, "b has 16 left, the others have no more than 48"
+    assert decode_together(kv, tokens, 63) == []
+    assert decode_together(kv, tokens, 1) == [[grown("a", 160), grown("b", 160), grown("c", 176)]]
+
+
+def test_jobs_grow_one_by_one_and_late_where_it_has_none() -> None:
+    kv = CheckedKvManager(knobs("reactive", lookahead=4, grant=4), device=8, block_size=16, max_batch=3)
+    tokens = {"a": 3, "b": 11}
+    kv.bring("c", 60, 61)
+    for name, count in tokens.items():
+        kv.bring(name, count, 40)
+    assert kv.free() == (2, 8)
+    assert decode_together(kv, tokens, 1) == [[grown("b", 32)]]
+    assert tokens["b"] == 12, "four tokens before its block is full"
+    assert decode_together(kv, tokens, 7) == []
+    assert decode_together(kv, tokens, 1) == [[grown("a", 32)]]
+
+
+def test_a_grant_of_one_block_gives_none_ahead() -> None:
+    kv = CheckedKvManager(knobs("reactive", lookahead=4), device=100, block_size=16, max_batch=3)
+    tokens = {"a": 3}
+    kv.bring("a", 3, 200)
+    assert decode_together(kv, tokens, 24) == [], "it has its prompt's block, and one for the lookahead"
+    assert decode_together(kv, tokens, 1) == [[grown("a", 48)]]
 
 
 def test_a_job_never_gets_more_blocks_than_its_kv_may_come_to_need() -> None:
