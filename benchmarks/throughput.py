@@ -4,11 +4,15 @@ The two take turns in one sitting, because the memory bandwidth of shared machin
 repeats are compared. Each waits asleep while the other is measured. The engine alone runs jobs first come, first
 served, with the same batch, token budget, threads and device pool.
 
+The services are measured twice: with the default policy, which is what a user gets and what the goals are about, and
+with the engine's own order. The default leaves the longest jobs for the end, where batches are smaller, so it makes
+more iterations of the same tokens; what the services themselves cost is the share in the same order.
+
 Beside it stands the processor time that the services take of the same cores, by iteration.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,6 +33,11 @@ QUICK_JOBS = 24
 LEAST_TOKENS_PER_S = {"S": 600.0, "M": 90.0}
 LEAST_SHARE_OF_ENGINE = {"S": 0.92, "M": 0.99}
 MOST_PLAN_WAIT_SHARE = 0.02
+
+DEFAULT = "default"
+SAME_ORDER = "same_order"
+ORDERS = {DEFAULT: (), SAME_ORDER: ("--policy", "fcfs", "--kv-policy", "recompute")}
+"""Flags of the server: its default, and the order in which the engine alone runs jobs."""
 
 
 def plan_wait_share(result: Result) -> float:
@@ -64,17 +73,21 @@ def _median_ms(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: median(run[name] for run in runs) for name in runs[0]}
 
 
-async def _measure_model(settings: BenchSettings, preset: str, trace: Path, warm_up: Path) -> dict[str, Any]:
+async def _measure_order(
+    settings: BenchSettings, preset: str, order: str, trace: Path, warm_up: Path
+) -> dict[str, Any]:
+    """The services under the policy of one of ORDERS, and the engine alone, in turn."""
     model = random_model(preset)
     pool = ["--kv-device-tokens", str(DEVICE_TOKENS)]
+    name = f"throughput-{preset}-{order}"
     runs: list[dict[str, Any]] = []
     async with (
         engine(settings, model, *pool) as alone,
-        trace_server(settings, f"throughput-{preset}", ["--model", str(model), *pool], warm_up) as server,
+        trace_server(settings, name, ["--model", str(model), *pool, *ORDERS[order]], warm_up) as server,
     ):
         await alone.ask("trace", file=str(warm_up))
         for repeat in range(settings.pick(3, 1)):
-            out = settings.folder("raw", f"throughput-{preset}-{repeat}")
+            out = settings.folder("raw", f"{name}-{repeat}")
             before = processor_times()
             result = await bench(server, trace, out, "--time-scale", "0")
             demand_no_failures(result, out)
@@ -94,6 +107,11 @@ async def _measure_model(settings: BenchSettings, preset: str, trace: Path, warm
         "engine_threads": threads,
         "runs": runs,
     }
+
+
+async def _measure_model(settings: BenchSettings, preset: str, trace: Path, warm_up: Path) -> dict[str, Any]:
+    by_default = await _measure_order(settings, preset, DEFAULT, trace, warm_up)
+    return {**by_default, SAME_ORDER: await _measure_order(settings, preset, SAME_ORDER, trace, warm_up)}
 
 
 async def _measure(settings: BenchSettings) -> dict[str, Any]:
@@ -126,38 +144,54 @@ def goals(measured: dict[str, Any]) -> list[Goal]:
     return made
 
 
-def tables(measured: dict[str, Any]) -> list[Table]:
-    """This part of the summary."""
+def _by_model_and_policy(measured: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Model, policy and figures; results of earlier versions have the default alone."""
+    for preset, figures in measured["models"].items():
+        yield preset, "default", figures
+        if SAME_ORDER in figures:
+            yield preset, "FCFS", figures[SAME_ORDER]
+
+
+def _iterations(figures: dict[str, Any], side: str) -> float:
+    iterations: float = median(run[side]["iterations"] for run in figures["runs"])
+    return iterations
+
+
+def _throughput_table(measured: dict[str, Any]) -> Table:
     rows = [
         (
             preset,
+            policy,
             f"{figures['services_tokens_per_s']:.0f}",
             f"{figures['engine_tokens_per_s']:.0f}",
             f"{figures['share_of_engine']:.3f}",
+            f"{_iterations(figures, 'services') / _iterations(figures, 'engine'):.3f}",
             f"{figures['plan_wait_share']:.2%}",
         )
-        for preset, figures in measured["models"].items()
+        for preset, policy, figures in _by_model_and_policy(measured)
     ]
     title = (
         f"{measured['trace']}, all jobs at once, {measured['dtype']}, batch {measured['max_batch']}: output tokens/s"
     )
-    table = Table(title, ("model", "services", "engine alone", "services / engine", "waiting for plans"), rows)
-    return [table, *_processor_tables(measured)]
+    compared = ("services", "engine alone", "services / engine", "iterations, services / engine")
+    note = "The engine alone runs first come, first served."
+    return Table(title, ("model", "policy", *compared, "waiting for plans"), rows, note)
 
 
-def _processor_tables(measured: dict[str, Any]) -> list[Table]:
-    """What the services take; results of earlier versions lack it."""
-    taken = {
-        preset: figures["processor_ms_by_iteration"]
-        for preset, figures in measured["models"].items()
-        if "processor_ms_by_iteration" in figures
-    }
-    if not taken:
-        return []
-    rows = [
-        (preset, *(f"{ms[name]:.2f}" for name in SERVICES), f"{beside_compute_ms(ms):.2f}", f"{ms[COMPUTE]:.1f}")
-        for preset, ms in taken.items()
+def _processor_table(measured: dict[str, Any]) -> Table:
+    taken = [
+        (preset, policy, figures["processor_ms_by_iteration"])
+        for preset, policy, figures in _by_model_and_policy(measured)
     ]
-    heading = ("model", *SERVICES, "together", "compute, all threads")
+    rows = [
+        (model, policy, *(f"{ms[name]:.2f}" for name in SERVICES), f"{beside_compute_ms(ms):.2f}", f"{ms[COMPUTE]:.1f}")
+        for model, policy, ms in taken
+    ]
+    heading = ("model", "policy", *SERVICES, "together", "compute, all threads")
     note = "The worker's figure is its own loop. The client, which runs on the same cores, is not counted."
-    return [Table("Processor time by service in the same runs: ms an iteration", heading, rows, note)]
+    return Table("Processor time by service in the same runs: ms an iteration", heading, rows, note)
+
+
+def tables(measured: dict[str, Any]) -> list[Table]:
+    """This part of the summary."""
+    return [_throughput_table(measured), _processor_table(measured)]

@@ -4,11 +4,12 @@ import asyncio
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.processor_time import SERVICES, beside_compute_ms, ms_by_iteration
-from benchmarks.throughput import tables
+from benchmarks.throughput import SAME_ORDER, tables
 from services.worker.engine.compute_thread import COMPUTE, ComputeThread
 
 TASKS = Path("/proc/self/task")
@@ -41,28 +42,38 @@ def test_what_services_took_is_divided_by_iterations() -> None:
     assert beside_compute_ms(by_iteration) == 1.75
 
 
-def test_the_summary_shows_them_beside_the_throughput() -> None:
-    figures = {
+def _figures(iterations: int, gateway_ms: float) -> dict[str, Any]:
+    return {
         "services_tokens_per_s": 900.0,
         "engine_tokens_per_s": 1000.0,
         "share_of_engine": 0.9,
         "plan_wait_share": 0.0,
         "processor_ms_by_iteration": {
-            "gateway": 1.0,
+            "gateway": gateway_ms,
             "scheduler": 0.5,
             "kvmanager": 0.25,
             "worker": 0.25,
             COMPUTE: 10.0,
         },
+        "runs": [{"services": {"iterations": iterations}, "engine": {"iterations": 500}}],
     }
-    measured = {"trace": "t", "dtype": "bfloat16", "max_batch": 16, "models": {"S": figures}}
-    shown = tables(measured)[1]
-    assert list(zip(shown.heading, shown.rows[0], strict=True)) == [
+
+
+def test_the_summary_shows_them_beside_the_throughput_by_policy() -> None:
+    models = {"S": {**_figures(520, 1.0), SAME_ORDER: _figures(500, 2.0)}, "M": _figures(510, 3.0)}
+    throughput, processor = tables({"trace": "t", "dtype": "bfloat16", "max_batch": 16, "models": models})
+    assert [(row[0], row[1], row[-2]) for row in throughput.rows] == [
+        ("S", "default", "1.040"),
+        ("S", "FCFS", "1.000"),
+        ("M", "default", "1.020"),
+    ]
+    assert list(zip(processor.heading, processor.rows[1], strict=True)) == [
         ("model", "S"),
-        ("gateway", "1.00"),
+        ("policy", "FCFS"),
+        ("gateway", "2.00"),
         ("scheduler", "0.50"),
         ("kvmanager", "0.25"),
         ("worker", "0.25"),
-        ("together", "2.00"),
+        ("together", "3.00"),
         ("compute, all threads", "10.0"),
     ]
