@@ -58,7 +58,7 @@ def observe_scheduler(trace: Trace) -> None:
     released: list[str] = []
     turn: list[tuple[float, int]] = []
 
-    def note_released(_: Any, group: int, epoch: int, messages: Any) -> None:
+    def note_released(_: Any, group: int, epoch: int, messages: Any, may_wait: Any) -> None:
         released.extend(message.job_id for message in messages if isinstance(message, Release))
 
     def note_decided(_: Any, events: Any, now_s: float) -> None:
