@@ -5,7 +5,7 @@ message costs more than what is in it, because it wakes threads on cores that co
 anything else in it never does, and takes along what did.
 
 - While no decision of the KV manager depends on the plans (machine/kv_news.py), they wait for LONG_HOLD_S, or until
-  they are of MOST_TURNS.
+  their plans have MOST_ENTRIES.
 - Else it has to know soon, so that jobs grow, but not at once: a job grows some tokens before its last block is full
   (PROTOCOL 16). So every other batch waits for the next one, for HOLD_LIMIT_S at most.
 
@@ -22,7 +22,8 @@ from services.domain.protocol import Finished, Planned, SchedulerToKv
 
 HOLD_LIMIT_S = 0.02
 LONG_HOLD_S = 1.0
-MOST_TURNS = 64
+MOST_ENTRIES = 4096
+"""Each of some tens of bytes: a message of some hundred kilobytes."""
 
 PutBatch = Callable[[int, Epoch, Sequence[SchedulerToKv]], None]
 
@@ -33,8 +34,13 @@ class _HeldBatch:
 
     epoch: Epoch
     messages: list[SchedulerToKv]
-    turns: int
+    entries: int
     timer: asyncio.TimerHandle
+
+
+def _entries(messages: Sequence[SchedulerToKv]) -> int:
+    """How many jobs the plans name, one that several name as often."""
+    return sum(len(message.entries) for message in messages if isinstance(message, Planned))
 
 
 def can_wait(messages: Sequence[SchedulerToKv]) -> bool:
@@ -63,13 +69,13 @@ class HeldBatches:
         is_long = waits and may_wait()
         if held is None and waits:
             timer = self._loop.call_later(LONG_HOLD_S if is_long else HOLD_LIMIT_S, self._flush, group)
-            self._held[group] = _HeldBatch(epoch, list(messages), 1, timer)
+            self._held[group] = _HeldBatch(epoch, list(messages), _entries(messages), timer)
         elif held is None:
             self._put(group, epoch, messages)
         else:
             held.messages.extend(messages)
-            held.turns += 1
-            if not is_long or held.turns >= MOST_TURNS:
+            held.entries += _entries(messages)
+            if not is_long or held.entries >= MOST_ENTRIES:
                 self._flush(group)
 
     def drop(self) -> None:

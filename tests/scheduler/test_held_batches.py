@@ -19,7 +19,7 @@ from services.domain.protocol import (
     SchedulerToKv,
 )
 from services.scheduler import held_batches
-from services.scheduler.held_batches import MOST_TURNS, HeldBatches, can_wait
+from services.scheduler.held_batches import MOST_ENTRIES, HeldBatches, can_wait
 from tests.builders.waits import until
 
 ONE, TWO = Epoch(1), Epoch(2)
@@ -115,7 +115,7 @@ def goes_on(number: int) -> list[SchedulerToKv]:
 async def test_turns_on_which_nothing_depends_travel_together() -> None:
     sent = Sent()
     sent.may_wait = True
-    turns = [goes_on(number) for number in range(MOST_TURNS)]
+    turns = [goes_on(number) for number in range(MOST_ENTRIES)]
     for turn in turns[:-1]:
         sent.send(0, ONE, turn)
     assert sent.batches == []
