@@ -147,7 +147,7 @@ def goals(measured: dict[str, Any]) -> list[Goal]:
 def _by_model_and_policy(measured: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Model, policy and figures; results of earlier versions have the default alone."""
     for preset, figures in measured["models"].items():
-        yield preset, "default", figures
+        yield preset, DEFAULT, figures
         if SAME_ORDER in figures:
             yield preset, "FCFS", figures[SAME_ORDER]
 

@@ -60,7 +60,9 @@ class KvLine(Protocol):
     """The link to the KV manager. Messages sent while it is down are dropped."""
 
     def send(self, group: int, epoch: Epoch, messages: Sequence[SchedulerToKv], may_wait: Callable[[], bool]) -> None:
-        """Send the messages of one turn of a group. Does not wait."""
+        """Send the messages of one turn of a group, those that only tell how plans go on perhaps with later ones: for
+        long only if `may_wait`. Does not block.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,8 +172,8 @@ def forget_growth_at_refusal(patch: pytest.MonkeyPatch) -> None:
 def overtake(patch: pytest.MonkeyPatch) -> None:
     """[12 no-overtaking] lower jobs get blocks that a higher one could use."""
 
-    def serve_window(ledger: Ledger, knobs: KvConfig, reserve: int) -> int:
-        for job in ledger.order.slice(0, ledger.max_batch):
+    def serve_window(ledger: Ledger, window: list[KvJob], knobs: KvConfig, reserve: int) -> int:
+        for job in window:
             wanted = blocks_wanted(ledger, job, knobs)
             if wanted == 0:
                 continue

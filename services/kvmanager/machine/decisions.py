@@ -58,9 +58,10 @@ def decide(ledger: Ledger, knobs: KvConfig, now_s: float) -> None:
     burst = ledger.order.jobs_through(knobs.burst_levels) if ledger.quanta_s else 0
     facts = ReserveFacts(ledger.device.count, ledger.arrival_blocks, burst)
     reserve = policy.reserve_blocks(facts) if ledger.displaces else 0
-    claimed = _serve_window(ledger, knobs, reserve)
+    window = ledger.order.slice(0, ledger.max_batch)
+    claimed = _serve_window(ledger, window, knobs, reserve)
     if not claimed:
-        _grow_ahead(ledger, knobs, reserve)
+        _grow_ahead(ledger, window, knobs, reserve)
     if reserve:
         _make_room_ahead(ledger, knobs, reserve + claimed, now_s)
     if not claimed:
@@ -92,13 +93,12 @@ def runs_short(job: KvJob, knobs: KvConfig) -> bool:
 # --- 1. the window ---------------------------------------------------------------------------------------------------
 
 
-def _serve_window(ledger: Ledger, knobs: KvConfig, reserve: int) -> int:
+def _serve_window(ledger: Ledger, window: list[KvJob], knobs: KvConfig, reserve: int) -> int:
     """Serve demands by rank, and reclaim blocks for the blocked ones. Returns the number of blocks that those claim."""
     claimed = 0
     held_blocks = counted_jobs = 0
-    window = ledger.order.slice(0, ledger.max_batch)
     if not ledger.displaces:
-        window.sort(key=lambda job: job.state is not DEVICE)
+        window = sorted(window, key=lambda job: job.state is not DEVICE)
     for place, job in enumerate(window):
         if not runs_short(job, knobs):
             continue  # most jobs need nothing in most turns: skip them early
@@ -177,7 +177,7 @@ def protected_plans(ledger: Ledger, knobs: KvConfig) -> int:
 # --- 2. growth ahead -------------------------------------------------------------------------------------------------
 
 
-def _grow_ahead(ledger: Ledger, knobs: KvConfig, reserve: int) -> None:
+def _grow_ahead(ledger: Ledger, window: list[KvJob], knobs: KvConfig, reserve: int) -> None:
     """Grow jobs of the window once one of them has no more than GROWTH_TOKENS left: that one, and those that will be
     there soon. The messages that one growth takes then carry that of the whole batch. Only while half of the pool is
     free, and a grant for each job of a batch: blocks given early to one would be missed by others later.
@@ -189,7 +189,7 @@ def _grow_ahead(ledger: Ledger, knobs: KvConfig, reserve: int) -> None:
     soon = early + ledger.block_size * (knobs.grant_blocks // 2)
     growing: list[KvJob] = []
     is_due = False
-    for job in ledger.order.slice(0, ledger.max_batch):
+    for job in window:
         if job.state is DEVICE and job.assign is None and job.table_tokens < job.most:
             left = job.table_tokens - job.planned - max(0, job.plans - FEW_PLANS)
             if left <= soon:
