@@ -21,6 +21,9 @@ iterations of the simulated workers of all other traces take as long as the live
 before, with the slowdown of yet another trace; with the better one, known at the end, loads come out a little
 different, and both are shown.
 
+A shared machine is slower in one minute than in another. So every live run is also simulated at the slowdown of its own
+iterations: what is off then is the course of events, not the machine's pace. No goal is about that.
+
 The model has one thread unless `--threads` says otherwise: the other core is for gateway, scheduler, KV manager and
 the load generator, which a real deployment would not put on the worker's cores either. With as many threads of the
 model as cores, every message would take time away from an iteration, and no cost profile knows of messages.
@@ -227,12 +230,16 @@ def draw(measured: dict[str, Any], out: Path) -> list[Path]:
     return [draw_truth(measured, out)]
 
 
-def _slowdowns(by: ServedBy, profile: Profile, measured: dict[str, Any], jobs: Jobs) -> dict[str, float]:
+BySlowdown = tuple[Iterated, ...]
+"""What a simulated worker does at each of SLOWDOWNS."""
+
+
+def _slowdowns(
+    runs: Sequence[dict[str, Any]], simulated: Sequence[BySlowdown], by: ServedBy, jobs: Jobs
+) -> dict[str, float]:
     """Each trace's, found on the runs of all others. A single trace keeps the one of the server."""
-    runs = measured["runs"]
     if len(jobs) == 1:
         return dict.fromkeys(jobs, by.slowdown)
-    simulated = [iterated_by_slowdown(by, profile, tuple(run["pair"]), jobs[run["trace"]]) for run in runs]
     found: dict[str, float] = {}
     for name in jobs:
         others = [number for number, run in enumerate(runs) if run["trace"] != name]
@@ -241,13 +248,27 @@ def _slowdowns(by: ServedBy, profile: Profile, measured: dict[str, Any], jobs: J
     return found
 
 
+def _at_own_pace(
+    by: ServedBy, profile: Profile, run: dict[str, Any], simulated: BySlowdown, trace: Sequence[TraceJob]
+) -> list[Figures]:
+    """For each live run, what is simulated at the slowdown of its own iterations."""
+    made = []
+    for live in run["live"]:
+        slowdown = fitted_slowdown([simulated], [Iterated.of(live)])
+        figures = simulated_figures(replace(by, slowdown=slowdown), profile, tuple(run["pair"]), trace)
+        made.append({"slowdown": slowdown, **{name: figures[name] for name in ("mean_jct_s", "busy_s")}})
+    return made
+
+
 def simulated_anew(measured: dict[str, Any]) -> dict[str, Any]:
     """A result with its live runs unchanged and its simulations made by the present simulator."""
     profile = profile_of(measured["profile"])
     by = ServedBy(**measured["server"])
     workloads = {trace["name"]: Workload(**trace["workload"]) for trace in measured["traces"]}
     jobs: Jobs = {name: trace_of(workload) for name, workload in workloads.items()}
-    slowdowns = _slowdowns(by, profile, measured, jobs)
+    all_runs = measured["runs"]
+    simulated = [iterated_by_slowdown(by, profile, tuple(run["pair"]), jobs[run["trace"]]) for run in all_runs]
+    slowdowns = _slowdowns(all_runs, simulated, by, jobs)
     served = {name: replace(by, slowdown=slowdown) for name, slowdown in slowdowns.items()}
     loads = {name: work.rate / capacity_per_s(served[name], profile, work) for name, work in workloads.items()}
     traces = [
@@ -255,8 +276,12 @@ def simulated_anew(measured: dict[str, Any]) -> dict[str, Any]:
         for trace in measured["traces"]
     ]
     runs = [
-        {**run, "simulated": simulated_figures(served[run["trace"]], profile, tuple(run["pair"]), jobs[run["trace"]])}
-        for run in measured["runs"]
+        {
+            **run,
+            "simulated": simulated_figures(served[run["trace"]], profile, tuple(run["pair"]), jobs[run["trace"]]),
+            "at_own_pace": _at_own_pace(by, profile, run, at, jobs[run["trace"]]),
+        }
+        for run, at in zip(all_runs, simulated, strict=True)
     ]
     return {**measured, "traces": traces, "runs": runs}
 

@@ -158,6 +158,34 @@ def _traces_table(measured: Measured) -> Table:
     return Table("Live against simulated", heading, rows, note)
 
 
+def _pace_table(measured: Measured) -> list[Table]:
+    """Each live run and the same simulated at its own pace; nothing of results of earlier versions."""
+    rows = []
+    for run in measured["runs"]:
+        paced = run.get("at_own_pace")
+        if paced is None:
+            return []
+        pairs = list(zip(paced, run["live"], strict=True))
+        mean = fmean(own["mean_jct_s"] for own in paced) / fmean(live["mean_jct_s"] for live in run["live"]) - 1
+        rows.append(
+            (
+                f"{run['trace']}: {' + '.join(run['pair'])}",
+                ", ".join(f"{own['slowdown']:.3f}" for own in paced),
+                *(
+                    ", ".join(f"{own[figure] / live[figure] - 1:+.1%}" for own, live in pairs)
+                    for figure in ("busy_s", "mean_jct_s")
+                ),
+                f"{mean:+.1%}",
+            )
+        )
+    heading = ("trace, policies", "slowdown", "busy time, off", "mean JCT, off", "mean of the runs' mean JCT, off")
+    note = (
+        "For each live run, with the slowdown of its own iterations: what is off then is the course of events, not how "
+        "fast the machine was in those minutes. No goal is about this."
+    )
+    return [Table("Each live run, and simulated at its own pace", heading, rows, note)]
+
+
 _ON_THE_WAY: Mapping[str, tuple[Callable[[Mapping[str, float]], float], int]] = {
     "iterations": (itemgetter("iterations"), 0),
     "ms an iteration": (lambda figures: figures["busy_s"] / figures["iterations"] * 1e3, 3),
@@ -189,6 +217,7 @@ def tables(measured: Measured) -> list[Table]:
         _figure_table("Mean time to the first token, seconds", compared(measured, "mean_ttft_s")),
         _figure_table("Mean latency per output token, seconds", compared(measured, "mean_per_output_token_s")),
         _figure_table("P99 of job completion, seconds", compared(measured, "p99_jct_s")),
+        *_pace_table(measured),
         Table(
             "On the way, live / simulated",
             ("trace, policies", *_ON_THE_WAY),

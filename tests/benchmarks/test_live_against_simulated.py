@@ -285,3 +285,18 @@ def test_the_slowdown_of_a_trace_is_found_on_the_others(measured: dict[str, Any]
     calm, full = simulated_anew({**measured, "runs": runs})["traces"]
     assert (calm["slowdown"], full["slowdown"]) == (pytest.approx(1.3), pytest.approx(1.1))
     assert calm["load_met"] > full["load_met"] > 0
+
+
+def test_at_its_own_pace_a_run_is_simulated_as_it_was_however_fast_the_machine_was(measured: dict[str, Any]) -> None:
+    jobs = trace_of(Workload(**measured["traces"][0]["workload"]))
+    live = [simulated_figures(replace(BY, slowdown=slowdown), PROFILE, FCFS, jobs) for slowdown in (1.1, 1.5)]
+    runs = [run(name, FCFS, live, figures()) for name in ("calm", "full")]
+    anew = simulated_anew({**measured, "runs": runs})
+    made = anew["runs"][0]
+    assert [own["slowdown"] for own in made["at_own_pace"]] == [pytest.approx(1.1), pytest.approx(1.5)]
+    for own, was in zip(made["at_own_pace"], live, strict=True):
+        assert own["mean_jct_s"] == pytest.approx(was["mean_jct_s"], rel=1e-3)
+    title = "Each live run, and simulated at its own pace"
+    (table,) = (each for each in tables(anew) if each.title == title)
+    assert table.rows[0][1:] == ("1.100, 1.500", "+0.0%, +0.0%", "+0.0%, +0.0%", "+0.0%")
+    assert title not in {each.title for each in tables({**measured, "runs": runs})}
