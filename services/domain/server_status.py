@@ -16,6 +16,8 @@ RESTART_MARGIN_S = 2.0
 ITERATION_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the buckets of `IterationTokens`; one more bucket without a bound follows."""
 
+SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.05, 60.0
+"""Of a status that is sent again and again."""
 
 MOST_LISTED_JOBS = 1000
 """The most jobs that a status lists one by one. It is what a page can show, and what a scheduler can list between two

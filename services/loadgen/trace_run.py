@@ -18,20 +18,23 @@ from services.workloads.job_records import JobRecord
 from services.workloads.workload import TraceJob, random_token_ids
 
 MOST_SAMPLES = 100_000
+SAMPLE_INTERVAL_S = 0.25
 SETTLE_LIMIT_S = 3.0
 SETTLE_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRunOptions:
-    """How to run a trace: arrivals are multiplied by `time_scale`; each job is given up after `job_limit_s`."""
+    """How to run a trace: arrivals are multiplied by `time_scale`; each job is given up after `job_limit_s`. The server
+    is asked for its status every `sample_interval_s`, which costs it processor time.
+    """
 
     time_scale: float = 1.0
     seed: int = 0
     temperature: float = 0.0
     model: str = ""
     job_limit_s: float = 3600.0
-    sample_interval_s: float = 0.25
+    sample_interval_s: float = SAMPLE_INTERVAL_S
 
 
 @dataclass(slots=True)

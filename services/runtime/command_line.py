@@ -7,6 +7,7 @@ A command module has `main(argv) -> int`. It raises CommandError for problems ou
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -119,6 +120,18 @@ def positive_float(text: str) -> float:
     if value == 0:
         raise argparse.ArgumentTypeError(f"{text} is not greater than 0")
     return value
+
+
+def float_between(least: float, most: float) -> Callable[[str], float]:
+    """An argparse type: a number from `least` to `most`."""
+
+    def read(text: str) -> float:
+        value = float(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not between {least:g} and {most:g}")
+        return value
+
+    return read
 
 
 def tell(command: str, message: str) -> None:

@@ -5,7 +5,9 @@ from typing import Any
 from fastserve.v1 import admin_pb2
 from services.domain.errors import InvalidFieldError
 from services.domain.server_status import (
+    LONGEST_INTERVAL_S,
     MOST_LISTED_JOBS,
+    SHORTEST_INTERVAL_S,
     GroupStatus,
     IterationTokens,
     JobPhase,
@@ -24,8 +26,9 @@ def interval_from_wire(request: admin_pb2.WatchStatusRequest) -> float:
     """The interval between two statuses in seconds. Raises InvalidFieldError."""
     if not request.HasField("interval_s"):
         return DEFAULT_INTERVAL_S
-    if not 0.05 <= request.interval_s <= 60:
-        raise InvalidFieldError("interval_s", f"must be between 0.05 and 60 seconds, but is {request.interval_s:g}")
+    if not SHORTEST_INTERVAL_S <= request.interval_s <= LONGEST_INTERVAL_S:
+        limits = f"between {SHORTEST_INTERVAL_S:g} and {LONGEST_INTERVAL_S:g} seconds"
+        raise InvalidFieldError("interval_s", f"must be {limits}, but is {request.interval_s:g}")
     return request.interval_s
 
 

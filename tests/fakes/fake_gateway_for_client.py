@@ -43,6 +43,8 @@ class FakeGatewayForClient(inference_pb2_grpc.InferenceServiceServicer, admin_pb
     jobs: list[admin_pb2.JobStatus] = field(default_factory=list)
     max_jobs: int | None = None
     """How many jobs were last asked for."""
+    watched_every_s: list[float] = field(default_factory=list)
+    """The interval of each call of WatchStatus."""
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
@@ -131,6 +133,7 @@ class FakeGatewayForClient(inference_pb2_grpc.InferenceServiceServicer, admin_pb
         self, request: admin_pb2.WatchStatusRequest, context: Any
     ) -> AsyncIterator[admin_pb2.WatchStatusResponse]:
         """Two snapshots, then the end."""
+        self.watched_every_s.append(request.interval_s)
         for _ in range(2):
             await self._check_there(context)
             yield admin_pb2.WatchStatusResponse(status=self.status())

@@ -12,13 +12,15 @@ from pathlib import Path
 
 from services.cli.bench.progress import with_progress
 from services.cli.workload_flags import add_workload, chosen_workload
+from services.domain.server_status import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S
 from services.loadgen.gateway_client import GatewayClient
-from services.loadgen.trace_run import TraceRun, TraceRunner, TraceRunOptions
+from services.loadgen.trace_run import SAMPLE_INTERVAL_S, TraceRun, TraceRunner, TraceRunOptions
 from services.runtime.command_line import (
     CommandError,
     ExitCode,
     ServerAccess,
     add_server,
+    float_between,
     not_negative_float,
     parser,
     positive_float,
@@ -132,6 +134,14 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout", type=positive_float, default=3600.0, metavar="SECONDS", help="give up a job after this time [3600]"
     )
     made.add_argument(
+        "--sample-interval",
+        type=float_between(SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S),
+        default=SAMPLE_INTERVAL_S,
+        metavar="SECONDS",
+        help=f"time between two statuses in status.jsonl, {SHORTEST_INTERVAL_S:g} to {LONGEST_INTERVAL_S:g}; each "
+        f"takes processor time of the server [{SAMPLE_INTERVAL_S:g}]",
+    )
+    made.add_argument(
         "--out", type=Path, default=Path("out/bench"), metavar="DIR", help="folder for the results [out/bench]"
     )
     return made
@@ -142,7 +152,12 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     workload = chosen_workload(arguments, arguments.seed)
     options = TraceRunOptions(
-        arguments.time_scale, arguments.seed, arguments.temperature, arguments.model, arguments.timeout
+        arguments.time_scale,
+        arguments.seed,
+        arguments.temperature,
+        arguments.model,
+        arguments.timeout,
+        arguments.sample_interval,
     )
     content = asyncio.run(
         measure(server_of(arguments), trace_of(workload), options, workload_as_json(workload), arguments.out)

@@ -14,7 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from services.domain.server_status import (
+    LONGEST_INTERVAL_S,
     MOST_LISTED_JOBS,
+    SHORTEST_INTERVAL_S,
     GroupStatus,
     JobPhase,
     JobStatus,
@@ -28,8 +30,8 @@ from services.runtime.command_line import (
     ServerAccess,
     add_server,
     at_most,
+    float_between,
     parser,
-    positive_float,
     positive_int,
     server_of,
 )
@@ -182,7 +184,11 @@ def _parser() -> argparse.ArgumentParser:
     made = parser("top", "Watch queues, jobs and KV residency live; Ctrl-C ends it.")
     add_server(made)
     made.add_argument(
-        "--interval", type=positive_float, default=1.0, metavar="SECONDS", help="time between frames, 0.05 to 60 [1]"
+        "--interval",
+        type=float_between(SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S),
+        default=1.0,
+        metavar="SECONDS",
+        help=f"time between frames, {SHORTEST_INTERVAL_S:g} to {LONGEST_INTERVAL_S:g} [1]",
     )
     made.add_argument(
         "--jobs", type=_listed, default=0, metavar="N", help=f"list the first N jobs, too: 1 to {MOST_LISTED_JOBS}"

@@ -71,6 +71,15 @@ async def test_time_scale_0_sends_everything_at_once(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text())["duration_s"] < 10
 
 
+async def test_the_server_is_asked_for_its_status_as_seldom_as_the_caller_says(tmp_path: Path) -> None:
+    flags = ("--jobs", "1", "--time-scale", "0", "--out", str(tmp_path))
+    async with serving(FakeGatewayForClient()) as gateway:
+        await fastserve("bench", "--server", gateway.address, *flags)
+        by_default = gateway.watched_every_s.copy()
+        await fastserve("bench", "--server", gateway.address, *flags, "--sample-interval", "7.5")
+    assert (by_default[0], gateway.watched_every_s[len(by_default)]) == (0.25, 7.5)
+
+
 async def test_failed_jobs_are_counted_named_and_left_out(tmp_path: Path) -> None:
     job = {"arrival_s": 0.0, "prompt_tokens": 1, "output_tokens": 2}
     trace = write_trace(tmp_path, job, *({**job, "prompt": prompt} for prompt in ("full", "break", "abort")))
@@ -112,9 +121,11 @@ async def test_a_thousand_concurrent_streams_all_end_well(tmp_path: Path) -> Non
         ("--jobs", "0"),
         ("--rate", "nan"),
         ("--cv", "-1"),
+        ("--sample-interval", "0.04"),
+        ("--sample-interval", "60.1"),
     ],
 )
-async def test_a_bad_workload_ends_with_2_and_one_line(
+async def test_a_bad_workload_or_interval_ends_with_2_and_one_line(
     argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await fastserve("bench", *argv) == 2
