@@ -5,6 +5,7 @@ The examples are the same in every run: a failure seen once is seen again. `HYPO
 more ones.
 """
 
+import gc
 import inspect
 import logging
 import os
@@ -73,6 +74,9 @@ has one run.
 
 MOST_RERUNS = 3
 
+COLLECT_THRESHOLDS = (20_000, 20, 50)
+"""Of Python's collector. With its own it runs all the time where explorer and simulator make objects that stay."""
+
 
 class ByWhatIsShared(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
     """A file, or several of WITH_TRANSFORMERS, for the next process that has nothing to do."""
@@ -96,6 +100,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(OF_PROCESSES) or inspect.iscoroutinefunction(getattr(item, "function", None)):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded now stays until the end, so the collector need not walk through it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_THRESHOLDS)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,7 +5,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -23,14 +25,59 @@ LIGHT_MODULES = (
 MOST_LIGHT_IMPORT_S = 60
 SAME_IN_EVERY_SERVICE = {"__init__", "__main__", "driver", "metrics", "service", "settings"}
 """Module names that may stand in several folders: each means the same part of another service."""
-ID_TYPES = re.compile(r"\b(JobId|PlanNumber|CommandNumber)\b")
+ID_TYPES = {"JobId", "PlanNumber", "CommandNumber"}
 ID_NAMES = re.compile(r"(_id|_ids|_number|_numbers|^number)$")
 
 
-def sources() -> Iterator[Path]:
-    yield ROOT / "protos" / "generate.py"
-    for folder in FOLDERS:
-        yield from sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
+class Outline(NamedTuple):
+    """What is asked about a file's syntax tree, which is read once."""
+
+    has_docstring: bool
+    functions: list[tuple[int, str, int]]
+    """Line, name and length in lines."""
+    class_names: list[str]
+    held_ids: list[tuple[int, str]]
+    """Line and name of each field of a class and each argument that is annotated as one id, or as one or None."""
+
+
+@cache
+def sources() -> tuple[Path, ...]:
+    folders = (sorted((ROOT / folder).rglob("*.py")) for folder in FOLDERS)
+    found = (path for paths in folders for path in paths if "__pycache__" not in path.parts)
+    return (ROOT / "protos" / "generate.py", *found)
+
+
+@cache
+def outline(path: Path) -> Outline:
+    module = ast.parse(path.read_text())
+    seen = Outline(ast.get_docstring(module) is not None, [], [], [])
+    for node in ast.walk(module):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                seen.functions.append((node.lineno, node.name, lines))
+            case ast.ClassDef():
+                seen.class_names.append(node.name)
+                seen.held_ids.extend(
+                    (field.lineno, name) for field in node.body if (name := field_of_one_id(field)) is not None
+                )
+            case ast.arg(arg=name, annotation=ast.expr() as annotation) if holds_one_id(annotation):
+                seen.held_ids.append((node.lineno, name))
+    return seen
+
+
+def field_of_one_id(statement: ast.stmt) -> str | None:
+    match statement:
+        case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if holds_one_id(annotation):
+            return name
+    return None
+
+
+def holds_one_id(annotation: ast.expr) -> bool:
+    match annotation:
+        case ast.Name(id=name) | ast.BinOp(left=ast.Name(id=name), right=ast.Constant(value=None)):
+            return name in ID_TYPES
+    return False
 
 
 def named(path: Path) -> str:
@@ -44,11 +91,10 @@ def test_no_file_is_longer_than_400_lines() -> None:
 
 def test_no_function_is_longer_than_70_lines() -> None:
     long = {
-        f"{named(path)}:{node.lineno} {node.name}": lines
+        f"{named(path)}:{line} {name}": lines
         for path in sources()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > MOST_FUNCTION_LINES
+        for line, name, lines in outline(path).functions
+        if lines > MOST_FUNCTION_LINES
     }
     assert long == {}
 
@@ -58,12 +104,7 @@ def test_init_files_are_empty() -> None:
 
 
 def test_every_file_begins_by_saying_what_it_is_about() -> None:
-    silent = [
-        named(path)
-        for path in sources()
-        if path.stat().st_size and ast.get_docstring(ast.parse(path.read_text())) is None
-    ]
-    assert silent == []
+    assert [named(path) for path in sources() if path.stat().st_size and not outline(path).has_docstring] == []
 
 
 def test_nothing_is_left_for_later_and_no_error_is_swallowed() -> None:
@@ -85,10 +126,6 @@ def test_what_needs_no_tensors_never_imports_torch(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def classes(path: Path) -> Iterator[ast.ClassDef]:
-    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
-
-
 def repeated(names: Iterator[tuple[str, Path]]) -> dict[str, list[str]]:
     """The names that stand in several files."""
     places: dict[str, list[str]] = {}
@@ -102,7 +139,7 @@ def services() -> list[Path]:
 
 
 def test_a_class_name_is_defined_once() -> None:
-    assert repeated((node.name, path) for path in services() for node in classes(path)) == {}
+    assert repeated((name, path) for path in services() for name in outline(path).class_names) == {}
 
 
 def test_a_module_name_is_defined_once_unless_every_service_has_that_part() -> None:
@@ -118,7 +155,7 @@ def test_a_double_has_a_class_name_of_its_own() -> None:
     """Its name says what it stands for and who meets it: FakeWorkerForScheduler is at the worker's end of the
     scheduler's WorkerLink.
     """
-    assert repeated((node.name, path) for path in of_tests() for node in classes(path)) == {}
+    assert repeated((name, path) for path in of_tests() for name in outline(path).class_names) == {}
 
 
 def test_what_tests_share_is_in_modules_with_names_of_their_own() -> None:
@@ -134,24 +171,10 @@ def test_no_package_holds_a_single_module() -> None:
 
 def test_what_holds_an_id_says_so_in_its_name() -> None:
     """A `job` is the object, its id is `job_id`."""
-
-    def holds_one_id(annotation: ast.expr) -> bool:
-        text = ast.unparse(annotation).removesuffix(" | None")
-        return ID_TYPES.fullmatch(text) is not None
-
     wrong = [
-        f"{named(path)}:{node.lineno} {node.target.id}"
+        f"{named(path)}:{line} {name}"
         for path in services()
-        for kind in classes(path)
-        for node in kind.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        if holds_one_id(node.annotation) and not ID_NAMES.search(node.target.id)
-    ]
-    wrong += [
-        f"{named(path)}:{node.lineno} {node.arg}"
-        for path in services()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.arg) and node.annotation is not None
-        if holds_one_id(node.annotation) and not ID_NAMES.search(node.arg)
+        for line, name in outline(path).held_ids
+        if not ID_NAMES.search(name)
     ]
     assert wrong == []

@@ -59,7 +59,7 @@ def means_of(runs: Sequence[dict[str, float]]) -> dict[object, float]:
 def test_with_names_that_say_something_jobs_end_sooner_and_names_that_say_nothing_do_no_harm() -> None:
     """The gain grows with the jobs: so few just teach."""
     related, unrelated = (
-        means_of(Task(trace, 3, jobs, (1.2,)).run()) for trace, jobs in (("clients", 600), ("unrelated", 400))
+        means_of(Task(trace, 3, jobs, (1.2,)).run()) for trace, jobs in (("clients", 600), ("unrelated", 200))
     )
     assert related[ONLINE.name] < 0.96 * related[WITHOUT.name]
     assert related[OFF.name] < 0.96 * related[WITHOUT.name]

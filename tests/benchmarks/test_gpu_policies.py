@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from benchmarks import gpu_policies
 from benchmarks.goals_and_tables import section
-from benchmarks.gpu_policies import PLACES, Content, main, measure, scenarios, simulated_beside, tables
+from benchmarks.gpu_policies import PLACES, Content, main, measure, scenarios, tables
 from benchmarks.servers import Result
 from benchmarks.simulated_runs import ServedBy, simulated_figures
 from services.domain.copying import LinkSpeed
@@ -37,8 +40,8 @@ def live(mean_s: float) -> Result:
     }
 
 
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+@contextmanager
+def without_servers() -> Iterator[list[str]]:
     """The names of the runs, which take no server here. Iterations take 0.1 s."""
     made: list[str] = []
 
@@ -50,11 +53,18 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append(name)
         return live(float(len(made)))
 
-    monkeypatch.setattr(gpu_policies, "CAPACITY_JOBS", 120)
-    monkeypatch.setattr(gpu_policies, "random_model", lambda *_: Path("/no/model"))
-    monkeypatch.setattr(gpu_policies, "_measured_profile", profiled)
-    monkeypatch.setattr(gpu_policies, "_run", run)
-    return made
+    with pytest.MonkeyPatch.context() as only_here:
+        only_here.setattr(gpu_policies, "CAPACITY_JOBS", 120)
+        only_here.setattr(gpu_policies, "random_model", lambda *_: Path("/no/model"))
+        only_here.setattr(gpu_policies, "_measured_profile", profiled)
+        only_here.setattr(gpu_policies, "_run", run)
+        yield made
+
+
+@pytest.fixture
+def runs() -> Iterator[list[str]]:
+    with without_servers() as made:
+        yield made
 
 
 def measured(tmp_path: Path, before: Content | None = None) -> Content:
@@ -106,21 +116,35 @@ def as_if_slower(content: Content) -> Content:
     return content
 
 
-def test_simulated_figures_stand_beside_the_live_ones(tmp_path: Path, runs: list[str]) -> None:
-    content = simulated_beside(as_if_slower(measured(tmp_path)))
-    for table in tables(content):
+class SimulatedFile(NamedTuple):
+    """What became of a file, and what was printed."""
+
+    content: Content
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> SimulatedFile:
+    folder = tmp_path_factory.mktemp("measured")
+    with without_servers():
+        content = as_if_slower(measured(folder))
+    file = folder / "policies.json"
+    file.write_text(json.dumps({"hardware": {"name": "a card"}, **content}))
+    with redirect_stdout(StringIO()) as printed:
+        assert main(["--simulate", str(file)]) == 0
+    return SimulatedFile(json.loads(file.read_text()), printed.getvalue())
+
+
+def test_simulated_figures_stand_beside_the_live_ones(simulated: SimulatedFile) -> None:
+    for table in tables(simulated.content):
         for pair in ("gittins + proactive", "skip-join-mlfq + proactive"):
             for how in ("live", "simulated"):
                 assert f"| {pair} | {how} |" in section(table)
-    for told in content["scenarios"]:
+    for told in simulated.content["scenarios"]:
         assert told["slowdown"] == pytest.approx(SLOWDOWN), "found on the other scenario"
 
 
-def test_a_file_is_simulated_in_place(tmp_path: Path, runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "policies.json"
-    file.write_text(json.dumps({"hardware": {"name": "a card"}, **as_if_slower(measured(tmp_path))}))
-    assert main(["--simulate", str(file)]) == 0
-    written = json.loads(file.read_text())
-    assert written["hardware"] == {"name": "a card"}
-    assert all("simulated" in run for told in written["scenarios"] for run in told["runs"])
-    assert "off on average" in capsys.readouterr().out
+def test_a_file_is_simulated_in_place(simulated: SimulatedFile) -> None:
+    assert simulated.content["hardware"] == {"name": "a card"}
+    assert all("simulated" in run for told in simulated.content["scenarios"] for run in told["runs"])
+    assert "off on average" in simulated.printed

@@ -6,6 +6,7 @@ some; plans have no number, because they are made, run and finished in order. Bo
 them.
 """
 
+from collections.abc import Callable, Container, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from services.domain.ids import CommandNumber, Epoch, JobId, PlanNumber
@@ -19,6 +20,7 @@ from services.domain.protocol import (
     PlanEntry,
     Planned,
     Recalled,
+    SampledToken,
 )
 from services.kvmanager.machine import kv_manager_events as kv
 from services.kvmanager.machine.kv_manager import KvManager
@@ -52,12 +54,26 @@ class Batches:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._batches: list[Any] = []
+        self._same: dict[int, int] = {}
+        """By identity, of those that `get` has handed out: they live as long as this."""
+        self._made: dict[Hashable, int] = {}
 
     def put(self, batch: Any) -> int:
         """Number of a batch."""
+        known = self._same.get(id(batch))
+        if known is not None:
+            return known
         number = self._numbers.setdefault(repr(batch), len(self._batches))
         if number == len(self._batches):
             self._batches.append(batch)
+            self._same[id(batch)] = number
+        return number
+
+    def made(self, of: Hashable, make: Callable[[], Any]) -> int:
+        """Number of the batch that `make` gives, which must depend on `of` only; it is made once."""
+        number = self._made.get(of)
+        if number is None:
+            number = self._made[of] = self.put(make())
         return number
 
     def get(self, number: int) -> Any:
@@ -108,3 +124,20 @@ def shifted(event: kv.Event, by: int) -> kv.Event:
         moved = event.message._replace(command_number=CommandNumber(event.message.command_number + by))
         return kv.FromWorker(event.epoch, moved)
     return event
+
+
+def numbered_from_0(batch: Sequence[KvToWorker]) -> tuple[KvToWorker, ...]:
+    """The commands as a worker's tables know them."""
+    return tuple(command._replace(command_number=CommandNumber(index)) for index, command in enumerate(batch))
+
+
+def all_applied(epoch: Epoch, batch: Sequence[KvToWorker]) -> tuple[kv.Event, ...]:
+    """The answer to a batch of commands, once all are applied."""
+    return tuple(kv.FromWorker(epoch, Applied(command.command_number)) for command in batch)
+
+
+def result_of(plan: PlanOnLink, ended: Container[JobId], cut: tuple[JobId, ...]) -> IterationResult:
+    """The result of a plan without these jobs' prefills."""
+    samples = (job_id for job_id in plan.sampling_job_ids if job_id not in cut)
+    tokens = tuple(SampledToken(job_id, 0, job_id in ended) for job_id in samples)
+    return IterationResult(plan.epoch, NO_NUMBER, tokens, cut, 1.0)

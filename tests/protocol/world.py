@@ -9,14 +9,7 @@ from typing import Any, NamedTuple
 
 from services.domain.generation import EndReason
 from services.domain.ids import CommandNumber, Epoch, JobId
-from services.domain.protocol import (
-    Applied,
-    Done,
-    IterationResult,
-    PlanEntry,
-    SampledToken,
-    WorkerPools,
-)
+from services.domain.protocol import Done, PlanEntry, WorkerPools
 from services.kvmanager.machine import kv_manager_events as kv
 from services.kvmanager.machine.kv_manager import KvManager
 from services.scheduler.machine import scheduler_events as sched
@@ -25,11 +18,13 @@ from tests.fakes.fake_worker_tables import FakeWorkerTables, ViolationError
 from tests.protocol import recalled_plans as recalled
 from tests.protocol.instance import Instance, choices, scheduler_key
 from tests.protocol.links import (
-    NO_NUMBER,
     Batches,
     CommandsOnLink,
     PlanOnLink,
+    all_applied,
     numbered,
+    numbered_from_0,
+    result_of,
     shifted,
     without_plan,
 )
@@ -337,34 +332,36 @@ class World:
         return state._replace(breaks=state.breaks + 1, to_manager=(lost,), to_scheduler=(noticed,))
 
     def _apply(self, state: State) -> State:
-        epoch, batch = self.batches.get(state.commands[0])
+        given = state.commands[0]
+        epoch, batch = self.batches.get(given)
         state = state._replace(commands=state.commands[1:])
         if epoch != state.epoch:
             return state
-        plain = tuple(command._replace(command_number=CommandNumber(index)) for index, command in enumerate(batch))
-        given = ("apply", self.batches.put(plain))
-        number, copying = self.workers.step(state.worker, given, lambda machine: machine.apply(plain))
+        plain = self.batches.made(("plain", given), lambda: numbered_from_0(batch))
+        number, copying = self.workers.step(
+            state.worker, ("apply", plain), lambda machine: machine.apply(self.batches.get(plain))
+        )
         copies = (*state.copies, *(batch[index].command_number for index in copying))
-        state = state._replace(worker=number, copies=copies)
-        return self._answer(state, *(kv.FromWorker(epoch, Applied(command.command_number)) for command in batch))
+        applied = self.batches.made(("applied", given), lambda: all_applied(epoch, batch))
+        return state._replace(worker=number, copies=copies, answers=(*state.answers, applied))
 
     def _end_copy(self, state: State, index: int) -> State:
         number, _ = self.workers.step(state.worker, ("copy", index), lambda machine: machine.end_copy(index))
+        epoch, command = state.epoch, state.copies[index]
+        done = self.batches.made(("done", epoch, command), lambda: (kv.FromWorker(epoch, Done(command)),))
         copies = state.copies[:index] + state.copies[index + 1 :]
-        done = kv.FromWorker(state.epoch, Done(state.copies[index]))
-        return self._answer(state._replace(worker=number, copies=copies), done)
+        return state._replace(worker=number, copies=copies, answers=(*state.answers, done))
 
     def _run(self, state: State, ended: tuple[JobId, ...], cut: tuple[JobId, ...]) -> State:
-        plan: PlanOnLink = self.batches.get(state.plans[0])
+        given = state.plans[0]
+        plan: PlanOnLink = self.batches.get(given)
         state = state._replace(plans=state.plans[1:], passed_over=state.passed_over + self.instance.guided_among(cut))
         if plan.epoch != state.epoch:
             return state
         entries = tuple(entry for entry in plan.entries if entry.job_id not in cut)
         number, _ = self.workers.step(state.worker, ("run", entries), lambda machine: machine.run(entries))
-        tokens = tuple(
-            SampledToken(job_id, 0, job_id in ended) for job_id in plan.sampling_job_ids if job_id not in cut
-        )
-        return self._say(state._replace(worker=number), IterationResult(plan.epoch, NO_NUMBER, tokens, cut, 1.0))
+        result = self.batches.made(("result", given, ended, cut), lambda: (result_of(plan, ended, cut),))
+        return state._replace(worker=number, results=(*state.results, result))
 
     def _submit(self, state: State) -> State:
         return self._submit_job(state._replace(arrived=state.arrived + 1), state.arrived)
