@@ -194,6 +194,7 @@ async def test_draining_does_not_wait_for_jobs_that_no_gateway_follows() -> None
         other = FakeGatewayForScheduler(served.channel, "g2")
         await other.join()
         await other.submit("b", output=50)
+        await until(lambda: served.driver.status().counters.jobs_admitted == 2)
         await worker.step()
         drain = asyncio.create_task(served.driver.drain(20 * LIMIT_S))
         gateway.call.cancel()
