@@ -230,14 +230,12 @@ def draw(measured: dict[str, Any], out: Path) -> list[Path]:
     return [draw_truth(measured, out)]
 
 
-BySlowdown = tuple[Iterated, ...]
-"""What a simulated worker does at each of SLOWDOWNS."""
-
-
 def _slowdowns(
-    runs: Sequence[dict[str, Any]], simulated: Sequence[BySlowdown], by: ServedBy, jobs: Jobs
+    by: ServedBy, runs: Sequence[dict[str, Any]], simulated: Sequence[Sequence[Iterated]], jobs: Jobs
 ) -> dict[str, float]:
-    """Each trace's, found on the runs of all others. A single trace keeps the one of the server."""
+    """Each trace's, found on the runs of all others, of which `simulated` has what `iterated_by_slowdown` gives. A
+    single trace keeps the one of the server.
+    """
     if len(jobs) == 1:
         return dict.fromkeys(jobs, by.slowdown)
     found: dict[str, float] = {}
@@ -249,7 +247,7 @@ def _slowdowns(
 
 
 def _at_own_pace(
-    by: ServedBy, profile: Profile, run: dict[str, Any], simulated: BySlowdown, trace: Sequence[TraceJob]
+    by: ServedBy, profile: Profile, run: dict[str, Any], simulated: Sequence[Iterated], trace: Sequence[TraceJob]
 ) -> list[Figures]:
     """For each live run, what is simulated at the slowdown of its own iterations."""
     made = []
@@ -266,9 +264,9 @@ def simulated_anew(measured: dict[str, Any]) -> dict[str, Any]:
     by = ServedBy(**measured["server"])
     workloads = {trace["name"]: Workload(**trace["workload"]) for trace in measured["traces"]}
     jobs: Jobs = {name: trace_of(workload) for name, workload in workloads.items()}
-    all_runs = measured["runs"]
-    simulated = [iterated_by_slowdown(by, profile, tuple(run["pair"]), jobs[run["trace"]]) for run in all_runs]
-    slowdowns = _slowdowns(all_runs, simulated, by, jobs)
+    live_runs = measured["runs"]
+    simulated = [iterated_by_slowdown(by, profile, tuple(run["pair"]), jobs[run["trace"]]) for run in live_runs]
+    slowdowns = _slowdowns(by, live_runs, simulated, jobs)
     served = {name: replace(by, slowdown=slowdown) for name, slowdown in slowdowns.items()}
     loads = {name: work.rate / capacity_per_s(served[name], profile, work) for name, work in workloads.items()}
     traces = [
@@ -281,7 +279,7 @@ def simulated_anew(measured: dict[str, Any]) -> dict[str, Any]:
             "simulated": simulated_figures(served[run["trace"]], profile, tuple(run["pair"]), jobs[run["trace"]]),
             "at_own_pace": _at_own_pace(by, profile, run, at, jobs[run["trace"]]),
         }
-        for run, at in zip(all_runs, simulated, strict=True)
+        for run, at in zip(live_runs, simulated, strict=True)
     ]
     return {**measured, "traces": traces, "runs": runs}
 

@@ -158,18 +158,20 @@ def _traces_table(measured: Measured) -> Table:
     return Table("Live against simulated", heading, rows, note)
 
 
-def _pace_table(measured: Measured) -> list[Table]:
-    """Each live run and the same simulated at its own pace; nothing of results of earlier versions."""
+def _run_name(run: Run) -> str:
+    return f"{run['trace']}: {' + '.join(run['pair'])}"
+
+
+def _pace_table(runs: Sequence[Run]) -> Table:
+    """Each live run and the same simulated at its own pace."""
     rows = []
-    for run in measured["runs"]:
-        paced = run.get("at_own_pace")
-        if paced is None:
-            return []
+    for run in runs:
+        paced = run["at_own_pace"]
         pairs = list(zip(paced, run["live"], strict=True))
         mean = fmean(own["mean_jct_s"] for own in paced) / fmean(live["mean_jct_s"] for live in run["live"]) - 1
         rows.append(
             (
-                f"{run['trace']}: {' + '.join(run['pair'])}",
+                _run_name(run),
                 ", ".join(f"{own['slowdown']:.3f}" for own in paced),
                 *(
                     ", ".join(f"{own[figure] / live[figure] - 1:+.1%}" for own, live in pairs)
@@ -183,7 +185,7 @@ def _pace_table(measured: Measured) -> list[Table]:
         "For each live run, with the slowdown of its own iterations: what is off then is the course of events, not how "
         "fast the machine was in those minutes. No goal is about this."
     )
-    return [Table("Each live run, and simulated at its own pace", heading, rows, note)]
+    return Table("Each live run, and simulated at its own pace", heading, rows, note)
 
 
 _ON_THE_WAY: Mapping[str, tuple[Callable[[Mapping[str, float]], float], int]] = {
@@ -204,11 +206,13 @@ def _counts(run: Run) -> tuple[str, ...]:
     for figure, digits in _ON_THE_WAY.values():
         live = fmean(figure(each) for each in run["live"])
         cells.append(f"{live:.{digits}f} / {figure(run['simulated']):.{digits}f}")
-    return (f"{run['trace']}: {' + '.join(run['pair'])}", *cells)
+    return (_run_name(run), *cells)
 
 
 def tables(measured: Measured) -> list[Table]:
     """This part of the summary."""
+    # Results of earlier versions have no runs at their own pace.
+    paced = [run for run in measured["runs"] if "at_own_pace" in run]
     return [
         _traces_table(measured),
         _figure_table("Busy time of the worker, seconds", compared(measured, "busy_s")),
@@ -217,7 +221,7 @@ def tables(measured: Measured) -> list[Table]:
         _figure_table("Mean time to the first token, seconds", compared(measured, "mean_ttft_s")),
         _figure_table("Mean latency per output token, seconds", compared(measured, "mean_per_output_token_s")),
         _figure_table("P99 of job completion, seconds", compared(measured, "p99_jct_s")),
-        *_pace_table(measured),
+        *([_pace_table(paced)] if paced else []),
         Table(
             "On the way, live / simulated",
             ("trace, policies", *_ON_THE_WAY),

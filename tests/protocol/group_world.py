@@ -22,7 +22,7 @@ from services.worker.group.rank_machine import has_copies
 from tests.fakes.fake_rank import FakeRank, computed_entries
 from tests.fakes.fake_worker_tables import FakeWorkerTables
 from tests.protocol.instance import Instance, choices
-from tests.protocol.links import NO_NUMBER, PlanOnLink
+from tests.protocol.links import NO_NUMBER, PlanOnLink, all_applied
 from tests.protocol.store import Store
 from tests.protocol.world import State, Step, World
 
@@ -264,7 +264,7 @@ class GroupWorld(World):
                     group=group._replace(copies=(*group.copies, number)), copies=(*state.copies, command.command_number)
                 )
             state = self._leader_takes(state, lead.CommandTaken(command._replace(command_number=CommandNumber(number))))
-        return self._answer(state, *(kv.FromWorker(epoch, Applied(command.command_number)) for command in batch))
+        return self._answer(state, *all_applied(epoch, batch))
 
     def _plan_taken(self, state: State) -> State:
         batch, plan = state.plans[0], self.batches.get(state.plans[0])

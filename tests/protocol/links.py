@@ -55,7 +55,7 @@ class Batches:
         self._numbers: dict[str, int] = {}
         self._batches: list[Any] = []
         self._same: dict[int, int] = {}
-        """By identity, of those that `get` has handed out: they live as long as this."""
+        """By identity, of the batches that are kept."""
         self._made: dict[Hashable, int] = {}
 
     def put(self, batch: Any) -> int:
@@ -114,11 +114,19 @@ def numbered(events: tuple[kv.Event, ...], machine: KvManager) -> list[kv.Event]
                 event = kv.FromScheduler(event.epoch, message._replace(plan_number=plans.pop(0)))
             elif isinstance(message, Recalled) and plans:
                 event = kv.FromScheduler(event.epoch, message._replace(plan_number=plans.pop()))
-        known.append(shifted(event, next_command))
+        known.append(_shifted(event, next_command))
     return known
 
 
-def shifted(event: kv.Event, by: int) -> kv.Event:
+def shifted_batch(batch: Any, by: int) -> Any:
+    """Commands, or the answer to some, whose numbers are greater by `by`."""
+    if not isinstance(batch, CommandsOnLink):
+        return tuple(_shifted(event, by) for event in batch)
+    moved = (command._replace(command_number=CommandNumber(command.command_number + by)) for command in batch.commands)
+    return batch._replace(commands=tuple(moved))
+
+
+def _shifted(event: kv.Event, by: int) -> kv.Event:
     """The acknowledgement of a command whose number is greater by `by`."""
     if isinstance(event, kv.FromWorker) and isinstance(event.message, Applied | Done):
         moved = event.message._replace(command_number=CommandNumber(event.message.command_number + by))

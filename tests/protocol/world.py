@@ -25,7 +25,7 @@ from tests.protocol.links import (
     numbered,
     numbered_from_0,
     result_of,
-    shifted,
+    shifted_batch,
     without_plan,
 )
 from tests.protocol.moved_jobs import possible_moves
@@ -78,7 +78,6 @@ class World:
         self.batches = Batches()
         self._startable: dict[tuple[int, tuple[PlanEntry, ...]], bool] = {}
         self._said: dict[tuple[int, Question, int], bool] = {}
-        self._shifts: dict[tuple[int, int], int] = {}
         self.schedulers = Store(scheduler_key, Scheduler.check, merge=merge)
         self.managers = Store(lambda machine: machine.state_key(0.0), KvManager.check, merge=merge)
         self.workers = Store(FakeWorkerTables.key, lambda machine: None, merge=merge)
@@ -378,16 +377,4 @@ class World:
         )
 
     def _shift(self, number: int, by: int) -> int:
-        known = self._shifts.get((number, by))
-        if known is None:
-            batch = self.batches.get(number)
-            if isinstance(batch, CommandsOnLink):
-                moved = tuple(
-                    command._replace(command_number=CommandNumber(command.command_number + by))
-                    for command in batch.commands
-                )
-                known = self.batches.put(batch._replace(commands=moved))
-            else:
-                known = self.batches.put(tuple(shifted(event, by) for event in batch))
-            self._shifts[number, by] = known
-        return known
+        return self.batches.made(("shifted", number, by), lambda: shifted_batch(self.batches.get(number), by))
