@@ -77,6 +77,8 @@ MOST_RERUNS = 3
 COLLECT_THRESHOLDS = (20_000, 20, 50)
 """Of Python's collector. With its own it runs all the time where explorer and simulator make objects that stay."""
 
+gc.disable()  # until all that the tests import is there
+
 
 class ByWhatIsShared(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
     """A file, or several of WITH_TRANSFORMERS, for the next process that has nothing to do."""
@@ -107,6 +109,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_THRESHOLDS)
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:

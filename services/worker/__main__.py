@@ -13,7 +13,7 @@ from functools import partial
 
 from services.runtime.model_files import fingerprint
 from services.runtime.process import process_main, run_service
-from services.worker.engine.compute_environment import set_compute_environment
+from services.worker.engine.compute_environment import importing_torch, set_compute_environment
 from services.worker.group.placement import placement_of
 from services.worker.group.pod_ranks import share_of_pod
 from services.worker.model.config_json import read_model_config
@@ -38,7 +38,8 @@ def _run(settings: WorkerSettings) -> None:
 
         asyncio.run(run_service("worker", settings, partial(serve, placement)))
     else:
-        from services.worker.group.rank_process import run_rank
+        with importing_torch():
+            from services.worker.group.rank_process import run_rank
 
         run_rank(settings, placement)
 

@@ -17,6 +17,7 @@ from services.runtime.server import RpcServer
 from services.runtime.settings import split_address
 from services.runtime.tls.tls_files import Certificates
 from services.worker.driver import PeerAddresses, WorkerDriver
+from services.worker.engine.compute_environment import importing_torch
 from services.worker.engine.compute_thread import ComputeThread
 from services.worker.group.placement import RankPlacement
 from services.worker.metrics import EngineCollector
@@ -44,7 +45,8 @@ async def _alone(settings: WorkerSettings, compute: ComputeThread) -> Working:
     """A worker of one rank."""
 
     def load() -> "Built":
-        from services.worker.build import build
+        with importing_torch():
+            from services.worker.build import build
 
         built = build(settings, settings.profile_folder)
         _freeze()
@@ -56,7 +58,8 @@ async def _alone(settings: WorkerSettings, compute: ComputeThread) -> Working:
 
 async def _leading(settings: WorkerSettings, placement: RankPlacement, compute: ComputeThread) -> Working:
     """The leader of a group, when all ranks have come and the model has been measured through them."""
-    from services.worker.group.leading import LeadRank
+    with importing_torch():
+        from services.worker.group.leading import LeadRank
 
     lead = await compute.call(lambda: LeadRank(settings, placement))
     server = await lead.listen()

@@ -12,14 +12,20 @@ START_LIMIT_S = 90.0
 """Of a wait for services that start, with torch if they need it."""
 
 
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.2
+PAUSE_OF_WAITED = 0.05
+"""A condition that asks a server takes its time, and the machine's from the services that start meanwhile."""
+
+
 def wait_until(condition: Callable[[], object], what: str, limit_s: float = START_LIMIT_S) -> None:
-    """Polls until `condition` holds; fails the test, naming `what`, after `limit_s`."""
-    deadline_s = time.monotonic() + limit_s
+    """Polls until `condition` holds, seldom when it takes long; fails the test, naming `what`, after `limit_s`."""
+    began_s = time.monotonic()
     pause = threading.Event()
     while not condition():
-        if time.monotonic() > deadline_s:
+        waited_s = time.monotonic() - began_s
+        if waited_s > limit_s:
             raise AssertionError(f"{what}: not within {limit_s} s")
-        pause.wait(0.01)
+        pause.wait(min(max(PAUSE_OF_WAITED * waited_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S))
 
 
 async def until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:

@@ -201,7 +201,7 @@ class Cluster:
         """The gateway says that it serves, and the scheduler that its group does."""
         try:
             groups = self.status().groups
-            return self.is_serving() and bool(groups) and groups[0].ready
+            return bool(groups) and groups[0].ready and self.is_serving()
         except grpc.RpcError:
             return False
 

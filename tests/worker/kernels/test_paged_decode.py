@@ -24,9 +24,10 @@ LENGTHS = [1, 2, 15, 16, 17, 64, 65, 130, 150]
 def test_decodes_have_the_references_logits(family: str, changes: dict[str, Any], items: int) -> None:
     reference = reference_model(family, **changes)
     model, texts = ours_of(reference), [tokens(length, seed=length) for length in LENGTHS]
+    pool = Pool(model, block_size=16)
+    rows = pool.begun(model, texts)
     with interpreted_attention(items) as attention:
         model.attention = attention(model.config)
-        pool = Pool(model, block_size=16)
-        found = pool.run(model, pool.begun(model, texts), [text[-1:] for text in texts])
+        found = pool.run(model, rows, [text[-1:] for text in texts])
     expected = torch.stack([reference_logits(reference, text)[-1] for text in texts])
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4

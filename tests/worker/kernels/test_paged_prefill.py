@@ -11,7 +11,7 @@ from services.worker.model.batch import SequenceRows
 from tests.worker.kernels.interpreted_attention import PACKAGE, interpreted_attention
 from tests.worker.model.reference_models import Pool, ours_of, reference_logits, reference_model, tokens
 
-SPANS = [(40, 41), (0, 2), (0, 33), (64, 65), (7, 30), (16, 80), (63, 66), (0, 100)]
+SPANS = [(40, 41), (0, 2), (64, 65), (7, 30), (60, 80), (63, 66), (0, 70)]
 """From which position to which each sequence computes its rows: decodes, prompts and chunks."""
 
 
