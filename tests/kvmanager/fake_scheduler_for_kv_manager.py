@@ -76,6 +76,11 @@ class FakeSchedulerForKvManager:
         """A job ended."""
         await self.say(epoch, Release(JobId(name)))
 
+    async def hear_newest_epoch(self) -> int:
+        """What it is told before all else, if the KV manager knows of an epoch."""
+        await self._read()
+        return self.newest_epoch
+
     async def hear(self) -> KvLinkItem:
         """The next message that is no figures."""
         while not self._heard:

@@ -109,6 +109,7 @@ async def test_rule_40_the_next_scheduler_hears_first_which_epoch_was_the_greate
         await first.hear()
         assert first.newest_epoch == 0
         next_one = served.scheduler()
+        assert await next_one.hear_newest_epoch() == 5
         await next_one.jobs(6, "a")
         await (await served.worker(6)).obey()
         await next_one.hear()
