@@ -21,11 +21,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fastserve.v1 import admin_pb2, admin_pb2_grpc
+from tests.builders.forked_modules import ForkedModule
 from tests.builders.repository_paths import ROOT
 from tests.builders.waits import wait_until
 
 STOP_LIMIT_S = 60.0
-
+OURS = ("services.", "tests.")
+"""These are forked; torchrun is not."""
 
 FIRST_PORT = 16_000
 PORTS_OF_A_TEST_PROCESS = 2000
@@ -49,6 +51,8 @@ class Process:
     `variables`: of its environment.
     """
 
+    popen: "subprocess.Popen[bytes] | ForkedModule"
+
     def __init__(
         self,
         service: str,
@@ -64,14 +68,14 @@ class Process:
         module = module or (f"services.{service}",)
         self.ready_file = folder / f"{service}-{instance}.json"
         self.log_path = folder / f"{service}-{instance}.log"
+        command = (*module, *arguments, "--ready-file", str(self.ready_file))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})}
+        if module[0].startswith(OURS):
+            self.popen = ForkedModule(command, self.log_path, environment)
+            return
         with self.log_path.open("wb") as log:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", *module, *arguments, "--ready-file", str(self.ready_file)],
-                stderr=log,
-                stdout=log,
-                env=environment,
-                cwd=ROOT,
+                [sys.executable, "-m", *command], stderr=log, stdout=log, env=environment, cwd=ROOT
             )
 
     def log(self) -> str:
@@ -95,13 +99,11 @@ class Process:
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         self.ask_to_stop(how)
-        if self.popen.poll() is None:
-            try:
-                self.popen.wait(STOP_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                self.popen.kill()
-                self.popen.wait(STOP_LIMIT_S)
-        return self.popen.returncode
+        try:
+            return self.popen.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            return self.popen.wait(STOP_LIMIT_S)
 
 
 class Cluster:

@@ -1,5 +1,5 @@
 """Preempted, swapped, recomputed or not: every job gives, token for token, what it gives alone (float32, real services,
-real model), and so are the log probabilities of its prompt.
+a tiny model with random weights), and so are the log probabilities of its prompt.
 
 The cluster lasts as long as the test process: a worker of xdist that is given tests of other files in between would
 else start it, and run every job alone, anew.
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders.repository_paths import BUNDLED
+from tests.builders.model_folders import tiny_model_folder
 from tests.builders.waits import wait_until
 from tests.e2e.cluster import Cluster, running_cluster
 from tests.e2e.jobs import ForcedJob, Given, make_jobs, run_alone, run_in_waves, run_together
@@ -20,7 +20,7 @@ from tests.e2e.observed import lines_of
 
 JOB_COUNT = 60
 CANDIDATES = 68
-VOCABULARY = 2048
+VOCABULARY = 512
 LONG_EVERY = 10
 POOL_TOKENS = 256
 """One or two long jobs fill it; sixteen run at a time."""
@@ -61,7 +61,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         "16384",
     )
     folder = tmp_path_factory.mktemp("cluster")
-    with running_cluster(BUNDLED, folder, "fcfs", "defer", worker_flags=flags, observed=("worker",)) as running:
+    with running_cluster(
+        tiny_model_folder(folder), folder, "fcfs", "defer", worker_flags=flags, observed=("worker",)
+    ) as running:
         yield running
 
 

@@ -15,15 +15,19 @@ SPANS = [(40, 41), (0, 2), (64, 65), (7, 30), (60, 80), (63, 66), (0, 70)]
 """From which position to which each sequence computes its rows: decodes, prompts and chunks."""
 
 
+ONE_LAYER = {"num_hidden_layers": 1}
+"""Where a layer's KV lies, the first of the cases shows."""
+
+
 @pytest.mark.parametrize("tile_rows", [8, 32])
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
         ("llama", {"num_key_value_heads": 2}),
-        ("qwen3", {"num_key_value_heads": 1, "head_dim": 24}),
-        ("mistral", {"sliding_window": 40}),
-        ("mistral", {"sliding_window": 5}),
-        ("opt", {}),
+        ("qwen3", {"num_key_value_heads": 1, "head_dim": 24, **ONE_LAYER}),
+        ("mistral", {"sliding_window": 40, **ONE_LAYER}),
+        ("mistral", {"sliding_window": 5, **ONE_LAYER}),
+        ("opt", ONE_LAYER),
     ],
     ids=["two heads share", "all do, and a head is no power of two", "a window", "a narrow one", "no rotation"],
 )

@@ -3,7 +3,6 @@
 The processes are forked from a server that has imported torch, so that one more costs little.
 """
 
-import multiprocessing
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -35,13 +34,11 @@ from services.worker.profiling.cost_measurement import MeasuringLimits
 from services.worker.profiling.group_measurement import follow_measurements, measure_group
 from services.worker.sampling.guide_states import GuideStates
 from services.worker.step import OutputLedger, Step, StepOutcome, guided_starts
+from tests.builders.forked_modules import FORKED
 
 LIMIT_S = 60.0
 BLOCK_SIZE = 4
 _CPU = torch.device("cpu")
-
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload([__name__])
 
 
 @dataclass(frozen=True)
@@ -171,10 +168,10 @@ class GroupOfProcesses:
         self._lock = threading.Lock()
         self.ranks: list[_Rank] = []
         for number in range(layout.rank_count):
-            ours, theirs = _processes.Pipe()
+            ours, theirs = FORKED.Pipe()
             pools = (device_blocks, host_blocks)
             facts = ProcessFacts(folder, layout, number, self.store.port, *pools, natively, dtype)
-            process = _processes.Process(target=run_rank, args=(theirs, facts), daemon=True)
+            process = FORKED.Process(target=run_rank, args=(theirs, facts), daemon=True)
             process.start()
             theirs.close()
             self.ranks.append(_Rank(process, ours, self._take_done))
