@@ -25,8 +25,9 @@ class ForkedModule:
     `subprocess.Popen` shows a process.
     """
 
-    def __init__(self, module: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> None:
-        self.args = tuple(module)
+    def __init__(self, command: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> None:
+        """`command`: the module and its arguments; `log_path`: where stdout and stderr go."""
+        self.args = tuple(command)
         self._process = FORKED.Process(target=_run, args=(self.args, log_path, dict(environment)), daemon=True)
         self._process.start()
         assert self._process.pid is not None
@@ -39,7 +40,7 @@ class ForkedModule:
 
     def poll(self) -> int | None:
         """The same."""
-        return self._process.exitcode
+        return self.returncode
 
     def wait(self, timeout: float) -> int:
         """The same at its end. Raises TimeoutExpired if that does not come in time."""
@@ -58,16 +59,13 @@ class ForkedModule:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(module: tuple[str, ...], log_path: Path, environment: dict[str, str]) -> None:
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+def _run(command: tuple[str, ...], log_path: Path, environment: dict[str, str]) -> None:
+    with log_path.open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(ROOT)
-    sys.argv[:] = [module[0], *module[1:]]
-    sys.modules.pop(f"{module[0]}.__main__", None)  # it is run, not imported
-    runpy.run_module(module[0], run_name="__main__", alter_sys=True)
+    sys.argv = list(command)
+    sys.modules.pop(f"{command[0]}.__main__", None)  # it is run, not imported
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)

@@ -11,5 +11,5 @@ set_compute_environment()
 with importing_torch():
     for service in ("gateway", "kvmanager", "scheduler", "worker"):
         import_module(f"services.{service}.__main__")
-    for module in ("serving", "build", "group.leading", "group.rank_process"):
+    for module in ("serving", "group.leading", "group.rank_process"):
         import_module(f"services.worker.{module}")

@@ -1,7 +1,7 @@
 """A real FastServe of four processes on free ports of the loopback interface, whose scheduler and KV manager can be
 restarted with other policies.
 
-The worker is started once (importing torch and measuring the cost model take seconds); when the KV manager and the
+The worker is started once (loading the model and measuring its cost take seconds); when the KV manager and the
 scheduler are replaced on the same ports it begins a new epoch, and the gateway dials again, as they would in a cluster.
 """
 
