@@ -164,26 +164,32 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         return handler._replace(**changes)
 
 
-def _check_bindable(address: str) -> None:
-    """Raises AddressInUseError with the reason if an address can't be listened on; gRPC does not report the reason."""
+def probe_listening(address: str) -> socket.socket:
+    """A socket that listens on an address, whose peers nobody accepts: while it is open, nobody else can.
+
+    Raises AddressInUseError with the reason if the address can't be listened on; gRPC does not report the reason.
+    """
     host, port = split_address(address)
+    probe = None
     try:
         family, _, _, _, place = socket.getaddrinfo(
             bare_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-            probe.listen(1)
+        probe = socket.socket(family, socket.SOCK_STREAM)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(place)
+        probe.listen(1)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise AddressInUseError(f"can't listen on {address}: the port is in use") from None
-        raise AddressInUseError(f"can't listen on {address}: {error.strerror or error}") from None
+        if probe is not None:
+            probe.close()
+        reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or error
+        raise AddressInUseError(f"can't listen on {address}: {reason}") from None
+    return probe
 
 
 def _listen(server: grpc.aio.Server, address: str, tls: TlsFiles | None) -> str:
     """Has the server listen; returns HOST:PORT with the actual port."""
-    _check_bindable(address)
+    probe_listening(address).close()
     try:
         if tls is None:
             port = server.add_insecure_port(address)

@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -19,14 +20,15 @@ from services.cli.up.supervisor import supervise
 from services.cli.up.up_log import TEXT_LOG, UpLog
 from services.cli.up.up_settings import SERVICES, UpOnlySettings, UpSettings, names, passed_on, resolved
 from services.cli.up.worker_groups import WORKER, worker_flags
-from services.domain.errors import FastServeError, InvalidFieldError
+from services.domain.errors import AddressInUseError, FastServeError, InvalidFieldError
 from services.gateway.settings import GatewaySettings
 from services.loadgen.gateway_client import GatewayClient
 from services.runtime.command_line import CommandError, ExitCode
 from services.runtime.core_turns import wake_patiently
 from services.runtime.model_files import BUNDLED_MODEL, MOST_NAME_CHARACTERS
 from services.runtime.process import die_with_parent, write_ready_file
-from services.runtime.settings import ENVIRONMENT_PREFIX, parse_flags, resolve
+from services.runtime.server import probe_listening
+from services.runtime.settings import ENVIRONMENT_PREFIX, join_address, parse_flags, resolve
 from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import WorkerSettings
 
@@ -111,6 +113,22 @@ def service_commands(
     ]
 
 
+def check_public_ports(host: str, ports: Mapping[str, int]) -> None:
+    """Refuses ports that are taken, or given twice, before anything starts: a service that can't have its port is seen
+    only when those before it are up. `ports` are by flag; 0 is any free one.
+
+    Raises AddressInUseError that names the flag.
+    """
+    with ExitStack() as probes:
+        for flag, port in ports.items():
+            if port == 0:
+                continue
+            try:
+                probes.enter_context(probe_listening(join_address(host, port)))
+            except AddressInUseError as error:
+                raise AddressInUseError(f"{flag}: {error}") from None
+
+
 async def gateway_serves(addresses: Mapping[str, ServiceAddresses]) -> None:
     """Waits until the gateway accepts requests, that is, until a worker has joined."""
     gateway = addresses["gateway"]
@@ -181,6 +199,11 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     flags = flags_of_services(settings, environ, Path(named) if named else None)
     log = UpLog(settings.log_format)
     commands = service_commands(flags, environ, settings.http_port, log=log)
+    gateway = resolved(GatewaySettings, "gateway", flags["gateway"], environ)
+    ports = {"--grpc-port": gateway.grpc_port, "--metrics-port": gateway.metrics_port}
+    if any(command.name == REST for command in commands):
+        ports["--http-port"] = settings.http_port
+    check_public_ports(gateway.host, ports)
     with tempfile.TemporaryDirectory(prefix="fastserve-") as scratch:
         state_dir = settings.state_dir or Path(scratch)
         try:

@@ -1,5 +1,6 @@
 """Flags of `fastserve up`: which service gets which, and what is refused before anything starts."""
 
+import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,17 +9,18 @@ import pytest
 
 from services.cli.__main__ import main
 from services.cli.up.service_process import ServiceAddresses
-from services.cli.up.up_command import STOP_MARGIN_S, flags_of_services, service_commands
+from services.cli.up.up_command import STOP_MARGIN_S, check_public_ports, flags_of_services, service_commands
 from services.cli.up.up_log import UpLog
 from services.cli.up.up_settings import SERVICES, UpOnlySettings, UpSettings
 from services.cli.up.worker_groups import worker_flags
-from services.domain.errors import InvalidFieldError
+from services.domain.errors import AddressInUseError, InvalidFieldError
 from services.loadgen.server_process import last_line, running_server
 from services.runtime.model_files import BUNDLED_MODEL, BUNDLED_MODEL_NAME
 from services.runtime.settings import TABLES, load, parse_flags
 from services.worker.parallel.layout import Layout
 from services.worker.settings import WorkerSettings
 from tests.cli.commands import PYTHON_FASTSERVE
+from tests.e2e.cluster import free_port
 
 CONTRACT = [
     "model",
@@ -294,6 +296,30 @@ def test_a_bad_flag_ends_with_1_and_one_line(
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("", 1)
     assert told.err.startswith(f"fastserve up: {reason}")
+
+
+def test_a_public_port_that_is_taken_is_refused_by_its_flag() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        reason = f"--http-port: can't listen on 127.0.0.1:{port}: the port is in use"
+        with pytest.raises(AddressInUseError, match=reason):
+            check_public_ports("127.0.0.1", {"--grpc-port": free_port(), "--http-port": port})
+
+
+def test_one_port_for_two_servers_is_refused_by_the_flag_of_the_second() -> None:
+    port = free_port()
+    with pytest.raises(AddressInUseError, match=f"--metrics-port: can't listen on 127.0.0.1:{port}"):
+        check_public_ports("127.0.0.1", {"--grpc-port": port, "--metrics-port": port})
+
+
+def test_ports_that_are_free_stay_free_and_any_number_of_servers_may_have_any_free_port() -> None:
+    port = free_port()
+    check_public_ports("127.0.0.1", {"--grpc-port": port, "--metrics-port": 0, "--http-port": 0})
+    with socket.socket() as later:
+        later.bind(("127.0.0.1", port))
+        later.listen()
 
 
 def test_a_missing_model_folder_ends_with_1_and_the_reason_in_one_line(tmp_path: Path) -> None:
