@@ -70,6 +70,7 @@ def test_nothing_but_all_figures_at_the_committed_scale_replaces_the_committed_r
     asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "draw", lambda *_: None)
     other = replace(FIGURE, name="other")
     monkeypatch.setattr(command, "FIGURES", (FIGURE, other))
     for scale in ("QUICK", "FULL"):
