@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from copy import deepcopy
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,8 +75,22 @@ def measured(tmp_path: Path, before: Content | None = None) -> Content:
     return content
 
 
-def test_every_scenario_is_served_under_fcfs_and_both_other_policies(tmp_path: Path, runs: list[str]) -> None:
-    content = measured(tmp_path)
+class Measurement(NamedTuple):
+    """What was measured, and the names of the runs in their order."""
+
+    content: Content
+    runs: list[str]
+
+
+@pytest.fixture(scope="module")
+def measured_once(tmp_path_factory: pytest.TempPathFactory) -> Measurement:
+    """A measurement from nothing to its end. It is nobody's to change: take a `deepcopy`."""
+    with without_servers() as made:
+        return Measurement(measured(tmp_path_factory.mktemp("whole")), made)
+
+
+def test_every_scenario_is_served_under_fcfs_and_both_other_policies(measured_once: Measurement) -> None:
+    content, runs = measured_once
     assert [told["name"] for told in content["scenarios"]] == [one.name for one in scenarios(WHERE)]
     for told in content["scenarios"]:
         assert [run["pair"][0] for run in told["runs"]] == ["fcfs", "gittins", "skip-join-mlfq"]
@@ -90,16 +105,14 @@ def test_every_scenario_is_served_under_fcfs_and_both_other_policies(tmp_path: P
 
 
 def test_what_a_broken_off_measurement_lacks_is_measured_with_its_jobs_and_its_profile(
-    tmp_path: Path, runs: list[str]
+    measured_once: Measurement, tmp_path: Path, runs: list[str]
 ) -> None:
-    before = measured(tmp_path)
+    before = deepcopy(measured_once.content)
     traces = [told["trace"] for told in before["scenarios"]]
     before["scenarios"][0]["runs"][1]["live"] = {"error": "the server ended"}
     del before["scenarios"][1]["runs"][2]
-    names = [runs[1], runs[5]]
-    runs.clear()
     content = measured(tmp_path, before)
-    assert runs == names
+    assert runs == [measured_once.runs[1], measured_once.runs[5]]
     assert [told["trace"] for told in content["scenarios"]] == traces
     assert [len(told["runs"]) for told in content["scenarios"]] == [3, 3]
 
@@ -124,11 +137,9 @@ class SimulatedFile(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> SimulatedFile:
-    folder = tmp_path_factory.mktemp("measured")
-    with without_servers():
-        content = as_if_slower(measured(folder))
-    file = folder / "policies.json"
+def simulated(measured_once: Measurement, tmp_path_factory: pytest.TempPathFactory) -> SimulatedFile:
+    content = as_if_slower(deepcopy(measured_once.content))
+    file = tmp_path_factory.mktemp("measured") / "policies.json"
     file.write_text(json.dumps({"hardware": {"name": "a card"}, **content}))
     with redirect_stdout(StringIO()) as printed:
         assert main(["--simulate", str(file)]) == 0
