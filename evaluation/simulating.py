@@ -2,14 +2,15 @@
 
 Lengths are stratified and arrivals stretched to the rate, so that a load is what it says for every seed: a heavy tail's
 thousand draws, or a thousand bursty gaps, would else miss it by a tenth and more. The server is the one of `fastserve
-simulate`: the services' own settings with their defaults, but for what the run says.
+simulate`: the services' own settings with their defaults, but for what the run says, and for the limit on first tokens,
+which is the one that the figures ask for.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from evaluation.measures import measure
+from evaluation.measures import TTFT_LIMIT_S, measure
 from evaluation.systems import RESERVING
 from evaluation.values import BEST_FORM, CapacityOf, Lengths, Measured, Run, Server, System
 from services.experiments.cases import CAPACITY_BATCHES, CAPACITY_JOBS, simulated_jobs
@@ -41,6 +42,7 @@ def server_setup(server: Server, system: System) -> ServerSetup:
         "starvation_limit": system.starvation_limit_s,
         "quantum_ratio": system.quantum_ratio,
         "charge": system.charge,
+        "first_token_limit": TTFT_LIMIT_S,
         "max_batch": server.max_batch,
         "pp": server.stages,
         "kv_device_tokens": server.device_tokens,

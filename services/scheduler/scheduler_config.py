@@ -52,7 +52,7 @@ class SchedulerConfig:
     starvation_limit_s: float | None = 10.0
     promotions_per_step: int = 1
     silence_limit_s: float | None = 1.5
-    first_token_limit_s: float | None = 1.0
+    first_token_limit_s: float | None = 1.5
     per_token_limit_s: float | None = 0.1
     first_token_share: float = 0.05
     length_predictor: LengthPredictor = LengthPredictor.OFF

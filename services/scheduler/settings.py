@@ -82,7 +82,7 @@ class SchedulerSettings(RecordingSettings, ServedTlsSettings):
         description="seconds without a token after which policy gittins lends a started job an iteration; off: never",
     )
     first_token_limit: float | None = Field(
-        1.0,
+        1.5,
         gt=0,
         le=86_400,
         description="seconds after which policy gittins lends a job that has not started its prefill; off: never",

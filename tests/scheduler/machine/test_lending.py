@@ -27,9 +27,17 @@ COST = proportional_cost(0.001, 0.02)
 
 
 def lending(**knobs: object) -> SchedulerConfig:
-    """Batches of 4, of which one job is lent for silence, plenty for first tokens and nothing for later ones."""
-    small = {"max_batch": 4, "plans_in_flight": 1, "first_token_share": 1.0, "per_token_limit_s": None} | knobs
-    return SchedulerConfig(policy=PolicyName.GITTINS, **small)  # type: ignore[arg-type]
+    """Batches of 4, of which one job is lent for silence, plenty for first tokens, after a second, and nothing for later
+    ones.
+    """
+    small: dict[str, object] = {
+        "max_batch": 4,
+        "plans_in_flight": 1,
+        "first_token_limit_s": 1.0,
+        "first_token_share": 1.0,
+        "per_token_limit_s": None,
+    }
+    return SchedulerConfig(policy=PolicyName.GITTINS, **(small | knobs))  # type: ignore[arg-type]
 
 
 def crowd(count: int, output_tokens: int = 200) -> list[Arrival]:
