@@ -27,9 +27,7 @@ COST = proportional_cost(0.001, 0.02)
 
 
 def lending(**knobs: object) -> SchedulerConfig:
-    """Batches of 4, of which one job is lent for silence, plenty for first tokens, after a second, and nothing for later
-    ones.
-    """
+    """Batches of 4: one job is lent for silence, plenty for first tokens (after a second), nothing for later ones."""
     small: dict[str, object] = {
         "max_batch": 4,
         "plans_in_flight": 1,
