@@ -22,7 +22,7 @@ SKIP_JOIN = System("skip-join MLFQ", PolicyName.SKIP_JOIN_MLFQ, "proactive")
 """FastServe as the papers have it."""
 
 GITTINS = System("gittins", PolicyName.GITTINS, "proactive")
-"""FastServe's default."""
+"""FastServe's default, but that it lends a first token after the time that the figures ask for (simulating.py)."""
 
 SRPT = System("SRPT oracle", PolicyName.SRPT, "proactive")
 MLFQ = System("naive MLFQ", PolicyName.MLFQ, "proactive")
