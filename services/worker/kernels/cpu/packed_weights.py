@@ -122,7 +122,8 @@ def put_by_vector(packed: Tensor) -> Tensor:
     panels, words, _ = packed.shape
     for piece in torch.split(packed, _even_piece(words), dim=1):
         vectors = piece.view(panels, piece.shape[1], PANEL // LANES, LANES).transpose(1, 2)
-        piece.copy_(vectors.reshape(piece.shape))
+        # A copy in every case: a view would do for a single word, which lies as it should.
+        piece.copy_(vectors.clone(memory_format=torch.contiguous_format).view(piece.shape))
     return packed
 
 

@@ -26,6 +26,7 @@ from tests.worker.model.reference_models import (
     ours_of,
     plain_pair,
     reference_model,
+    spans,
     tokens,
 )
 
@@ -48,12 +49,16 @@ def test_a_long_prompt_and_what_follows_are_those_of_torch(
     assert error < (2e-5 if dtype == torch.float32 else 0.05)
 
 
+@pytest.mark.parametrize("intermediate_size", [700, 257])
 @pytest.mark.parametrize("instruction_set", instruction_sets())
 def test_matrices_of_several_pieces_are_multiplied_and_looked_up_as_those_of_torch(
-    instruction_set: InstructionSet,
+    instruction_set: InstructionSet, intermediate_size: int
 ) -> None:
-    """By one to several tiles; the last piece is a short one. In bfloat16 test_coded_weights holds them to others."""
-    reference = reference_model("llama", hidden_size=304, intermediate_size=700, tie_word_embeddings=True)
+    """By one to several tiles; the last piece is a short one, down to one word. In bfloat16 test_coded_weights holds
+    them to others.
+    """
+    sizes = {"hidden_size": 304, "intermediate_size": intermediate_size}
+    reference = reference_model("llama", tie_word_embeddings=True, **sizes)
     text, chunks = tokens(60), [19, 1, 2, 3, 4, 5, 6, 8, 12]
     found = chunked_logits(native_of(reference, torch.float32, instruction_set, threads=2), text, chunks, block_size=16)
     expected = chunked_logits(ours_of(reference), text, chunks, block_size=16)
@@ -158,13 +163,17 @@ def test_panels_hold_words_of_64_outputs_side_by_side() -> None:
     assert torch.equal(halves[0, 2, :, 1], torch.zeros(64))
 
 
-def test_put_by_vector_each_piece_has_its_words_of_16_outputs_after_those_of_the_16_before() -> None:
-    packed = torch.arange(2 * 130 * 64, dtype=torch.int32).view(2, 130, 64)
+@pytest.mark.parametrize("pieces", [(48, 48, 34), (64, 64, 64, 64, 1), (1,)])  # as even as those of whole lines can be
+def test_put_by_vector_each_piece_has_its_words_of_16_outputs_after_those_of_the_16_before(
+    pieces: tuple[int, ...],
+) -> None:
+    words = sum(pieces)
+    packed = torch.arange(2 * words * 64, dtype=torch.int32).view(2, words, 64)
     moved = put_by_vector(packed.clone())
-    for begin, count in ((0, 48), (48, 48), (96, 34)):  # as even as pieces of whole lines can be
-        piece = moved[1, begin : begin + count].reshape(4, count, 16)
+    for begin, end in spans(pieces):
+        piece = moved[1, begin:end].reshape(4, end - begin, 16)
         for vector in range(4):
-            assert torch.equal(piece[vector], packed[1, begin : begin + count, vector * 16 : vector * 16 + 16])
+            assert torch.equal(piece[vector], packed[1, begin:end, vector * 16 : vector * 16 + 16])
 
 
 class TestAThreadThatLosesItsCore:
