@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from benchmarks.engine_copies import EngineCopies
 from benchmarks.machine_rates import measured_rates
 from benchmarks.offline_engine import OfflineEngine, OfflineJob, offline_jobs
+from benchmarks.settings import DEFAULT_MAX_BATCH
 from models.corpus import documents, is_held_out
 from models.measure import held_out_rows
 from services.domain.ids import JobId
@@ -31,7 +32,7 @@ class EngineUnderTest:
         built = build(settings, profile_folder=settings.profile_folder)
         self.threads = torch.get_num_threads()
         self._vocabulary_size = built.engine.model.config.vocabulary_size
-        self._offline = OfflineEngine(built.engine, settings.max_batch, max_batch_tokens)
+        self._offline = OfflineEngine(built.engine, settings.max_batch or DEFAULT_MAX_BATCH, max_batch_tokens)
         self._copies = EngineCopies(built.engine)
         self._engine = built.engine
         self._folder = settings.model

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from services.scheduler.scheduler_config import SchedulerConfig
 from services.scheduler.settings import SchedulerSettings
 
 T = TypeVar("T")
 
-DEFAULT_MAX_BATCH: int = SchedulerSettings.model_fields["max_batch"].default
+DEFAULT_MAX_BATCH = SchedulerConfig().max_batch
 MAX_BATCH_TOKENS: int = SchedulerSettings.model_fields["max_batch_tokens"].default
 
 

@@ -17,7 +17,6 @@ from services.simulator.server_setup import ServerSetup
 
 _SCHEDULER = (
     "policy",
-    "max_batch",
     "max_batch_tokens",
     "prefill_chunk",
     "quantum_ratio",
@@ -48,6 +47,7 @@ class SimulatedServerSettings(BaseModel):
     model_config = Settings.model_config
 
     groups: int = Field(1, ge=1, le=1024, description="worker groups, each a copy of the model")
+    max_batch: int = Field(16, ge=1, le=4096, description="maximum number of jobs in an iteration")
     pp: int | None = Field(None, ge=1, le=15, description="pipeline stages of a group; off: the profile's")
     plans_in_flight: int | None = Field(
         None, ge=1, le=16, description="iterations planned ahead, including the running ones; off: stages + 1"
@@ -96,7 +96,8 @@ def _scheduler(settings: SimulatedServerSettings, stages: int) -> SchedulerSetti
     values = {name: getattr(settings, name) for name in _SCHEDULER}
     plans = stages + 1 if settings.plans_in_flight is None else settings.plans_in_flight
     links = {"kv_manager": _NO_ADDRESS, "model": "simulated"}
-    return resolve(SchedulerSettings, "scheduler", {**values, "plans_in_flight": plans, **links}, {})
+    batches = {"max_batch": settings.max_batch, "plans_in_flight": plans}
+    return resolve(SchedulerSettings, "scheduler", {**values, **batches, **links}, {})
 
 
 def server_setup(settings: SimulatedServerSettings, profile: Profile) -> ServerSetup:

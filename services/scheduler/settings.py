@@ -44,7 +44,13 @@ class SchedulerSettings(RecordingSettings, ServedTlsSettings):
         "come; fastserve up starts so many (off: 1)",
     )
     policy: PolicyName = Field(PolicyName.GITTINS, description="scheduling policy: which jobs run next")
-    max_batch: int = Field(16, ge=1, le=4096, description="maximum number of jobs in an iteration")
+    max_batch: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="maximum number of jobs in an iteration; off: what is best by the worker's measured profile, at "
+        "least 16",
+    )
     max_batch_tokens: int = Field(
         2048,
         ge=1,
@@ -162,7 +168,7 @@ class SchedulerSettings(RecordingSettings, ServedTlsSettings):
 
     @model_validator(mode="after")
     def _check(self) -> "SchedulerSettings":
-        if self.max_batch_tokens < self.max_batch:
+        if self.max_batch_tokens < (self.max_batch or 1):
             raise ValueError("--max-batch-tokens must be at least --max-batch: each job needs one token")
         if self.lease_retry * 2 >= self.lease_duration:
             raise ValueError("--lease-retry must be less than half of --lease-duration")
@@ -190,7 +196,8 @@ class SchedulerSettings(RecordingSettings, ServedTlsSettings):
         """The settings of the policy and the machine."""
         return SchedulerConfig(
             policy=self.policy,
-            max_batch=self.max_batch,
+            max_batch=self.max_batch or min(SchedulerConfig().max_batch, self.max_batch_tokens),
+            chooses_batch=self.max_batch is None,
             max_batch_tokens=self.max_batch_tokens,
             prefill_chunk_tokens=self.prefill_chunk,
             plans_in_flight=self.plans_in_flight,

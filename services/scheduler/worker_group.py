@@ -148,6 +148,7 @@ class WorkerGroup:
         self._work = work
         self._hear = hear
         self.recorder = recorder
+        self._told_batch = 0
         self._handle = self.machine.handle if recorder is None else recorder.watching(self.machine.handle)
         self._stream: WorkerStream | None = None
         self._facts: WorkerFacts | None = None
@@ -315,6 +316,9 @@ class WorkerGroup:
             self.wake_s = None
         left: list[Emit | End | Reject | Withdrawn] = []
         commands = self._handle(events, now_s)
+        if self.machine.batch.jobs != self._told_batch:
+            self._told_batch = self.machine.batch.jobs
+            _log.info("group %d: up to %d jobs in an iteration", self.number, self._told_batch)
         self._hear(self.number, events, commands, now_s)
         for command in commands:
             match command:

@@ -41,6 +41,8 @@ from services.worker.sampling.guide_states import GuideStates
 from services.worker.settings import EngineSettings
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_MEASURED_BATCHES = {"cpu": 64, "cuda": 256}
+"""Largest batch for which the cost model is measured, by device: where more tokens a second still come of more jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,8 @@ def stages_of(settings: EngineSettings, layout: Layout, local_rank: int, folder:
     dtype = _DTYPES[dtype_name]
     natively = computes_natively(settings.kernels, config, device, dtype, says_why=False)  # that the load does
     quantized = settings.weights == "int8"
-    kind = [fingerprint(settings.model), str(layout), settings.max_batch, device_name(device), dtype_name, threads]
+    max_batch = _max_batch(settings, device)
+    kind = [fingerprint(settings.model), str(layout), max_batch, device_name(device), dtype_name, threads]
     kind += [natively, quantized]
     key = hashlib.sha256(json.dumps([*kind, torch.__version__]).encode()).hexdigest()[:24]
     file = folder / "stages" / f"{key}.json"
@@ -128,9 +131,7 @@ def stages_of(settings: EngineSettings, layout: Layout, local_rank: int, folder:
         with contextlib.suppress(OSError, ValueError):
             return tuple(int(first) for first in json.loads(file.read_text(encoding="utf-8")))
     torch.set_num_threads(threads)
-    costs = measured_stage_costs(
-        config, layout.tp, settings.max_batch, device, dtype, natively=natively, quantized=quantized
-    )
+    costs = measured_stage_costs(config, layout.tp, max_batch, device, dtype, natively=natively, quantized=quantized)
     first_layers = tuple(layers.start for layers in split_layers(costs, layout.pp))
     with contextlib.suppress(OSError):  # a folder that can't be written: measured again at the next start
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -178,8 +179,9 @@ def load_rank_of(
         rank.layout.rank_count,
     )
     pools = make_pools(shape, *counts, device)
+    max_batch = _max_batch(settings, device)
     if isinstance(model, RecordedDecoder):
-        model.record(PagedKv(pools.device), settings.max_batch)
+        model.record(PagedKv(pools.device), max_batch)
     source: Source = {
         "model": settings.model.resolve().name,
         "model_fingerprint": fingerprint(settings.model),
@@ -194,7 +196,7 @@ def load_rank_of(
     if rank.layout.rank_count > 1:
         layers = " ".join(map(str, first_layers))
         source = {**source, "tp": rank.layout.tp, "pp": rank.layout.pp, "first_layers": layers}
-    return Loaded(model, pools, MeasuringLimits(model.max_model_len, settings.max_batch), source, first_layers)
+    return Loaded(model, pools, MeasuringLimits(model.max_model_len, max_batch), source, first_layers)
 
 
 def default_dtype(checkpoint_dtype: str | None, device: torch.device) -> str:
@@ -214,6 +216,10 @@ def device_name(device: torch.device) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _max_batch(settings: EngineSettings, device: torch.device) -> int:
+    return settings.max_batch or _MEASURED_BATCHES[device.type]
 
 
 def _device(name: str, local_rank: int) -> torch.device:

@@ -204,3 +204,11 @@ def test_settings_become_the_policys_configuration() -> None:
     assert (config.policy, config.max_batch, config.prefill_chunk_tokens) == (PolicyName.SRPT, 8, 64)
     assert (config.starvation_limit_s, config.charge, config.plans_in_flight) == (None, Charge.MARGINAL, None)
     assert config.length_predictor is LengthPredictor.ONLINE
+    assert not config.chooses_batch
+
+
+@pytest.mark.parametrize(("most_tokens", "at_first"), [(2048, 16), (12, 12)])
+def test_without_a_batch_each_workers_profile_will_choose_it(most_tokens: int, at_first: int) -> None:
+    fields = {"kv_manager": "127.0.0.1:1", "model": BUNDLED, "max_batch_tokens": most_tokens}
+    config = SchedulerSettings.model_validate(fields).config
+    assert (config.chooses_batch, config.max_batch) == (True, at_first)

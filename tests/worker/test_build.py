@@ -187,6 +187,13 @@ class TestBuild:
         assert facts.block_bytes == built.engine.pools.device[0].nbytes
         assert built.engine.pools.device.dtype == torch.bfloat16
 
+    def test_without_a_batch_up_to_64_jobs_are_measured_among_which_the_scheduler_can_choose(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        built = build(settings_of(model, max_batch=None), profile_folder=tmp_path)
+        built.engine.close()
+        assert max(point.batch for point in built.facts.profile.decode) == 64
+
     def test_the_measured_profile_is_kept_for_workers_of_the_same_kind(self, model: Path, tmp_path: Path) -> None:
         first, second = (
             build(settings_of(model), profile_folder=tmp_path),

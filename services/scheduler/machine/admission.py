@@ -1,6 +1,7 @@
 """Admission of jobs: bounded in jobs and in tokens; a job that can never fit is refused."""
 
 from services.scheduler.machine.scheduler_events import Reject, RejectKind, Submit
+from services.scheduler.policies.batch_limit import BatchLimit
 from services.scheduler.scheduler_config import SchedulerConfig
 
 SHORTEST_RETRY_S = 0.1
@@ -12,8 +13,9 @@ END_INTERVAL_WEIGHT = 0.1
 class Admission:
     """Counts queued jobs and tokens, and checks that a job fits."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, batch: BatchLimit) -> None:
         self._config = config
+        self._batch = batch
         self._max_model_len: int | None = None
         self._device_pool_tokens = 0
         self._last_end_s: float | None = None
@@ -82,5 +84,5 @@ class Admission:
 
     def _full(self, submit: Submit, message: str) -> Reject:
         """The retry delay is the time in which a full batch of jobs should end, at the recent pace."""
-        retry_after_s = min(max(self._end_interval_s * self._config.max_batch, SHORTEST_RETRY_S), LONGEST_RETRY_S)
+        retry_after_s = min(max(self._end_interval_s * self._batch.jobs, SHORTEST_RETRY_S), LONGEST_RETRY_S)
         return Reject(submit.job_id, RejectKind.FULL, "", message, retry_after_s)

@@ -16,7 +16,7 @@ def first_message(scheduler: "Scheduler") -> Jobs:
         epoch=scheduler.epoch,
         jobs=tuple(ArrivedJob(job.job_id, job.known_tokens, job.most_tokens, job.stay_number) for job in living),
         order=tuple(OrderChange(job.job_id, job.rank) for job in living),
-        max_batch=config.max_batch * scheduler.iterations.stage_count,
+        max_batch=scheduler.batch.jobs * scheduler.iterations.stage_count,
         quanta_s=policy.quanta_s,
         starvation_limit_s=config.starvation_limit_s if policy.quanta_s else None,
         displaces=policy.displaces,

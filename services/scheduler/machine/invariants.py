@@ -36,7 +36,7 @@ def check(scheduler: "Scheduler") -> None:
     unfinished, lead = scheduler.iterations.unfinished, scheduler.iterations.lead
     # Those that a worker had begun when others were recalled come on top.
     assert len(unfinished) <= (2 * MOST_AHEAD_ALONE if lead.looks_ahead else lead.least)
-    assert all(0 < len(flight.parts) <= scheduler.config.max_batch for flight in unfinished)
+    assert all(0 < len(flight.parts) <= scheduler.batch.jobs for flight in unfinished)
     assert scheduler.admission.queued_jobs == len(living)
     lending = scheduler.lending
     assert lending.lent_jobs == sum(job.lent_to_token is not None for job in living)

@@ -39,6 +39,7 @@ from services.scheduler.machine.ranking import Ranking
 from services.scheduler.machine.scheduler_counters import SchedulerCounters
 from services.scheduler.machine.scheduler_events import Emit
 from services.scheduler.policies.backlog import Backlog
+from services.scheduler.policies.batch_limit import BatchLimit
 from services.scheduler.policies.scheduling_policy import SchedulingPolicy
 from services.scheduler.scheduler_config import SchedulerConfig
 
@@ -57,6 +58,7 @@ class Iterations:
     def __init__(
         self,
         config: SchedulerConfig,
+        batch: BatchLimit,
         policy: SchedulingPolicy,
         promotion: Promotion,
         lending: Lending,
@@ -71,12 +73,13 @@ class Iterations:
         self.running: dict[JobId, Job] = {}
         """Jobs of the running batch and those sitting out, in the order in which they joined it."""
         self._config = config
+        self._batch = batch
         self._policy = policy
         self._promotion = promotion
         self._lending = lending
         self._ranking = ranking
         self._counters = counters
-        self.backlog = Backlog(config.max_batch, policy.lengths)
+        self.backlog = Backlog(batch, policy.lengths)
         """What the jobs still cost."""
         self._charging = Charging(config.charge)
         self._pace = Pace()
@@ -111,7 +114,7 @@ class Iterations:
         batch = self.unfinished[-1].jobs
         if any(self._waits(job) for job in batch):
             return False
-        return len(batch) >= self._config.max_batch or not any(self._waits(job) for job in self._ranking.living())
+        return len(batch) >= self._batch.jobs or not any(self._waits(job) for job in self._ranking.living())
 
     def _waits(self, job: Job) -> bool:
         """Whether a job that has tokens left to plan can't be planned now."""
@@ -171,7 +174,7 @@ class Iterations:
         config = self._config
         batch = build_batch(
             self._passed_over_last(self.candidates()),
-            max_batch=config.max_batch,
+            max_batch=self._batch.jobs,
             max_batch_tokens=config.max_batch_tokens,
             prefill_chunk_tokens=config.prefill_chunk_tokens,
             closed_level=self._policy.closed_level,

@@ -25,4 +25,4 @@ def may_wait(machine: Scheduler) -> bool:
         if job.capacity_tokens - job.planned_tokens <= room_tokens and job.capacity_tokens < job.most_tokens:
             return False
     waiting = machine.ranking.first_not_ready()
-    return waiting is None or (len(batch) >= machine.config.max_batch and waiting > max(job.rank for job in batch))
+    return waiting is None or (len(batch) >= machine.batch.jobs and waiting > max(job.rank for job in batch))

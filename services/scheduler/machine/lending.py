@@ -27,6 +27,7 @@ from services.scheduler.machine.loan_account import KEPT_SHARE, LATER_ROWS, Loan
 from services.scheduler.machine.ranking import Ranking
 from services.scheduler.machine.timers import Timers
 from services.scheduler.machine.token_deadlines import TokenDeadlines
+from services.scheduler.policies.batch_limit import BatchLimit
 from services.scheduler.policies.scheduling_policy import WorkShape
 from services.scheduler.scheduler_config import SchedulerConfig
 
@@ -45,19 +46,16 @@ LEAST_SWEEP = 1024
 class Lending:
     """Decides which jobs are lent an iteration, and takes it back."""
 
-    def __init__(self, config: SchedulerConfig, ranking: Ranking, *, enabled: bool) -> None:
+    def __init__(self, config: SchedulerConfig, batch: BatchLimit, ranking: Ranking, *, enabled: bool) -> None:
         self._enabled = enabled
         self._silence_limit_s = inf if config.silence_limit_s is None else config.silence_limit_s
         self._first_token_limit_s = inf if config.first_token_limit_s is None else config.first_token_limit_s
-        most_silent = max(1, int(config.max_batch * SILENCE_ROWS))
-        self._most = {
-            LoanKind.SILENCE: most_silent,
-            LoanKind.FIRST_TOKEN: max(1, int(config.max_batch * FIRST_ROWS)),
-            LoanKind.LATER_TOKENS: int(config.max_batch * LATER_ROWS),
-        }
+        self._batch = batch
+        self._most: dict[LoanKind, int] = {}
         self._lent = dict.fromkeys(LoanKind, 0)
-        self._looks = max(LOOKS_PER_STEP, config.max_batch)
-        self._account = LoanAccount(config, most_silent)
+        self._looks = LOOKS_PER_STEP
+        self._account = LoanAccount(config, batch, 1)
+        self._set_shares()
         self._ranking = ranking
         limit_s = config.per_token_limit_s
         self._deadlines = TokenDeadlines(KEPT_SHARE * limit_s) if enabled and limit_s is not None else None
@@ -82,8 +80,19 @@ class Lending:
     def calibrate(self, profile: CostProfile, device_pool_tokens: int) -> None:
         """A worker joined: take its cost model and the size of its device pool."""
         self._account.calibrate(profile)
+        self._set_shares()
         self._pool_tokens = device_pool_tokens
         self.held_tokens = 0
+
+    def _set_shares(self) -> None:
+        jobs = self._batch.jobs
+        self._most = {
+            LoanKind.SILENCE: max(1, int(jobs * SILENCE_ROWS)),
+            LoanKind.FIRST_TOKEN: max(1, int(jobs * FIRST_ROWS)),
+            LoanKind.LATER_TOKENS: int(jobs * LATER_ROWS),
+        }
+        self._looks = max(LOOKS_PER_STEP, jobs)
+        self._account.most_silence_loans = self._most[LoanKind.SILENCE]
 
     # --- what happens to jobs ----------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from math import inf
 
 from services.domain.cost import CostProfile
 from services.scheduler.job import Job
+from services.scheduler.policies.batch_limit import BatchLimit
 from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK, WorkShape
 from services.scheduler.scheduler_config import SchedulerConfig
 
@@ -48,12 +49,12 @@ class LoanAccount:
     results came together.
     """
 
-    def __init__(self, config: SchedulerConfig, most_silence_loans: int) -> None:
+    def __init__(self, config: SchedulerConfig, batch: BatchLimit, most_silence_loans: int) -> None:
         self._share = config.first_token_share
-        self._max_batch = config.max_batch
+        self._batch = batch
         self._silence_limit_s = inf if config.silence_limit_s is None else config.silence_limit_s
         self._kept_s = inf if config.per_token_limit_s is None else KEPT_SHARE * config.per_token_limit_s
-        self._most_silence_loans = most_silence_loans
+        self.most_silence_loans = most_silence_loans
         self._profile: CostProfile | None = None
         self._work = UNKNOWN_WORK
         self._credit_s = 0.0
@@ -100,21 +101,21 @@ class LoanAccount:
     def pay_prefill(self, job: Job) -> None:
         """The job is lent its prefill."""
         assert self._profile is not None, "calibrate must be called first"
-        self._credit_s -= self._profile.prefill_beside_s(job.known_tokens, self._max_batch)
+        self._credit_s -= self._profile.prefill_beside_s(job.known_tokens, self._batch.jobs)
 
     def pay_tokens(self, tokens: int) -> None:
         """A job is lent a row of so many iterations."""
-        self._credit_s -= tokens * self._step_s / self._max_batch
+        self._credit_s -= tokens * self._step_s / self._batch.jobs
 
     def has_room(self, started_jobs: int) -> bool:
         """Whether loans can keep one more started job within the limits, or at least from falling silent."""
-        batch = self._max_batch
+        batch = self._batch.jobs
         if self.keeps_later_tokens:
             rows = int(batch * LATER_ROWS)
             return started_jobs < batch - rows + self._turns * rows
         if self._silence_limit_s == inf:
             return True
-        loans = self._silence_limit_s / self._step_s * self._most_silence_loans if self._step_s > 0.0 else 0.0
+        loans = self._silence_limit_s / self._step_s * self.most_silence_loans if self._step_s > 0.0 else 0.0
         return started_jobs < batch + SILENCE_SHARE * loans
 
     @property
@@ -128,7 +129,7 @@ class LoanAccount:
             return 0.0
         most = self._turns / KEPT_SHARE
         few = min(FEW_JOBS, most) * _way(self._work.prefill_share, MANY_PREFILLS, FEW_PREFILLS)
-        return self._max_batch * (few + (most - few) * _way(self._work.spread, FREE_SPREAD, SAFE_SPREAD))
+        return self._batch.jobs * (few + (most - few) * _way(self._work.spread, FREE_SPREAD, SAFE_SPREAD))
 
 
 def _way(value: float, start: float, end: float) -> float:

@@ -18,14 +18,14 @@ from services.scheduler.job import RESIDENT
 from services.scheduler.machine.flight import Flight
 from services.scheduler.machine.iterations import Iterations
 from services.scheduler.machine.ranking import Ranking
-from services.scheduler.scheduler_config import SchedulerConfig
+from services.scheduler.policies.batch_limit import BatchLimit
 
 
 class Recalls:
     """Looks at the plans under way whenever somebody came or left since the last look (`has_news`)."""
 
-    def __init__(self, config: SchedulerConfig, ranking: Ranking, iterations: Iterations) -> None:
-        self._most_jobs = config.max_batch
+    def __init__(self, batch: BatchLimit, ranking: Ranking, iterations: Iterations) -> None:
+        self._batch = batch
         self._ranking = ranking
         self._iterations = iterations
         self.has_news = False
@@ -52,7 +52,7 @@ class Recalls:
         if any(job.state is not RESIDENT for job in last.jobs):
             return True
         planned = {job.job_id for job in last.jobs}
-        return any(job.job_id not in planned for job in islice(self._ranking.ready(), self._most_jobs))
+        return any(job.job_id not in planned for job in islice(self._ranking.ready(), self._batch.jobs))
 
     def given_back(self, first_number: PlanNumber | None, now_s: float) -> list[Recalled]:
         """The worker gave back its plans from this number on, or none; the KV manager is to know. Raises ProtocolError

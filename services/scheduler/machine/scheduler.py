@@ -69,6 +69,7 @@ from services.scheduler.machine.scheduler_events import (
     WorkerLost,
 )
 from services.scheduler.machine.timers import Alarm, Timers
+from services.scheduler.policies.batch_limit import BatchLimit
 from services.scheduler.policies.policy_choice import make_policy
 from services.scheduler.scheduler_config import SchedulerConfig
 
@@ -86,15 +87,18 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, *, strict: bool = True) -> None:
         self.config = config
         self.counters = SchedulerCounters()
-        self.policy = make_policy(config)
+        self.batch = BatchLimit(config)
+        self.policy = make_policy(config, self.batch)
         self.ranking = Ranking()
-        self.admission = Admission(config)
+        self.admission = Admission(config, self.batch)
         self.promotion = Promotion(config.starvation_limit_s, config.promotions_per_step, self.policy)
-        self.lending = Lending(config, self.ranking, enabled=self.policy.lends)
-        self.iterations = Iterations(config, self.policy, self.promotion, self.lending, self.ranking, self.counters)
+        self.lending = Lending(config, self.batch, self.ranking, enabled=self.policy.lends)
+        self.iterations = Iterations(
+            config, self.batch, self.policy, self.promotion, self.lending, self.ranking, self.counters
+        )
         self.jobs: dict[JobId, Job] = {}
         self.residency = Residency(self.policy, self.ranking, self.iterations, self.lending, self.counters)
-        self.recalls = Recalls(config, self.ranking, self.iterations)
+        self.recalls = Recalls(self.batch, self.ranking, self.iterations)
         self.leaving = Releases(self.jobs, self.ranking, self.iterations, self.residency)
         self.epoch = NO_WORKER
         """The worker's epoch; NO_WORKER while no worker is connected."""
@@ -132,8 +136,7 @@ class Scheduler:
         for job, place in self.policy.settle():
             self.ranking.place(job, place)
         self.ranking.hold_top()
-        changes = self.ranking.take_changes()
-        if changes:
+        if changes := self.ranking.take_changes():
             self._to_kv(Order(changes))
         leaving = self.leaving
         if leaving.closing:
@@ -212,8 +215,7 @@ class Scheduler:
     def _submit(self, event: Submit, now_s: float) -> None:
         """Admit a job, or reject it with the reason."""
         assert event.job_id not in self.jobs, f"job {event.job_id} is alive: the driver must join it"
-        refusal = self.admission.refusal(event)
-        if refusal is not None:
+        if (refusal := self.admission.refusal(event)) is not None:
             self.counters.reject(refusal.kind.value)
             self._out.append(refusal)
             return
@@ -279,6 +281,7 @@ class Scheduler:
         self._void("a newer worker joined", now_s)
         self.epoch = self.newest_epoch = event.epoch
         self.counters.worker_joins += 1
+        self.batch.calibrate(event.profile, event.device_pool_tokens)
         self.policy.calibrate(event.profile, event.max_model_len, event.stage_count)
         self.iterations.calibrate(event.profile, event.stage_count)
         self.lending.calibrate(event.profile, event.device_pool_tokens)

@@ -22,6 +22,7 @@ from services.domain.cost import CostProfile
 from services.domain.generation import EndReason
 from services.domain.group_backlog import IDLE, GroupBacklog
 from services.scheduler.job import Job
+from services.scheduler.policies.batch_limit import BatchLimit
 from services.scheduler.policies.length_distribution import (
     BUCKETS,
     EDGES,
@@ -39,8 +40,8 @@ HALF = log(2.0)
 class Backlog:
     """Counts the jobs of one group. `lengths` is the policy's learner; None: the backlog learns by itself."""
 
-    def __init__(self, max_batch: int, lengths: LengthDistribution | None) -> None:
-        self._max_batch = max_batch
+    def __init__(self, batch: BatchLimit, lengths: LengthDistribution | None) -> None:
+        self._batch = batch
         self._lengths = LengthDistribution() if lengths is None else lengths
         self._learning = (self._lengths,) if lengths is None else ()
         """What is taught here."""
@@ -167,10 +168,10 @@ class Backlog:
 
     def _full_batch(self, context_tokens: float) -> int:
         """The jobs that run at once: as many as may, or as many as the device has room for."""
-        return max(1, min(self._max_batch * self._stages, int(self._pool_tokens / max(1.0, context_tokens))))
+        return max(1, min(self._batch.jobs * self._stages, int(self._pool_tokens / max(1.0, context_tokens))))
 
     def _cost_of_prefill_s(self, job: Job) -> float:
         """What the prefill of all its tokens adds to an iteration of a full batch."""
         if self._profile is None:
             return 0.0
-        return self._profile.prefill_beside_s(job.known_tokens, self._max_batch)
+        return self._profile.prefill_beside_s(job.known_tokens, self._batch.jobs)

@@ -46,6 +46,7 @@ from services.domain.cost import CostProfile
 from services.domain.generation import EndReason
 from services.domain.protocol import Rank
 from services.scheduler.job import RESIDENT, Job
+from services.scheduler.policies.batch_limit import BatchLimit
 from services.scheduler.policies.length_classes import LengthClasses
 from services.scheduler.policies.length_distribution import (
     EDGES,
@@ -93,8 +94,8 @@ class Gittins(WithoutLevels):
 
     lends = True
 
-    def __init__(self, max_batch: int, classes: LengthClasses) -> None:
-        self._max_batch = max_batch
+    def __init__(self, batch: BatchLimit, classes: LengthClasses) -> None:
+        self._batch = batch
         self._classes = classes
         self._all_jobs = LengthDistribution()
         self._of_class: OrderedDict[int, LengthDistribution] = OrderedDict()
@@ -265,7 +266,7 @@ class Gittins(WithoutLevels):
         assert self._profile is not None, "calibrate must be called first"
         if job.known_tokens - job.finished_tokens <= 1:
             return 0.0
-        return self._profile.prefill_beside_s(job.known_tokens, self._max_batch, job.finished_tokens)
+        return self._profile.prefill_beside_s(job.known_tokens, self._batch.jobs, job.finished_tokens)
 
     def _set_units(self) -> None:
         """A job's share of an iteration that decodes a full batch at the mean context, the time of a long job, and the
@@ -274,8 +275,8 @@ class Gittins(WithoutLevels):
         assert self._profile is not None, "calibrate must be called first"
         lengths = self._all_jobs
         context_tokens = self._mean_prompt_tokens + lengths.mean_rest_tokens(0) / 2
-        iteration_s = self._profile.decode_s(self._max_batch, context_tokens)
-        self._token_s = iteration_s / self._max_batch
+        iteration_s = self._profile.decode_s(self._batch.jobs, context_tokens)
+        self._token_s = iteration_s / self._batch.jobs
         self._long_job_s = iteration_s * lengths.quantile_tokens(LONG_SHARE)
         mean_s = self._mean_prefill_s + self._token_s * lengths.mean_rest_tokens(0)
         variance_s2 = self._mean_square_prefill_s2 - self._mean_prefill_s**2

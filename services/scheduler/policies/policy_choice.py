@@ -2,6 +2,7 @@
 
 from typing import assert_never
 
+from services.scheduler.policies.batch_limit import BatchLimit
 from services.scheduler.policies.fcfs import Fcfs
 from services.scheduler.policies.fixed_priority import FixedPriority
 from services.scheduler.policies.gittins import Gittins
@@ -14,10 +15,10 @@ from services.scheduler.policies.static import Static
 from services.scheduler.scheduler_config import LengthPredictor, PolicyName, SchedulerConfig
 
 
-def make_policy(config: SchedulerConfig) -> SchedulingPolicy:
+def make_policy(config: SchedulerConfig, batch: BatchLimit) -> SchedulingPolicy:
     match config.policy:
         case PolicyName.GITTINS:
-            return Gittins(config.max_batch, make_length_classes(config.length_predictor))
+            return Gittins(batch, make_length_classes(config.length_predictor))
         case PolicyName.FCFS:
             return Fcfs()
         case PolicyName.FIXED_PRIORITY:
@@ -25,7 +26,7 @@ def make_policy(config: SchedulerConfig) -> SchedulingPolicy:
         case PolicyName.SRPT:
             return Srpt()
         case PolicyName.STATIC:
-            return Static(config.max_batch)
+            return Static(batch)
         case PolicyName.MLFQ | PolicyName.MLFQ_KILL | PolicyName.SKIP_JOIN_MLFQ as name:
             return Mlfq(
                 quantum_ratio=config.quantum_ratio,

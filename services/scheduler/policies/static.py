@@ -12,6 +12,7 @@ from services.domain.cost import CostProfile
 from services.domain.generation import EndReason
 from services.domain.protocol import Rank
 from services.scheduler.job import CLOSING, ENDED, Job
+from services.scheduler.policies.batch_limit import BatchLimit
 from services.scheduler.policies.without_levels import WithoutLevels
 
 
@@ -20,9 +21,9 @@ class Static(WithoutLevels):
 
     displaces = False
 
-    def __init__(self, max_batch: int) -> None:
+    def __init__(self, batch: BatchLimit) -> None:
         self.closed_level = 1
-        self._max_batch = max_batch
+        self._batch = batch
         self._stage_count = 1
         self._batches: list[set[int]] = []
         """For each batch, the arrival numbers of its jobs that have not ended."""
@@ -65,7 +66,7 @@ class Static(WithoutLevels):
 
     def _next_jobs(self) -> list[Job]:
         jobs: list[Job] = []
-        while self._waiting and len(jobs) < self._max_batch:
+        while self._waiting and len(jobs) < self._batch.jobs:
             job = self._waiting.popleft()
             if job.state not in (CLOSING, ENDED):
                 jobs.append(job)

@@ -13,6 +13,7 @@ to be as far off its profile as those of the other groups.
 
 from services.domain.cost import CostProfile
 from services.domain.protocol import PlanEntry, Rank
+from services.scheduler.policies.batch_limit import BatchLimit
 from services.scheduler.routing.work_order import Load, RoutedJob, WorkOrder
 
 RATIO_WEIGHT = 0.25
@@ -25,7 +26,7 @@ MEASURED_PLANS = 8
 class GroupForecast:
     """The jobs of one worker group, and what is known of its worker."""
 
-    def __init__(self, number: int, max_batch: int) -> None:
+    def __init__(self, number: int, batch: BatchLimit) -> None:
         self.number = number
         self.order = WorkOrder()
         self.pool_tokens = 0
@@ -34,7 +35,7 @@ class GroupForecast:
         """Measured by predicted duration of recent iterations."""
         self.is_measured = False
         """Whether some iteration of the present worker has been compared."""
-        self._max_batch = max_batch
+        self._batch = batch
         self._stage_count = 1
         self._profile: CostProfile | None = None
         self._predicted_s: dict[int, float] = {}
@@ -48,7 +49,7 @@ class GroupForecast:
     @property
     def batch_slots(self) -> int:
         """Jobs in iterations at a time, at most."""
-        return self._max_batch * self._stage_count
+        return self._batch.jobs * self._stage_count
 
     def joined(
         self, profile: CostProfile, pool_tokens: int, max_model_len: int, stage_count: int, ratio: float
@@ -128,7 +129,7 @@ class GroupForecast:
         assert self._profile is not None
         if not tokens:
             return 0.0
-        return self._profile.prefill_beside_s(round(tokens), self._max_batch)
+        return self._profile.prefill_beside_s(round(tokens), self._batch.jobs)
 
     def _prefill_s(self, load: Load) -> float:
         if not load.unstarted:

@@ -36,6 +36,7 @@ from services.scheduler.machine.scheduler_events import (
     ToKv,
     WorkerJoined,
 )
+from services.scheduler.policies.batch_limit import BatchLimit
 from services.scheduler.policies.length_distribution import (
     EDGES,
     FadeClock,
@@ -87,14 +88,14 @@ class Router:
         """Those without a group."""
         self.limits = ServingLimits(max_model_len is not None, max_model_len or 0, max_model_len or 0)
         """What a job must meet: the limits of the group with the most room, of the last ones that had a worker."""
-        self.admission = Admission(config)
+        self._batch = BatchLimit(config)
+        self.admission = Admission(config, self._batch)
         if max_model_len is not None:
             self.admission.set_limits(max_model_len, max_model_len)
         """The bounds for all groups together."""
         self.rejections: dict[str, int] = {}
         """Jobs refused, by reason."""
-        self.forecasts = {number: GroupForecast(number, config.max_batch) for number in machines}
-        self._config = config
+        self.forecasts = {number: GroupForecast(number, machine.batch) for number, machine in machines.items()}
         self.machines = dict(machines)
         self._drains: dict[int, GroupDrain] = {}
         """Of the groups whose workers are about to end."""
@@ -113,7 +114,7 @@ class Router:
     def add_group(self, number: int, machine: Scheduler) -> None:
         """A group begins, with a new machine."""
         self.machines[number] = machine
-        self.forecasts[number] = GroupForecast(number, self._config.max_batch)
+        self.forecasts[number] = GroupForecast(number, machine.batch)
         self._count_groups()
 
     def remove_group(self, number: int) -> None:
@@ -312,6 +313,7 @@ class Router:
 
     def joined(self, group: int, event: WorkerJoined) -> None:
         """A worker is about to join the group; called before its machine's turn, so that jobs are admitted in it."""
+        self._batch.calibrate(event.profile, event.device_pool_tokens)
         forecast = self.forecasts[group]
         measured = [one.ratio for one in self.forecasts.values() if one is not forecast and one.is_measured]
         ratio = sum(measured) / len(measured) if measured else 1.0

@@ -12,6 +12,7 @@ from services.scheduler.machine.loan_account import (
     SAFE_SPREAD,
     LoanAccount,
 )
+from services.scheduler.policies.batch_limit import BatchLimit
 from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK, WorkShape
 from services.scheduler.scheduler_config import SchedulerConfig
 from tests.builders.cost_profiles import proportional_cost
@@ -25,7 +26,8 @@ def account(steps: int = LONG, **knobs: object) -> LoanAccount:
     """One of a batch of 8 with iterations of 20 ms, after so many of them. In 0.095 s, which is the limit less a
     twentieth, 4.75 jobs can take turns at a row.
     """
-    made = LoanAccount(SchedulerConfig(max_batch=8, **knobs), most_silence_loans=2)  # type: ignore[arg-type]
+    config = SchedulerConfig(max_batch=8, **knobs)  # type: ignore[arg-type]
+    made = LoanAccount(config, BatchLimit(config), most_silence_loans=2)
     made.calibrate(proportional_cost(0.001, STEP_S))
     for step in range(steps + 1):
         made.pass_time(STEP_S * step, 1, 10_000, UNKNOWN_WORK)

@@ -9,8 +9,10 @@ from services.domain.ids import JobId
 from services.domain.protocol import Rank
 from services.scheduler.job import Job
 from services.scheduler.policies.backlog import Backlog
+from services.scheduler.policies.batch_limit import BatchLimit
 from services.scheduler.policies.group_demand import DemandLimits, GroupDemand
 from services.scheduler.policies.length_distribution import LengthDistribution
+from services.scheduler.scheduler_config import SchedulerConfig
 
 TOKEN_S = 0.01
 """An iteration takes as long whatever its batch, and a prefill a millisecond a token."""
@@ -24,6 +26,7 @@ BY_JOBS = CostProfile(
 )
 """Here an iteration takes as long as all its jobs one by one."""
 MAX_BATCH = 4
+BATCH = BatchLimit(SchedulerConfig(max_batch=MAX_BATCH))
 LARGE_POOL_TOKENS = 1_000_000
 
 
@@ -38,7 +41,7 @@ def job(number: int, prompt_tokens: int = 100, max_tokens: int = 1000) -> Job:
 def make(
     lengths: LengthDistribution | None = None, pool_tokens: int = LARGE_POOL_TOKENS, profile: CostProfile = PROFILE
 ) -> Backlog:
-    backlog = Backlog(MAX_BATCH, lengths)
+    backlog = Backlog(BATCH, lengths)
     backlog.calibrate(profile, pool_tokens, 1, ())
     return backlog
 
@@ -76,13 +79,13 @@ def test_without_jobs_there_is_no_backlog() -> None:
 
 
 def test_before_a_worker_has_said_what_jobs_cost_nothing_is_foreseen() -> None:
-    backlog = Backlog(MAX_BATCH, None)
+    backlog = Backlog(BATCH, None)
     backlog.enter(job(1))
     assert backlog.predicted() is None
 
 
 def test_jobs_that_wait_for_the_first_worker_count_once_it_has_come() -> None:
-    waiting = Backlog(MAX_BATCH, None)
+    waiting = Backlog(BATCH, None)
     jobs = [job(number) for number in range(8)]
     for one in jobs:
         waiting.enter(one)
