@@ -17,7 +17,10 @@ from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 WORKER = """
 import json, pathlib, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-pathlib.Path(sys.argv[sys.argv.index("--ready-file") + 1]).write_text(json.dumps({"grpc": "127.0.0.1:1"}))
+ready = pathlib.Path(sys.argv[sys.argv.index("--ready-file") + 1])
+part = ready.with_suffix(".part")
+part.write_text(json.dumps({"grpc": "127.0.0.1:1"}))
+part.replace(ready)
 signal.pause()
 """
 LIMIT_S = 60.0

@@ -54,7 +54,7 @@ class Lending:
         self._most: dict[LoanKind, int] = {}
         self._lent = dict.fromkeys(LoanKind, 0)
         self._looks = LOOKS_PER_STEP
-        self._account = LoanAccount(config, batch, 1)
+        self._account = LoanAccount(config, batch)
         self._set_shares()
         self._ranking = ranking
         limit_s = config.per_token_limit_s

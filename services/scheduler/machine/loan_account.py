@@ -49,12 +49,13 @@ class LoanAccount:
     results came together.
     """
 
-    def __init__(self, config: SchedulerConfig, batch: BatchLimit, most_silence_loans: int) -> None:
+    def __init__(self, config: SchedulerConfig, batch: BatchLimit) -> None:
         self._share = config.first_token_share
         self._batch = batch
         self._silence_limit_s = inf if config.silence_limit_s is None else config.silence_limit_s
         self._kept_s = inf if config.per_token_limit_s is None else KEPT_SHARE * config.per_token_limit_s
-        self.most_silence_loans = most_silence_loans
+        self.most_silence_loans = 1
+        """At a time."""
         self._profile: CostProfile | None = None
         self._work = UNKNOWN_WORK
         self._credit_s = 0.0
