@@ -11,7 +11,7 @@ from services.domain.errors import InvalidFieldError
 from services.kvmanager.settings import KvManagerSettings
 from services.runtime.profile_file import Profile
 from services.runtime.settings import Settings, resolve
-from services.scheduler.scheduler_config import PolicyName
+from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from services.scheduler.settings import SchedulerSettings
 from services.simulator.server_setup import ServerSetup
 
@@ -47,7 +47,9 @@ class SimulatedServerSettings(BaseModel):
     model_config = Settings.model_config
 
     groups: int = Field(1, ge=1, le=1024, description="worker groups, each a copy of the model")
-    max_batch: int = Field(16, ge=1, le=4096, description="maximum number of jobs in an iteration")
+    max_batch: int = Field(
+        SchedulerConfig().max_batch, ge=1, le=4096, description="maximum number of jobs in an iteration"
+    )
     pp: int | None = Field(None, ge=1, le=15, description="pipeline stages of a group; off: the profile's")
     plans_in_flight: int | None = Field(
         None, ge=1, le=16, description="iterations planned ahead, including the running ones; off: stages + 1"

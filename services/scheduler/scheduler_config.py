@@ -35,8 +35,9 @@ class Charge(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """`chooses_batch`: `max_batch` holds until a worker's profile says what is best (services.scheduler.policies.
-    batch_limit). `prefill_chunk_tokens` None: a prefill is one entry. `starvation_limit_s` None: no job is promoted.
+    """`chooses_batch`: `max_batch`, by default the papers' (PAPER 5), is the least, and holds until a worker's profile
+    says what is best (services.scheduler.policies.batch_limit). `prefill_chunk_tokens` None: a prefill is one entry.
+    `starvation_limit_s` None: no job is promoted.
 
     `demotion_levels` is the paper's eta. `silence_limit_s`, `first_token_limit_s`, `per_token_limit_s` and
     `first_token_share` are those of services.scheduler.machine.lending; a limit of None: nothing is lent for it. Queued

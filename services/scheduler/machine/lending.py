@@ -23,7 +23,7 @@ from math import inf
 from services.domain.cost import CostProfile
 from services.domain.protocol import Rank
 from services.scheduler.job import CLOSING, ENDED, RESIDENT, Job, LoanKind
-from services.scheduler.machine.loan_account import KEPT_SHARE, LATER_ROWS, LoanAccount
+from services.scheduler.machine.loan_account import KEPT_SHARE, LoanAccount
 from services.scheduler.machine.ranking import Ranking
 from services.scheduler.machine.timers import Timers
 from services.scheduler.machine.token_deadlines import TokenDeadlines
@@ -32,8 +32,8 @@ from services.scheduler.policies.scheduling_policy import WorkShape
 from services.scheduler.scheduler_config import SchedulerConfig
 
 LENT_LEVEL = 0
-SILENCE_ROWS, FIRST_ROWS = 1 / 4, 1 / 32
-"""Shares of a batch, but at least one job."""
+FIRST_ROWS = 1 / 32
+"""Most of a batch that is lent for first tokens, but at least one job."""
 FAR_PERIOD_S = 4.0
 FAR_TOKENS = 16
 MOST_POOL_SHARE = 0.8
@@ -51,11 +51,8 @@ class Lending:
         self._silence_limit_s = inf if config.silence_limit_s is None else config.silence_limit_s
         self._first_token_limit_s = inf if config.first_token_limit_s is None else config.first_token_limit_s
         self._batch = batch
-        self._most: dict[LoanKind, int] = {}
         self._lent = dict.fromkeys(LoanKind, 0)
-        self._looks = LOOKS_PER_STEP
         self._account = LoanAccount(config, batch)
-        self._set_shares()
         self._ranking = ranking
         limit_s = config.per_token_limit_s
         self._deadlines = TokenDeadlines(KEPT_SHARE * limit_s) if enabled and limit_s is not None else None
@@ -80,19 +77,8 @@ class Lending:
     def calibrate(self, profile: CostProfile, device_pool_tokens: int) -> None:
         """A worker joined: take its cost model and the size of its device pool."""
         self._account.calibrate(profile)
-        self._set_shares()
         self._pool_tokens = device_pool_tokens
         self.held_tokens = 0
-
-    def _set_shares(self) -> None:
-        jobs = self._batch.jobs
-        self._most = {
-            LoanKind.SILENCE: max(1, int(jobs * SILENCE_ROWS)),
-            LoanKind.FIRST_TOKEN: max(1, int(jobs * FIRST_ROWS)),
-            LoanKind.LATER_TOKENS: int(jobs * LATER_ROWS),
-        }
-        self._looks = max(LOOKS_PER_STEP, jobs)
-        self._account.most_silence_loans = self._most[LoanKind.SILENCE]
 
     # --- what happens to jobs ----------------------------------------------------------------------------------------
 
@@ -169,7 +155,18 @@ class Lending:
         self._lend_first_tokens(now_s)
 
     def _may_lend(self, kind: LoanKind) -> bool:
-        return self._lent[kind] < self._most[kind]
+        match kind:
+            case LoanKind.SILENCE:
+                most = self._account.most_silent
+            case LoanKind.FIRST_TOKEN:
+                most = max(1, int(self._batch.jobs * FIRST_ROWS))
+            case LoanKind.LATER_TOKENS:
+                most = self._account.most_later
+        return self._lent[kind] < most
+
+    @property
+    def _looks(self) -> int:
+        return max(LOOKS_PER_STEP, self._batch.jobs)
 
     def _look_at_timers(self, now_s: float) -> None:
         for _ in range(self._looks):

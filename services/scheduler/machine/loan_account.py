@@ -37,8 +37,8 @@ FEW_PREFILLS, MANY_PREFILLS = 0.25, 0.5
 """Shares of prefills in the work: up to the first few jobs are lent freely, from the second on none are for that."""
 KEPT_SHARE = 0.95
 """Share of the limit on later tokens in which they are to come."""
-LATER_ROWS = 3 / 4
-"""Most of a batch that is lent to jobs that would fall behind."""
+SILENCE_ROWS, LATER_ROWS = 1 / 4, 3 / 4
+"""Most of a batch that is lent to silent jobs, but at least one job, and to jobs that would fall behind."""
 STEP_WEIGHT = 0.05
 SILENCE_SHARE = 0.35
 """Share of the loans for silence that are counted on when prefills are lent; the others make up for delays."""
@@ -54,8 +54,6 @@ class LoanAccount:
         self._batch = batch
         self._silence_limit_s = inf if config.silence_limit_s is None else config.silence_limit_s
         self._kept_s = inf if config.per_token_limit_s is None else KEPT_SHARE * config.per_token_limit_s
-        self.most_silence_loans = 1
-        """At a time."""
         self._profile: CostProfile | None = None
         self._work = UNKNOWN_WORK
         self._credit_s = 0.0
@@ -108,15 +106,25 @@ class LoanAccount:
         """A job is lent a row of so many iterations."""
         self._credit_s -= tokens * self._step_s / self._batch.jobs
 
+    @property
+    def most_silent(self) -> int:
+        """How many jobs are lent an iteration for silence at a time."""
+        return max(1, int(self._batch.jobs * SILENCE_ROWS))
+
+    @property
+    def most_later(self) -> int:
+        """How many jobs are lent later tokens at a time."""
+        return int(self._batch.jobs * LATER_ROWS)
+
     def has_room(self, started_jobs: int) -> bool:
         """Whether loans can keep one more started job within the limits, or at least from falling silent."""
         batch = self._batch.jobs
         if self.keeps_later_tokens:
-            rows = int(batch * LATER_ROWS)
+            rows = self.most_later
             return started_jobs < batch - rows + self._turns * rows
         if self._silence_limit_s == inf:
             return True
-        loans = self._silence_limit_s / self._step_s * self.most_silence_loans if self._step_s > 0.0 else 0.0
+        loans = self._silence_limit_s / self._step_s * self.most_silent if self._step_s > 0.0 else 0.0
         return started_jobs < batch + SILENCE_SHARE * loans
 
     @property

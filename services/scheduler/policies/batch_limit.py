@@ -13,8 +13,6 @@ from math import inf
 from services.domain.cost import CostProfile
 from services.scheduler.scheduler_config import SchedulerConfig
 
-LEAST_CHOSEN = 16
-"""The papers' batch (PAPER 5)."""
 NEARLY_ALL = 0.9
 """Share of the most tokens a second, which are measured to some per cent."""
 USUAL_CONTEXT_TOKENS = 256
@@ -25,7 +23,7 @@ class BatchLimit:
     """The most jobs of an iteration, the same for all parts of a machine."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self.jobs = config.max_batch
+        self.jobs = self._least = config.max_batch
         self._is_chosen = config.chooses_batch
         self._most_jobs = config.max_batch_tokens
         self._iteration_limit_s = inf if config.per_token_limit_s is None else config.per_token_limit_s
@@ -33,8 +31,8 @@ class BatchLimit:
     def calibrate(self, profile: CostProfile, device_pool_tokens: int) -> None:
         """A worker joined, with this cost model and room for so many tokens of KV."""
         if self._is_chosen:
-            most = min(self._most_jobs, max(LEAST_CHOSEN, device_pool_tokens // USUAL_CONTEXT_TOKENS))
-            self.jobs = min(most, max(LEAST_CHOSEN, best_batch(profile, self._iteration_limit_s)))
+            most = min(self._most_jobs, device_pool_tokens // USUAL_CONTEXT_TOKENS)
+            self.jobs = max(self._least, min(most, best_batch(profile, self._iteration_limit_s)))
 
 
 def best_batch(profile: CostProfile, iteration_limit_s: float) -> int:

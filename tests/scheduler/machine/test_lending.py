@@ -11,9 +11,8 @@ from services.scheduler.machine.lending import (
     FAR_PERIOD_S,
     FAR_TOKENS,
     LENT_LEVEL,
-    SILENCE_ROWS,
 )
-from services.scheduler.machine.loan_account import CREDIT_S, LATER_ROWS
+from services.scheduler.machine.loan_account import CREDIT_S, LATER_ROWS, SILENCE_ROWS
 from services.scheduler.machine.scheduler_events import Submit
 from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig

@@ -28,7 +28,6 @@ def account(steps: int = LONG, **knobs: object) -> LoanAccount:
     """
     config = SchedulerConfig(max_batch=8, **knobs)  # type: ignore[arg-type]
     made = LoanAccount(config, BatchLimit(config))
-    made.most_silence_loans = 2
     made.calibrate(proportional_cost(0.001, STEP_S))
     for step in range(steps + 1):
         made.pass_time(STEP_S * step, 1, 10_000, UNKNOWN_WORK)
