@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 
 from services.worker.kernels.attention_cuda import CudaAttention
-from services.worker.kernels.cpu.decoder_library import InstructionSet, best_instruction_set
+from services.worker.kernels.cpu.decoder_library import InstructionSet, instruction_sets
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
 from services.worker.kv.pools import BlockShape
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
@@ -93,12 +93,6 @@ def filled_of(model: Any, dtype: torch.dtype, max_model_len: int | None = None) 
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         return filled_model(Path(folder), "cpu", dtype, max_model_len)
-
-
-def instruction_sets() -> list[InstructionSet]:
-    """Those of this processor."""
-    best = best_instruction_set()
-    return [each for each in InstructionSet if best is not None and each <= best]
 
 
 def reference_logits(model: Any, token_ids: Tensor) -> Tensor:

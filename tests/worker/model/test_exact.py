@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.worker.kernels.cpu.decoder_library import instruction_sets
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
 from services.worker.model.batch import SequenceRows
 from services.worker.model.served_decoder import ServedDecoder
 from tests.worker.model.reference_models import (
     Pool,
     chunked_logits,
-    instruction_sets,
     native_of,
     native_pair,
     ours_of,

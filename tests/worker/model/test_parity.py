@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from services.worker.kernels.cpu.decoder_library import InstructionSet
+from services.worker.kernels.cpu.decoder_library import InstructionSet, instruction_sets
 from services.worker.kernels.kernel_choice import with_kernels
 from services.worker.model.batch import SequenceRows
 from services.worker.model.loader import filled_model
@@ -16,7 +16,6 @@ from tests.worker.model.reference_models import (
     Pool,
     chunked_logits,
     every_way,
-    instruction_sets,
     native_of,
     ours_of,
     reference_logits,

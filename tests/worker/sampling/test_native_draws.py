@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from services.domain.job_sampling import JobSampling
-from services.worker.kernels.cpu.decoder_library import InstructionSet
+from services.worker.kernels.cpu.decoder_library import InstructionSet, instruction_sets
 from services.worker.kernels.cpu.native_draws import native_draw
 from services.worker.sampling.sampler import JobSampler, SampleRow, draw
-from tests.worker.model.reference_models import instruction_sets
 from tests.worker.sampling import naive_sampler
 
 CUTS: dict[str, dict[str, object]] = {

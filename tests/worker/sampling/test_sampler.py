@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from services.domain.job_sampling import JobSampling
+from services.worker.kernels.cpu.decoder_library import instruction_sets
 from services.worker.kernels.cpu.native_draws import native_draw
 from services.worker.sampling.sampler import CANDIDATES, DrawRows, JobSampler, SampleRow, draw, sample
 from services.worker.sampling.token_counts import TokenCounts
-from tests.worker.model.reference_models import instruction_sets
 from tests.worker.sampling import naive_sampler
 
 VOCABULARY = 200

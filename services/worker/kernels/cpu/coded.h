@@ -58,7 +58,7 @@ static NOT_INLINED void coded_tile(const uint32_t* x, int64_t x_step, CodedPanel
     const uint32_t* whole = before.whole;
     for (int64_t word = begin; word < stop; ++word, bytes += CODED_BYTES) {
       for (int line = 0; first == 0 && line < AHEAD_LINES; ++line, ahead += LINE_BYTES) {
-        _mm_prefetch(ahead, _MM_HINT_T0);
+        _mm_prefetch(ahead, NEAR);
       }
       Words w[VECTORS];
       if (word == *whole_at) {

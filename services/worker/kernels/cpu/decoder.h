@@ -161,9 +161,12 @@ struct Step {
 
 struct Engine;
 
-// The best instruction set of this processor: 0 none that serves, 1 AVX2, 2 AVX-512, 3 AVX-512 with bfloat16, 4 that and
-// AMX with bfloat16.
-int fastserve_instruction_set();
+// The last instruction set that this processor has; it has those before as well: 0 none that serves, 1 AVX2, 2 AVX-512,
+// 3 AVX-512 with bfloat16, 4 that and AMX with bfloat16.
+int fastserve_last_instruction_set();
+
+// The one that multiplies most.
+int fastserve_best_instruction_set();
 
 // An engine that computes with this instruction set, or null if there is no memory or no such instruction set.
 // `decoder` and what it points at must outlive it.

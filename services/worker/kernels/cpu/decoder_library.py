@@ -9,7 +9,7 @@ from services.worker.kernels.cpu.compiled import library
 
 
 class InstructionSet(IntEnum):
-    """What the decoder is compiled for; greater ones are faster."""
+    """What the decoder is compiled for. A processor that has one has those before it."""
 
     AVX2 = 1
     AVX512 = 2
@@ -91,7 +91,8 @@ class StepView(ctypes.Structure):
 def loaded(path: Path | None = None) -> ctypes.CDLL:
     """The library, compiled now if it is not yet. Raises CompileError, or OSError if it can't be loaded."""
     functions = ctypes.CDLL(str(path or library()))
-    functions.fastserve_instruction_set.restype = ctypes.c_int
+    functions.fastserve_last_instruction_set.restype = ctypes.c_int
+    functions.fastserve_best_instruction_set.restype = ctypes.c_int
     functions.fastserve_engine.restype = ctypes.c_void_p
     functions.fastserve_engine.argtypes = [ctypes.POINTER(DecoderView), ctypes.c_int]
     functions.fastserve_close.restype = None
@@ -107,7 +108,13 @@ def loaded(path: Path | None = None) -> ctypes.CDLL:
     return functions
 
 
+def instruction_sets() -> list[InstructionSet]:
+    """Those of this processor. Raises CompileError or OSError."""
+    last = loaded().fastserve_last_instruction_set()
+    return [each for each in InstructionSet if each <= last]
+
+
 def best_instruction_set() -> InstructionSet | None:
-    """The best one of this processor, None if it has none of them. Raises CompileError or OSError."""
-    number = loaded().fastserve_instruction_set()
+    """The one that multiplies most on this processor, None if it has none of them. Raises CompileError or OSError."""
+    number = loaded().fastserve_best_instruction_set()
     return InstructionSet(number) if number else None

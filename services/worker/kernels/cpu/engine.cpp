@@ -47,7 +47,7 @@ bool has_tiles() {
 #endif
 }
 
-int best_instruction_set() {
+int last_instruction_set() {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
   const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -71,13 +71,19 @@ bool step_goes_on(const Step* step) {
   return step->goes_on == nullptr || step->goes_on() != 0;
 }
 
-int fastserve_instruction_set() {
-  static const int best = best_instruction_set();
+int fastserve_last_instruction_set() {
+  static const int last = last_instruction_set();
+  return last;
+}
+
+int fastserve_best_instruction_set() {
+  static const int last = fastserve_last_instruction_set();
+  static const int best = last == AVX512_BF16 && !pairs_are_quicker() ? AVX512 : last;
   return best;
 }
 
 Engine* fastserve_engine(const Decoder* decoder, int instruction_set) {
-  if (instruction_set < 1 || instruction_set > fastserve_instruction_set()) return nullptr;
+  if (instruction_set < 1 || instruction_set > fastserve_last_instruction_set()) return nullptr;
   const Choice& choice = CHOICES[instruction_set];
   Engine* engine = new (std::nothrow) Engine();
   if (engine == nullptr) return nullptr;

@@ -47,6 +47,9 @@ DECLARE_PROGRAM(amx_bf16)
 // rounded.
 bool tiles_multiply();
 
+// Whether the processor, which must have products of bfloat16, multiplies more of them in a second than of float32.
+bool pairs_are_quicker();
+
 // Whether the step may go on, asked by the caller's thread before a layer.
 bool step_goes_on(const Step* step);
 

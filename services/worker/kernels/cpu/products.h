@@ -26,6 +26,14 @@ constexpr int64_t LINE_WORDS = 16;
 constexpr int64_t LINE_BYTES = LINE_WORDS * sizeof(uint32_t);
 constexpr int64_t AHEAD_BYTES = 8192;  // how far ahead a single tile fetches
 
+// How near weights are fetched. Processors that take the program of AVX-512 alone have few places for lines on their way
+// to the first cache, and what is multiplied needs these, too.
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+constexpr auto NEAR = _MM_HINT_T1;
+#else
+constexpr auto NEAR = _MM_HINT_T0;
+#endif
+
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -253,7 +261,7 @@ static NOT_INLINED void tile(const uint32_t* x, int64_t x_step, const uint32_t* 
     const uint32_t* from = panel + walk * VECTORS * vector_step;
     for (int64_t word = 0; word < words; ++word, from += Order::word_step()) {
       if (walk < AHEAD_LINES) {
-        for (int line = 0; line < LINES_OF_WALK; ++line, ahead += LINE_BYTES) _mm_prefetch(ahead, _MM_HINT_T0);
+        for (int line = 0; line < LINES_OF_WALK; ++line, ahead += LINE_BYTES) _mm_prefetch(ahead, NEAR);
       }
       if (AHEAD_LINES < 2 && walk == 0 && word % LINE_WORDS < ROWS) {
         _mm_prefetch(x_after + word % LINE_WORDS * x_step + word / LINE_WORDS * LINE_WORDS, _MM_HINT_T0);

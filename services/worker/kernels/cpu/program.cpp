@@ -521,6 +521,35 @@ void NAMED(draw_, INSTRUCTION_SET)(const float* logits, int64_t rows, int64_t vo
   }
 }
 
+#if defined(__AVX512BF16__) && !defined(WITH_TILES)
+// Nanoseconds for some products of which none waits for another.
+template <class PlusProduct>
+static int64_t time_of(PlusProduct plus_product) {
+  constexpr int STEPS = 200, SUMS = 12;
+  Vector sums[SUMS];
+  for (Vector& sum : sums) sum = zeros();
+  const int64_t begin = monotonic_ns();
+  for (int step = 0; step < STEPS; ++step) {
+    for (Vector& sum : sums) sum = computed_here(plus_product(sum));
+  }
+  return monotonic_ns() - begin;
+}
+
+// A word is one product of pairs, or two of single numbers. The best of many short times, in turn: others run here, too.
+bool pairs_are_quicker() {
+  constexpr int ROUNDS = 50;
+  const Words ones = all_words(0x3f803f80);
+  int64_t pairs_ns = INT64_MAX, singles_ns = INT64_MAX;
+  for (int round = 0; round < ROUNDS; ++round) {
+    pairs_ns = least(pairs_ns, time_of([&](Vector sum) { return plus_pairs(sum, ones, ones); }));
+    singles_ns = least(singles_ns, time_of([&](Vector sum) {
+      return multiply_add(as_vector(ones), as_vector(ones), sum);
+    }));
+  }
+  return pairs_ns < 2 * singles_ns;
+}
+#endif
+
 #if defined(WITH_TILES)
 bool tiles_multiply() {
   constexpr int64_t ROWS = 17, WORDS = TILE_DEPTH + 3;  // a tile and a rest of both

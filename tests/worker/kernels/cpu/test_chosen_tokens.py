@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.domain.job_sampling import JobSampling
-from services.worker.kernels.cpu.decoder_library import InstructionSet
+from services.worker.kernels.cpu.decoder_library import InstructionSet, instruction_sets
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
 from services.worker.kernels.cpu.native_draws import native_draw
 from services.worker.model.batch import BatchLayout, PagedKv, SequenceRows
@@ -18,7 +18,6 @@ from services.worker.sampling.choices import Choices
 from services.worker.sampling.sampler import JobSampler, SampleRow, sample
 from tests.worker.model.reference_models import (
     Pool,
-    instruction_sets,
     native_of,
     native_pair,
     reference_model,

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.kernels.cpu.decoder_library import CODED_BYTES, InstructionSet
+from services.worker.kernels.cpu.decoder_library import CODED_BYTES, InstructionSet, instruction_sets
 from services.worker.kernels.cpu.packed_weights import coded_panels, packed_panels
-from tests.worker.model.reference_models import chunked_logits, instruction_sets, native_of, reference_model, tokens
+from tests.worker.model.reference_models import chunked_logits, native_of, reference_model, tokens
 
 LLAMA = {"num_key_value_heads": 2, "hidden_size": 200, "intermediate_size": 300}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

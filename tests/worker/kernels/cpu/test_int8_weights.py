@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from services.domain.errors import InvalidFieldError
 from services.worker.build import build
-from services.worker.kernels.cpu.decoder_library import InstructionSet
+from services.worker.kernels.cpu.decoder_library import InstructionSet, instruction_sets
 from services.worker.kernels.cpu.packed_weights import quantized_panels
 from services.worker.kernels.kernel_choice import with_kernels
 from services.worker.model.batch import SequenceRows
@@ -21,7 +21,6 @@ from tests.builders.repository_paths import BUNDLED
 from tests.worker.model.reference_models import (
     Pool,
     chunked_logits,
-    instruction_sets,
     native_of,
     ours_of,
     reference_model,

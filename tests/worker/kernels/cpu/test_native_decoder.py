@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.worker.kernels.cpu.decoder_library import InstructionSet
+from services.worker.kernels.cpu.decoder_library import InstructionSet, instruction_sets
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
 from services.worker.kernels.cpu.packed_weights import packed_panels, put_by_vector
 from services.worker.model.batch import BatchLayout, SequenceRows
@@ -20,7 +20,6 @@ from services.worker.model.prefill_cut import PrefillCut, StepLimit
 from tests.worker.model.reference_models import (
     Pool,
     chunked_logits,
-    instruction_sets,
     native_of,
     native_pair,
     ours_of,

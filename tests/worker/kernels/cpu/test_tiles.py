@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from services.worker.kernels.cpu import compiled, native_decoder
-from services.worker.kernels.cpu.decoder_library import InstructionSet, best_instruction_set, loaded
+from services.worker.kernels.cpu.decoder_library import InstructionSet, instruction_sets, loaded
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
 from services.worker.model.batch import SequenceRows
 from tests.worker.model.reference_models import Pool, chunked_logits, native_of, ours_of, reference_model, tokens
 
-best = best_instruction_set()
 pytestmark = pytest.mark.skipif(
-    best is None or best < InstructionSet.AVX512_BF16,
+    InstructionSet.AVX512_BF16 not in instruction_sets(),
     reason="what surrounds the tiles needs AVX-512 with bfloat16",
 )
 
@@ -74,7 +73,7 @@ def test_the_tiles_are_what_computes() -> None:
     assert not torch.equal(*found)
 
 
-@pytest.mark.skipif(best != InstructionSet.AMX_BF16, reason="a processor with tiles")
+@pytest.mark.skipif(InstructionSet.AMX_BF16 not in instruction_sets(), reason="a processor with tiles")
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_the_processors_tiles_add_up_as_the_manual_says(
@@ -97,4 +96,4 @@ def test_float32_is_computed_as_without_tiles() -> None:
 
 
 def test_tiles_that_multiply_rightly_are_the_best_choice(emulated: CDLL) -> None:
-    assert emulated.fastserve_instruction_set() == InstructionSet.AMX_BF16
+    assert emulated.fastserve_best_instruction_set() == InstructionSet.AMX_BF16
