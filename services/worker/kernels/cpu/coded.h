@@ -74,12 +74,14 @@ static NOT_INLINED void coded_tile(const uint32_t* x, int64_t x_step, CodedPanel
       } else {
         words_of_codes<1>(bytes, upper, w);
       }
-      for (int v = 0; KEEPS && v < VECTORS; ++v) {
-        store_words(to + (word - begin) * PANEL + first + v * LANES, w[v]);
-      }
+      const int64_t at = (word - begin) * PANEL + first;
+      for (int v = 0; KEEPS && !TAKES_APART<Bfloat16> && v < VECTORS; ++v) store_words(to + at + v * LANES, w[v]);
       for (int part = 0; part < PARTS<Bfloat16>; ++part) {
         Words parts[VECTORS];
         for (int v = 0; v < VECTORS; ++v) parts[v] = part_of<Bfloat16>(w[v], part);
+        for (int v = 0; KEEPS && TAKES_APART<Bfloat16> && v < VECTORS; ++v) {
+          store_words(to + part * Apart::PART_STEP + at + v * LANES, parts[v]);
+        }
         add_part<Bfloat16, ROWS, VECTORS>(found, numbers, word - begin, part, parts);
       }
     }
@@ -175,10 +177,12 @@ static void times_coded_panel(const uint32_t* x, int64_t x_step, int64_t rows, C
       const uint32_t* from = x + row * x_step + begin;
       const uint32_t* x_after = end < rows ? x + end * x_step + begin : x + stop;
       if (number < 2) {
-        tile_of<Bfloat16, 1>(end - row, from, x_step, piece, count, begin == 0, sums + row * PANEL, {next}, x_after);
+        tile_of<Bfloat16, 1, OfMade<Bfloat16>>(end - row, from, x_step, piece, count, begin == 0, sums + row * PANEL,
+                                               {next}, x_after);
         next += lines;
       } else {
-        tile_of<Bfloat16, 0>(end - row, from, x_step, piece, count, begin == 0, sums + row * PANEL, {}, x_after);
+        tile_of<Bfloat16, 0, OfMade<Bfloat16>>(end - row, from, x_step, piece, count, begin == 0, sums + row * PANEL,
+                                               {}, x_after);
       }
       row = end;
     }

@@ -93,12 +93,58 @@ struct ByWord {
   static constexpr int MOST_VECTORS = PANEL / LANES;
   static constexpr int64_t word_step() { return PANEL; }
   static constexpr int64_t vector_step(int64_t) { return LANES; }
+  template <class T>
+  static Words part(const uint32_t* from, int part) { return part_of<T>(load_words(from), part); }
 };
 struct ByVector {
   static constexpr int MOST_VECTORS = 2;
   static constexpr int64_t word_step() { return LANES; }
   static constexpr int64_t vector_step(int64_t words) { return words * LANES; }
+  template <class T>
+  static Words part(const uint32_t* from, int part) { return part_of<T>(load_words(from), part); }
 };
+
+// A piece of which words have been taken apart, for all rows: the first parts, word by word, and then the second ones.
+struct Apart {
+  static constexpr int64_t PART_STEP = PIECE_WORDS * PANEL;
+  static constexpr int MOST_VECTORS = PANEL / LANES;
+  static constexpr int64_t word_step() { return PANEL; }
+  static constexpr int64_t vector_step(int64_t) { return LANES; }
+  template <class T>
+  static Words part(const uint32_t* from, int part) { return load_words(from + part * PART_STEP); }
+};
+
+// Whether many rows share words that are taken apart: with AVX-512 the same units shift and multiply.
+#if defined(__AVX512F__)
+template <class T>
+constexpr bool TAKES_APART = PARTS<T> == 2;
+#else
+template <class T>
+constexpr bool TAKES_APART = false;
+#endif
+constexpr int64_t APART_TILES = 4;  // so many tiles at least
+
+// How a piece lies that is made for several tiles.
+template <bool IS_APART>
+struct OrderOfMade {
+  using Order = ByWord;
+};
+template <>
+struct OrderOfMade<true> {
+  using Order = Apart;
+};
+template <class T>
+using OfMade = typename OrderOfMade<TAKES_APART<T>>::Order;
+
+// A piece's words, taken apart.
+template <class T>
+static NOT_INLINED void take_apart(const uint32_t* piece, int64_t words, uint32_t* to) {
+  for (int64_t at = 0; at < words * PANEL; at += LANES) {
+    for (int part = 0; part < PARTS<T>; ++part) {
+      store_words(to + part * Apart::PART_STEP + at, part_of<T>(load_words(piece + at), part));
+    }
+  }
+}
 
 // That of weights. Where a piece is walked through several times, each walk reads one line after the other: with every
 // fourth line processors fetch what nobody needs, and what is fetched for the next piece waits behind it.
@@ -189,15 +235,15 @@ static inline void add_part(Sums<ROWS, VECTORS>& sum, const Multiplicands<T, ROW
   }
 }
 
-template <class T, int ROWS, int VECTORS>
+template <class T, int ROWS, int VECTORS, class Order>
 static inline void add_word(Sums<ROWS, VECTORS>& sum, const Multiplicands<T, ROWS>& x, int64_t word,
                             const uint32_t* from, int64_t vector_step) {
   Words w[VECTORS];
-  for (int v = 0; v < VECTORS; ++v) w[v] = part_of<T>(load_words(from + v * vector_step), 0);
+  for (int v = 0; v < VECTORS; ++v) w[v] = Order::template part<T>(from + v * vector_step, 0);
   add_part<T, ROWS, VECTORS>(sum, x, word, 0, w);
   if (PARTS<T> == 1) return;
   from = read_anew(from);
-  for (int v = 0; v < VECTORS; ++v) w[v] = part_of<T>(load_words(from + v * vector_step), 1);
+  for (int v = 0; v < VECTORS; ++v) w[v] = Order::template part<T>(from + v * vector_step, 1);
   add_part<T, ROWS, VECTORS>(sum, x, word, 1, w);
 }
 
@@ -272,7 +318,7 @@ static NOT_INLINED void tile(const uint32_t* x, int64_t x_step, const uint32_t* 
         continue;
       }
 #endif
-      add_word<T, ROWS, VECTORS>(found, numbers, word, from, vector_step);
+      add_word<T, ROWS, VECTORS, Order>(found, numbers, word, from, vector_step);
     }
     write_sums<ROWS, VECTORS>(found, sums + first);
   }
@@ -442,10 +488,10 @@ static void times_piece(const uint32_t* x, int64_t x_step, int64_t rows, const u
 
 // Rows of x times a panel: sums[rows][64]. x has `x_step` words a row. `after`, unless it is null, is where the panel
 // lies that is likely to be the next; then both come from memory, and what is needed soon is fetched while the rest is
-// multiplied.
+// multiplied. `made`, unless it is null, has room for a piece that is made.
 template <class T, class Order = ByWord>
 static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const uint32_t* panel, int64_t words,
-                        const void* after, bool fresh, float* sums) {
+                        const void* after, bool fresh, float* sums, uint32_t* made = nullptr) {
 #if defined(WITH_TILES)
   if constexpr (BY_TILES<T>) {
     const int64_t done = times_panel_in_pairs(x, x_step, rows, panel, words, after, fresh, sums);
@@ -473,7 +519,13 @@ static void times_panel(const uint32_t* x, int64_t x_step, int64_t rows, const u
     // The first walks of a single tile fetch what the others read.
     if (!BY_WORD && tiles == 1) fetched = {reinterpret_cast<const char*>(piece + count * PANEL / 2), fetched.lines};
     if (after == nullptr) fetched = {};
-    times_piece<T, 4, Order>(x + begin, x_step, rows, piece, count, fetched, fresh && begin == 0, sums);
+    const bool is_fresh = fresh && begin == 0;
+    if (TAKES_APART<T> && made != nullptr && tiles >= APART_TILES) {
+      take_apart<T>(piece, count, made);
+      times_piece<T, 4, OfMade<T>>(x + begin, x_step, rows, made, count, fetched, is_fresh, sums);
+    } else {
+      times_piece<T, 4, Order>(x + begin, x_step, rows, piece, count, fetched, is_fresh, sums);
+    }
   }
 }
 
@@ -603,14 +655,23 @@ static void times_quantized_panel(const uint32_t* x, int64_t x_step, int64_t row
         _mm_prefetch(static_cast<const char*>(ahead) + line, _MM_HINT_T0);
       }
       for (int64_t output = 0; output < PANEL; output += LANES) {
-        store_words(piece + word * PANEL + output, words_of_bytes<T>(from + output * WORD_NUMBERS<T>));
+        const int8_t* bytes = from + output * WORD_NUMBERS<T>;
+        uint32_t* to = piece + word * PANEL + output;
+        if (TAKES_APART<T>) {
+          for (int part = 0; part < PARTS<T>; ++part) {
+            store_words(to + part * Apart::PART_STEP, part_of_bytes<T>(bytes, part));
+          }
+        } else {
+          store_words(to, words_of_bytes<T>(bytes));
+        }
       }
     }
     if constexpr (BY_TILES<T>) {
       times_panel<T>(x + begin, x_step, rows, piece, count, nullptr, begin == 0, sums);
     } else {  // memory answers only so many at a time: the next piece is fetched while this one is multiplied
       const void* next = begin + count < words ? from : after;
-      times_piece<T, LINES>(x + begin, x_step, rows, piece, count, {static_cast<const char*>(next)}, begin == 0, sums);
+      const Fetched fetched{static_cast<const char*>(next)};
+      times_piece<T, LINES, OfMade<T>>(x + begin, x_step, rows, piece, count, fetched, begin == 0, sums);
     }
   }
 }

@@ -214,7 +214,7 @@ class Thread {
                                  s_.sums);
       } else {
         const uint32_t* panel_words = static_cast<const uint32_t*>(here);
-        times_panel<T, OfWeights>(from, x_step, stop - begin, panel_words, words, after, true, s_.sums);
+        times_panel<T, OfWeights>(from, x_step, stop - begin, panel_words, words, after, true, s_.sums, s_.piece);
       }
       if (!team_keep(engine_.team, &place_)) continue;
       for (int64_t row = begin; row < stop; ++row) {

@@ -35,7 +35,7 @@ struct Scratch {
   T* gated;          // [rows, intermediate size]
   QueryRows* units;  // [rows]
   float* sums;       // this thread's, [MOST_UNIT_ROWS, PANEL]
-  uint32_t* piece;   // this thread's, [PIECE_WORDS, PANEL]
+  uint32_t* piece;   // this thread's, [parts of a word, PIECE_WORDS, PANEL]
   Weighed* weighed;  // this thread's, [vocabulary]
   AttentionScratch<T> attention;  // this thread's
 
@@ -56,7 +56,7 @@ struct Scratch {
     for (int64_t number = 0; number < d.threads; ++number) {
       Arena own{base, arena.used};
       float* own_sums = own.take<float>(MOST_UNIT_ROWS * PANEL);
-      uint32_t* own_piece = own.take<uint32_t>(PIECE_WORDS * PANEL);
+      uint32_t* own_piece = own.take<uint32_t>(PARTS<T> * PIECE_WORDS * PANEL);
       Weighed* own_weighed = own.take<Weighed>(d.vocabulary);
       AttentionScratch<T> mine = attention;
       mine.queries = own.take<T>(queries_of_unit * head);

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from services.domain.errors import InvalidFieldError
 from services.worker.build import build
-from services.worker.kernels.cpu import compiled, decoder_library
+from services.worker.kernels.cpu import compiled, decoder_library, native_decoder
 from services.worker.kernels.cpu.native_decoder import NativeDecoder
 from services.worker.kernels.kernel_choice import Kernels, computes_by_triton, computes_natively
 from services.worker.model.config_json import read_model_config
@@ -48,6 +49,22 @@ def test_a_worker_computes_natively_unless_told_otherwise(folder: Path, tmp_path
         assert isinstance(built.engine.model, kind)
         assert built.profile.source["kernels"] == ("native" if kind is NativeDecoder else "torch")
     assert len(list((tmp_path / "profiles").iterdir())) == 2
+
+
+def test_a_profile_of_another_instruction_set_is_not_taken(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processors of one name may have others, as hosts hide some."""
+    sizes = {"threads": 1, "max_batch": 2, "kv_device_tokens": 64, "kv_host_tokens": 64, "max_model_len": 16}
+    settings = EngineSettings.model_validate({"model": folder, **sizes})
+    programs = []
+    for chosen in (decoder_library.InstructionSet.AVX2, decoder_library.instruction_sets()[-1]) * 2:
+        monkeypatch.setattr(native_decoder, "best_instruction_set", partial(decoder_library.InstructionSet, chosen))
+        built = build(settings, profile_folder=tmp_path)
+        built.engine.close()
+        programs.append(str(built.profile.source["program"]))
+        assert programs[-1].startswith(f"{chosen.name} of ")
+    assert len(list((tmp_path / "profiles").iterdir())) == len(set(programs))
 
 
 def test_what_other_sources_were_compiled_to_is_removed_before_an_image_is_made(tmp_path: Path) -> None:
