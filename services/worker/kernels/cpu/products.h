@@ -89,27 +89,32 @@ constexpr int vectors_for(int rows) { return REGISTER_SUMS >= 4 * rows ? 4 : REG
 
 // How the 4 vectors of words lie in a piece of a panel: word by word, or one vector of all words after the other. Of these
 // at most two are multiplied at once: so a single tile reads them in about the order in which they were fetched.
-struct ByWord {
-  static constexpr int MOST_VECTORS = PANEL / LANES;
-  static constexpr int64_t word_step() { return PANEL; }
-  static constexpr int64_t vector_step(int64_t) { return LANES; }
+struct Whole {  // words, of which a part is taken when it is multiplied
   template <class T>
   static Words part(const uint32_t* from, int part) { return part_of<T>(load_words(from), part); }
 };
-struct ByVector {
+struct ByWord : Whole {
+  static constexpr int MOST_VECTORS = PANEL / LANES;
+  static constexpr int64_t word_step() { return PANEL; }
+  static constexpr int64_t vector_step(int64_t) { return LANES; }
+};
+struct ByVector : Whole {
   static constexpr int MOST_VECTORS = 2;
   static constexpr int64_t word_step() { return LANES; }
   static constexpr int64_t vector_step(int64_t words) { return words * LANES; }
-  template <class T>
-  static Words part(const uint32_t* from, int part) { return part_of<T>(load_words(from), part); }
 };
 
-// A piece of which words have been taken apart, for all rows: the first parts, word by word, and then the second ones.
-struct Apart {
+// That of weights. Where a piece is walked through several times, each walk reads one line after the other: with every
+// fourth line processors fetch what nobody needs, and what is fetched for the next piece waits behind it.
+#if defined(__AVX512F__)
+using OfWeights = ByWord;
+#else
+using OfWeights = ByVector;
+#endif
+
+// That of a piece whose words have been taken apart: all first parts, word by word, and then the second ones.
+struct Apart : ByWord {
   static constexpr int64_t PART_STEP = PIECE_WORDS * PANEL;
-  static constexpr int MOST_VECTORS = PANEL / LANES;
-  static constexpr int64_t word_step() { return PANEL; }
-  static constexpr int64_t vector_step(int64_t) { return LANES; }
   template <class T>
   static Words part(const uint32_t* from, int part) { return load_words(from + part * PART_STEP); }
 };
@@ -124,7 +129,7 @@ constexpr bool TAKES_APART = false;
 #endif
 constexpr int64_t APART_TILES = 4;  // so many tiles at least
 
-// How a piece lies that is made for several tiles.
+// That of a piece that is made for several tiles.
 template <bool IS_APART>
 struct OrderOfMade {
   using Order = ByWord;
@@ -145,14 +150,6 @@ static NOT_INLINED void take_apart(const uint32_t* piece, int64_t words, uint32_
     }
   }
 }
-
-// That of weights. Where a piece is walked through several times, each walk reads one line after the other: with every
-// fourth line processors fetch what nobody needs, and what is fetched for the next piece waits behind it.
-#if defined(__AVX512F__)
-using OfWeights = ByWord;
-#else
-using OfWeights = ByVector;
-#endif
 
 // The words of one output of a panel of weights.
 static inline void copy_output(const uint32_t* panel, int64_t words, int64_t output, void* to) {
