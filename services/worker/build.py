@@ -19,8 +19,7 @@ from services.runtime.model_files import fingerprint
 from services.runtime.profile_file import Profile, Source
 from services.worker.engine.compute_environment import return_freed_memory, usable_cores
 from services.worker.engine.engine import Engine
-from services.worker.kernels.cpu.compiled import library
-from services.worker.kernels.cpu.native_decoder import NativeDecoder
+from services.worker.kernels.cpu.decoder_library import best_program
 from services.worker.kernels.gpu.recorded_decoder import RecordedDecoder
 from services.worker.kernels.kernel_choice import computes_by_triton, computes_natively, with_kernels
 from services.worker.kv.pools import (
@@ -126,7 +125,7 @@ def stages_of(settings: EngineSettings, layout: Layout, local_rank: int, folder:
     quantized = settings.weights == "int8"
     max_batch = _max_batch(settings, device)
     kind = [fingerprint(settings.model), str(layout), max_batch, device_name(device), dtype_name, threads]
-    kind += [natively, quantized]
+    kind += [natively and best_program(), quantized]
     key = hashlib.sha256(json.dumps([*kind, torch.__version__]).encode()).hexdigest()[:24]
     file = folder / "stages" / f"{key}.json"
     if file.exists():
@@ -195,8 +194,8 @@ def load_rank_of(
         "kernels": "native" if natively else "triton" if by_triton else "torch",
         "weights": settings.weights or dtype_name,
     }
-    if isinstance(model, NativeDecoder):  # a profile of other code, or of another processor, says little
-        source = {**source, "program": f"{model.instruction_set.name} of {library().stem}"}
+    if natively:
+        source = {**source, "program": best_program()}
     if rank.layout.rank_count > 1:
         layers = " ".join(map(str, first_layers))
         source = {**source, "tp": rank.layout.tp, "pp": rank.layout.pp, "first_layers": layers}

@@ -118,3 +118,10 @@ def best_instruction_set() -> InstructionSet | None:
     """The one that multiplies most on this processor, None if it has none of them. Raises CompileError or OSError."""
     number = loaded().fastserve_best_instruction_set()
     return InstructionSet(number) if number else None
+
+
+def best_program() -> str:
+    """What computes where that instruction set is there: what was measured of another program says little of it."""
+    instruction_set = best_instruction_set()
+    assert instruction_set is not None, "the compiled decoder computes here"
+    return f"{instruction_set.name} of {library().stem}"

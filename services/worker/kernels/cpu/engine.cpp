@@ -77,7 +77,7 @@ int fastserve_last_instruction_set() {
 }
 
 int fastserve_best_instruction_set() {
-  static const int last = fastserve_last_instruction_set();
+  const int last = fastserve_last_instruction_set();
   static const int best = last == AVX512_BF16 && !pairs_are_quicker() ? AVX512 : last;
   return best;
 }

@@ -120,13 +120,8 @@ struct Apart : ByWord {
 };
 
 // Whether many rows share words that are taken apart: with AVX-512 the same units shift and multiply.
-#if defined(__AVX512F__)
 template <class T>
-constexpr bool TAKES_APART = PARTS<T> == 2;
-#else
-template <class T>
-constexpr bool TAKES_APART = false;
-#endif
+constexpr bool TAKES_APART = PARTS<T> == 2 && !SIX_BY_HAND<T>;
 constexpr int64_t APART_TILES = 4;  // so many tiles at least
 
 // That of a piece that is made for several tiles.

@@ -59,7 +59,8 @@ def test_a_profile_of_another_instruction_set_is_not_taken(
     settings = EngineSettings.model_validate({"model": folder, **sizes})
     programs = []
     for chosen in (decoder_library.InstructionSet.AVX2, decoder_library.instruction_sets()[-1]) * 2:
-        monkeypatch.setattr(native_decoder, "best_instruction_set", partial(decoder_library.InstructionSet, chosen))
+        for module in (decoder_library, native_decoder):
+            monkeypatch.setattr(module, "best_instruction_set", partial(decoder_library.InstructionSet, chosen))
         built = build(settings, profile_folder=tmp_path)
         built.engine.close()
         programs.append(str(built.profile.source["program"]))
