@@ -168,6 +168,8 @@ class GroupStatus:
     block_size: int
     device: str
     worker_joins: int
+    max_batch: int
+    """Most jobs of an iteration: the flag's, or the best by its worker's profile."""
     counters: ServerCounters = field(default_factory=ServerCounters)
     iteration_tokens: IterationTokens = field(default_factory=IterationTokens)
     draining: bool = False
@@ -206,6 +208,7 @@ class GroupStatus:
             "block_size": self.block_size,
             "device": self.device,
             "worker_joins": self.worker_joins,
+            "max_batch": self.max_batch,
             "draining": self.draining,
         }
 

@@ -56,6 +56,7 @@ class SchedulerCollector(Collector):
         groups = status.groups
         yield from job_gauges(status.model, groups)
         yield level_gauge(status.model, groups)
+        yield _batch_gauge(status)
         yield from _coming_and_going(status)
         if self._old_metrics:
             yield from pool_gauges(status.model, [(group.group, group.pools) for group in groups])
@@ -72,6 +73,13 @@ class SchedulerCollector(Collector):
             rejections.add_metric((*labels, reason), count)
         yield rejections
         yield iteration_token_histogram(status.model, [(group.group, group.iteration_tokens) for group in groups])
+
+
+def _batch_gauge(status: ServerStatus) -> Metric:
+    family = GaugeMetricFamily(PREFIX + "max_batch", "Most jobs that an iteration may have.", labels=LABELS)
+    for group in status.groups:
+        family.add_metric((status.model, str(group.group)), group.max_batch)
+    return family
 
 
 def _coming_and_going(status: ServerStatus) -> Iterator[Metric]:

@@ -182,6 +182,7 @@ class WorkerGroup:
             block_size=0 if facts is None else facts.block_size,
             device="" if facts is None else facts.device,
             worker_joins=self.machine.counters.worker_joins,
+            max_batch=self.machine.batch.jobs,
             counters=self.counters(),
             iteration_tokens=self.machine.counters.iteration_tokens,
             draining=self.draining,

@@ -127,6 +127,7 @@ def _group_to_wire(group: GroupStatus) -> admin_pb2.GroupStatus:
         block_size=group.block_size,
         device=group.device,
         worker_joins=group.worker_joins,
+        max_batch=group.max_batch,
         counters=_counters_to_wire(group.counters),
         draining=group.draining,
     )
@@ -149,6 +150,7 @@ def _group_from_wire(message: admin_pb2.GroupStatus) -> GroupStatus:
         block_size=message.block_size,
         device=message.device,
         worker_joins=message.worker_joins,
+        max_batch=message.max_batch,
         counters=_counters_from_wire(message.counters),
         draining=message.draining,
     )

@@ -36,7 +36,7 @@ def fullest_status() -> ServerStatus:
     """Every level of every group, and every reason to refuse."""
     levels = tuple(LevelStatus(level, 0.1, 1, 2, 3) for level in range(MOST_LEVELS))
     groups = tuple(
-        GroupStatus(number, True, levels, POOLS, 16, "cpu", 1, ServerCounters(), IterationTokens())
+        GroupStatus(number, True, levels, POOLS, 16, "cpu", 1, 16, ServerCounters(), IterationTokens())
         for number in range(GROUPS)
     )
     rejections = {kind.value: 1 for kind in RejectKind}

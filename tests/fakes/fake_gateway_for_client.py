@@ -98,6 +98,7 @@ class FakeGatewayForClient(inference_pb2_grpc.InferenceServiceServicer, admin_pb
             block_size=16,
             device=f"cpu of {self.name}",
             worker_joins=1,
+            max_batch=48,
         )
         counters = admin_pb2.Counters(
             preemptions=100 + PREEMPTIONS_PER_JOB * self.finished,

@@ -45,7 +45,7 @@ class FakeWorkerForScheduler:
             host_blocks=4000,
             max_model_len=facts.get("max_model_len", 2048),
             block_bytes=1024,
-            profile=COST,
+            profile=facts.get("profile", COST),
             device="cpu",
             worker_id=facts.get("worker_id", uuid.uuid4().hex),
         )

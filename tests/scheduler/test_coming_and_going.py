@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from services.domain.cost import CostProfile, DecodeCost
 from services.domain.errors import DeadlineError, NotReadyError
 from services.domain.generation import EndReason
 from services.scheduler import worker_group
@@ -32,6 +33,12 @@ async def gateway_of(served: RunningScheduler) -> FakeGatewayForScheduler:
     gateway = FakeGatewayForScheduler(served.channel)
     await gateway.join()
     return gateway
+
+
+def samples_of(served: RunningScheduler) -> dict[str, float]:
+    """What its metrics say; of several samples of a name, the last."""
+    metrics = SchedulerCollector(served.driver.status).collect()
+    return {sample.name: sample.value for metric in metrics for sample in metric.samples}
 
 
 async def test_without_a_group_jobs_wait_and_the_first_group_serves_them() -> None:
@@ -150,10 +157,15 @@ async def test_the_drain_is_seen_in_the_metrics() -> None:
         await until(lambda: served.driver.status().groups[0].draining)
         await gateway.submit("b", output=1)
         await until(lambda: served.driver.status().unplaced_jobs == 1)
-        samples = {
-            sample.name: sample.value
-            for metric in SchedulerCollector(served.driver.status).collect()
-            for sample in metric.samples
-        }
+        samples = samples_of(served)
         assert samples["fastserve:group_draining"] == 1
         assert samples["fastserve:num_requests_unplaced"] == 1
+
+
+async def test_the_batch_that_a_workers_profile_chose_is_seen_in_status_and_metrics() -> None:
+    rates = CostProfile(COST.prefill, tuple(DecodeCost(batch, 256, 0.005) for batch in (16, 32)))
+    async with running_scheduler(SchedulerConfig(chooses_batch=True)) as served:
+        worker = FakeWorkerForScheduler(served.channel, profile=rates)
+        await worker.join()
+        await until(lambda: [group.max_batch for group in served.driver.status().groups] == [32])
+        assert samples_of(served)["fastserve:max_batch"] == 32

@@ -186,7 +186,7 @@ async def test_a_worker_of_an_unknown_group_or_another_model_is_refused_by_name(
 
 def test_counters_are_exported_for_each_group() -> None:
     groups = tuple(
-        GroupStatus(number, True, (), NO_POOLS, 16, "cpu", 1, ServerCounters(iterations=10 + number, moves=number))
+        GroupStatus(number, True, (), NO_POOLS, 16, "cpu", 1, 16, ServerCounters(iterations=10 + number, moves=number))
         for number in (0, 1)
     )
     status = ServerStatus("m", "fcfs", "", groups, ServerCounters.total(one.counters for one in groups), 1.0, 10)

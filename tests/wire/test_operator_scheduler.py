@@ -44,6 +44,7 @@ groups = st.builds(
     counts,
     names,
     counts,
+    counts,
     counters,
 )
 histograms = st.builds(
@@ -75,7 +76,7 @@ def test_a_status_comes_back_as_it_was_sent(status: ServerStatus) -> None:
 
 def test_jobs_are_counted_for_each_group_and_for_clients_that_do_not_add_up_levels() -> None:
     levels = (LevelStatus(0, 0.1, 1, 2, 3), LevelStatus(1, 0.2, 10, 20, 30))
-    group = GroupStatus(0, True, levels, PoolUsage(8, 2, 10, 10), 16, "cpu", 1)
+    group = GroupStatus(0, True, levels, PoolUsage(8, 2, 10, 10), 16, "cpu", 1, 16)
     message = status_to_wire(ServerStatus("m", "p", "k", (group,), ServerCounters(), 0.0, 1)).groups[0]
     assert (message.running, message.waiting, message.swapped_out) == (11, 22, 33)
     assert group.jobs == 66

@@ -317,6 +317,7 @@ class GroupStatus(_message.Message):
     WORKER_JOINS_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """The group's number."""
     ready: _builtins.bool
@@ -343,6 +344,8 @@ class GroupStatus(_message.Message):
     """Times a worker joined this group."""
     draining: _builtins.bool
     """Its worker was told to end: it gets no new jobs."""
+    max_batch: _builtins.int
+    """Most jobs of an iteration: as `--max-batch` says, or as its worker's measured profile does."""
     @_builtins.property
     def levels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LevelStatus]:
         """One per level of the queue, highest first. Policies without levels have one."""
@@ -369,10 +372,11 @@ class GroupStatus(_message.Message):
         worker_joins: _builtins.int = ...,
         counters: Global___Counters | None = ...,
         draining: _builtins.bool = ...,
+        max_batch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "counters", b"counters", "device", b"device", "device_blocks_free", b"device_blocks_free", "device_blocks_total", b"device_blocks_total", "draining", b"draining", "group", b"group", "host_blocks_free", b"host_blocks_free", "host_blocks_total", b"host_blocks_total", "levels", b"levels", "ready", b"ready", "running", b"running", "swapped_out", b"swapped_out", "waiting", b"waiting", "worker_joins", b"worker_joins"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "counters", b"counters", "device", b"device", "device_blocks_free", b"device_blocks_free", "device_blocks_total", b"device_blocks_total", "draining", b"draining", "group", b"group", "host_blocks_free", b"host_blocks_free", "host_blocks_total", b"host_blocks_total", "levels", b"levels", "max_batch", b"max_batch", "ready", b"ready", "running", b"running", "swapped_out", b"swapped_out", "waiting", b"waiting", "worker_joins", b"worker_joins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -137,7 +137,7 @@ def frame(status: ServerStatus, before: ServerStatus | None = None, elapsed_s: f
     counters = status.counters
     parts: list[RenderableType] = []
     for group in status.groups:
-        title = Text(f"group {group.group} on {group.device or '?'}")
+        title = Text(f"group {group.group} on {group.device or '?'}, up to {group.max_batch} jobs an iteration")
         if not group.ready:
             title.append(" (no worker)", "red")
         elif group.draining:

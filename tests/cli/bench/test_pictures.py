@@ -25,7 +25,7 @@ def records(slowness: float) -> list[JobRecord]:
 
 def write_run(folder: Path, slowness: float, level_count: int) -> None:
     levels = tuple(LevelStatus(level, 0.01 * 2**level, 1, 2, 0) for level in range(level_count))
-    group = GroupStatus(0, True, levels, PoolUsage(64, 16, 256, 200), 16, "cpu", 1)
+    group = GroupStatus(0, True, levels, PoolUsage(64, 16, 256, 200), 16, "cpu", 1, 16)
     snapshot = ServerStatus("m", "p", "k", (group,), ServerCounters(), 1.0, 100)
     made = records(slowness)
     write_result_files(folder, result({}, made, ServerCounters(preemptions=4)), made)

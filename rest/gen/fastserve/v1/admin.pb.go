@@ -599,7 +599,9 @@ type GroupStatus struct {
 	// Counters of this group, since the scheduler took it in.
 	Counters *Counters `protobuf:"bytes,14,opt,name=counters,proto3" json:"counters,omitempty"`
 	// Its worker was told to end: it gets no new jobs.
-	Draining      bool `protobuf:"varint,15,opt,name=draining,proto3" json:"draining,omitempty"`
+	Draining bool `protobuf:"varint,15,opt,name=draining,proto3" json:"draining,omitempty"`
+	// Most jobs of an iteration: as `--max-batch` says, or as its worker's measured profile does.
+	MaxBatch      uint32 `protobuf:"varint,16,opt,name=max_batch,json=maxBatch,proto3" json:"max_batch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -737,6 +739,13 @@ func (x *GroupStatus) GetDraining() bool {
 		return x.Draining
 	}
 	return false
+}
+
+func (x *GroupStatus) GetMaxBatch() uint32 {
+	if x != nil {
+		return x.MaxBatch
+	}
+	return 0
 }
 
 // Jobs of one level.
@@ -1096,7 +1105,7 @@ const file_fastserve_v1_admin_proto_rawDesc = "" +
 	"\x05state\x18\x04 \x01(\x0e2\x16.fastserve.v1.JobStateR\x05state\x12%\n" +
 	"\x02kv\x18\x05 \x01(\x0e2\x15.fastserve.v1.KvPlaceR\x02kv\x12#\n" +
 	"\rprompt_tokens\x18\x06 \x01(\rR\fpromptTokens\x12#\n" +
-	"\routput_tokens\x18\a \x01(\rR\foutputTokens\"\x9f\x04\n" +
+	"\routput_tokens\x18\a \x01(\rR\foutputTokens\"\xbc\x04\n" +
 	"\vGroupStatus\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x121\n" +
@@ -1115,7 +1124,8 @@ const file_fastserve_v1_admin_proto_rawDesc = "" +
 	"\x06device\x18\f \x01(\tR\x06device\x12!\n" +
 	"\fworker_joins\x18\r \x01(\rR\vworkerJoins\x122\n" +
 	"\bcounters\x18\x0e \x01(\v2\x16.fastserve.v1.CountersR\bcounters\x12\x1a\n" +
-	"\bdraining\x18\x0f \x01(\bR\bdraining\"\x95\x01\n" +
+	"\bdraining\x18\x0f \x01(\bR\bdraining\x12\x1b\n" +
+	"\tmax_batch\x18\x10 \x01(\rR\bmaxBatch\"\x95\x01\n" +
 	"\vLevelStatus\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\rR\x05level\x12\x1b\n" +
 	"\tquantum_s\x18\x02 \x01(\x01R\bquantumS\x12\x18\n" +
