@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.processor_time import SERVICES, beside_compute_ms, ms_by_iteration
-from benchmarks.throughput import SAME_ORDER, tables
+from benchmarks.throughput import CHOSEN, SAME_ORDER, goals, tables
 from services.worker.engine.compute_thread import COMPUTE, ComputeThread
 
 TASKS = Path("/proc/self/task")
@@ -59,16 +59,20 @@ def _figures(iterations: int, gateway_ms: float) -> dict[str, Any]:
     }
 
 
-def test_the_summary_shows_them_beside_the_throughput_by_policy() -> None:
-    models = {"S": {**_figures(520, 1.0), SAME_ORDER: _figures(500, 2.0)}, "M": _figures(510, 3.0)}
+def test_the_summary_shows_them_beside_the_throughput_by_batch_and_policy() -> None:
+    at_chosen = {**_figures(505, 4.0), "max_batch": 64}
+    of_both_orders = {**_figures(520, 1.0), "max_batch": 16, SAME_ORDER: {**_figures(500, 2.0), "max_batch": 16}}
+    models = {"S": {**of_both_orders, CHOSEN: at_chosen}, "M": _figures(510, 3.0)}
     throughput, processor = tables({"trace": "t", "dtype": "bfloat16", "max_batch": 16, "models": models})
-    assert [(row[0], row[1], row[-2]) for row in throughput.rows] == [
-        ("S", "default", "1.040"),
-        ("S", "FCFS", "1.000"),
-        ("M", "default", "1.020"),
+    assert [(*row[:3], row[-2]) for row in throughput.rows] == [
+        ("S", "16", "default", "1.040"),
+        ("S", "16", "FCFS", "1.000"),
+        ("S", "64", "default", "1.010"),
+        ("M", "16", "default", "1.020"),
     ]
     assert list(zip(processor.heading, processor.rows[1], strict=True)) == [
         ("model", "S"),
+        ("batch", "16"),
         ("policy", "FCFS"),
         ("gateway", "2.00"),
         ("scheduler", "0.50"),
@@ -77,3 +81,10 @@ def test_the_summary_shows_them_beside_the_throughput_by_policy() -> None:
         ("together", "3.00"),
         ("compute, all threads", "10.0"),
     ]
+
+
+def test_the_services_share_of_the_engine_is_asked_for_at_each_batch() -> None:
+    at_chosen = {**_figures(505, 4.0), "max_batch": 64}
+    measured = {"models": {"S": {**_figures(520, 1.0), CHOSEN: at_chosen}}}
+    asked = [goal.text for goal in goals(measured) if "share of the engine" in goal.text]
+    assert asked == ["S: share of the engine's throughput", "S, batch 64: share of the engine's throughput"]
