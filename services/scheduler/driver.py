@@ -44,6 +44,7 @@ from services.scheduler.outgoing_streams import WorkerStream
 from services.scheduler.routing.router import MOST_MOVES, Router
 from services.scheduler.routing.worker_claims import WorkerClaims
 from services.scheduler.scheduler_inbox import (
+    GATHER_S,
     Cancelled,
     GatewayJoined,
     GatewayLeft,
@@ -93,7 +94,7 @@ class SchedulerDriver:
         self._router = Router(served.config, {}, served.max_model_len)
         self._groups = WorkerGroups(served.config, self._router, kv, self._gateways.jobs.work, recorder_of, traces)
         self._claims = WorkerClaims()
-        self.inbox: Inbox[Inbound] = Inbox(MOST_INBOX)
+        self.inbox: Inbox[Inbound] = Inbox(MOST_INBOX, GATHER_S)
         """Where handlers and links post what they receive."""
         self._term: int | None = NO_TERM
         self._is_idle = asyncio.Event()

@@ -14,6 +14,11 @@ from services.domain.worker_facts import WorkerFacts
 from services.runtime.inbox import Wakeup
 from services.scheduler.outgoing_streams import GatewayStream, WorkerStream
 
+GATHER_S = 0.005
+"""Submissions and cancels that come so soon after a turn with others wait for more, for so long at most: each turn of a
+burst would cost a round of messages to the KV manager, the worker and back.
+"""
+
 
 class GatewayJoined(NamedTuple):
     """A gateway said hello."""

@@ -22,6 +22,7 @@ from services.domain.protocol import Jobs
 from services.domain.server_status import NO_POOLS, PoolStatus
 from services.domain.submission import ServingLimits
 from services.runtime.error_statuses import from_grpc
+from services.scheduler import driver as driver_module
 from services.scheduler import job_store as books
 from services.scheduler.driver import SchedulerDriver
 from services.scheduler.outgoing_streams import GatewayStream, WorkerStream
@@ -52,6 +53,21 @@ async def test_a_gateway_gets_every_token_of_its_jobs_in_order_and_their_end() -
             assert timings is not None
             assert timings.decode_s > 0
         await until(lambda: len(served.kv.kv.released) == 3)
+
+
+async def test_jobs_that_come_right_after_others_wait_for_more_or_for_the_next_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver_module, "GATHER_S", 3600.0)
+    async with scheduler_with_peers() as (served, worker, gateway):
+        await gateway.submit("a", output=4)
+        plans = [await worker.read_plan(), await worker.read_plan()]
+        for name in ("b", "c"):
+            await gateway.submit(name)
+        await until(lambda: len(served.driver.inbox) == 2)
+        assert served.driver.status().jobs == 1
+        await worker.run(plans[0])
+        await until(lambda: served.driver.status().jobs == 3)
 
 
 async def test_each_token_is_told_in_the_iteration_that_made_it() -> None:

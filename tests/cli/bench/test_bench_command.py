@@ -180,7 +180,15 @@ async def test_top_prints_one_frame_and_exits(capsys: pytest.CaptureFixture[str]
         code = await fastserve("top", "--once", "--interval", "0.05", "--server", gateway.address)
     frame = capsys.readouterr().out
     assert code == 0
-    for text in ("skip-join-mlfq + proactive", "level", "device KV", "16/64 blocks", "tokens/s", "promotions", "up to 48 jobs"):
+    for text in (
+        "skip-join-mlfq + proactive",
+        "level",
+        "device KV",
+        "16/64 blocks",
+        "tokens/s",
+        "promotions",
+        "up to 48 jobs",
+    ):
         assert text in frame
 
 
