@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from benchmarks.scheduler_decision import ITERATION_S, OUTPUT_TOKENS, PROFILE, PROMPT_TOKENS
+from benchmarks.scheduler_decision import ITERATION_S, OUTPUT_TOKENS, PROFILE, PROMPT_TOKENS, answers_to_recalls
 from services.domain.ids import Epoch, JobId
 from services.domain.protocol import Arrive, IterationResult, Resident, SampledToken
 from services.scheduler.machine.scheduler import Scheduler
@@ -85,6 +85,9 @@ class RoutedTurns:
         assert not self._router.moves(), "both groups are busy"
         took_us = (time.thread_time() - begin) * 1e6
         self._plans[group] += [command for command in commands if isinstance(command, SendPlan)]
+        for given_back in answers_to_recalls(commands, self._plans[group]):
+            more, more_us = self._turn(group, [given_back], now_s)
+            commands, took_us = [*commands, *more], took_us + more_us
         return commands, took_us
 
 

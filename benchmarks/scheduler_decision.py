@@ -1,7 +1,7 @@
 """Time of one decision of the scheduler: a result in, all commands out, at batch 16 with many jobs queued. Prints JSON.
 
 Every queued job is resident, which is the worst case: all of them could be planned. Jobs never run out: one that ends
-is followed by a new one.
+is followed by a new one. `make bench` measures the default policy.
 """
 
 import argparse
@@ -10,10 +10,12 @@ import json
 import platform
 import statistics
 import time
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.ids import Epoch, JobId
-from services.domain.protocol import IterationResult, Resident, SampledToken
+from services.domain.protocol import IterationResult, PlansGivenBack, Resident, SampledToken
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.machine.scheduler_events import (
     Command,
@@ -21,6 +23,7 @@ from services.scheduler.machine.scheduler_events import (
     Event,
     FromKv,
     KvConnected,
+    RecallPlans,
     SendPlan,
     Submit,
     WorkerJoined,
@@ -46,45 +49,69 @@ def arrive(number: int) -> list[Event]:
     ]
 
 
-def decisions_us(config: SchedulerConfig, queued: int, count: int) -> list[float]:
-    """Microseconds of each of `count` decisions with that many jobs queued."""
-    scheduler = Scheduler(config)
-    scheduler.handle([WorkerJoined(EPOCH, 10**9, 4096, PROFILE), KvConnected()], 0.0)
-    plans: list[SendPlan] = []
-    known: dict[JobId, int] = {}
+def answers_to_recalls(commands: Sequence[Command], plans: deque[SendPlan]) -> Iterator[PlansGivenBack]:
+    """What a worker answers that has begun none of its `plans`: those that are recalled are taken from them."""
+    for command in commands:
+        if isinstance(command, RecallPlans):
+            while plans and plans[-1].plan_number >= command.first_plan_number:
+                plans.pop()
+            yield PlansGivenBack(command.epoch, command.first_plan_number)
 
-    def take(commands: list[Command]) -> int:
-        plans.extend(command for command in commands if isinstance(command, SendPlan))
-        return sum(isinstance(command, End) for command in commands)
 
-    for number in range(queued):
-        take(scheduler.handle(arrive(number), 0.0))
-    arrived = queued
-    times_us: list[float] = []
-    now_s = 0.0
-    for _ in range(count):
-        now_s += ITERATION_S
-        plan = plans.pop(0)
+class Decisions:
+    """A scheduler with its worker, which runs plans one by one and gives back those that are recalled."""
+
+    def __init__(self, config: SchedulerConfig, queued: int) -> None:
+        self._scheduler = Scheduler(config)
+        self._plans: deque[SendPlan] = deque()
+        self._known: dict[JobId, int] = {}
+        self._arrived = 0
+        self._turn([WorkerJoined(EPOCH, 10**9, 4096, PROFILE), KvConnected()], 0.0)
+        for _ in range(queued):
+            self._arrive(0.0)
+
+    def iterate(self, now_s: float) -> float:
+        """The next plan has been run, and a job comes for each that ended. Returns the microseconds of the decision."""
+        plan = self._plans.popleft()
         tokens = []
         for entry in plan.entries:
-            if entry.to_token == known.get(entry.job_id, PROMPT_TOKENS):
-                known[entry.job_id] = entry.to_token + 1
+            if entry.to_token == self._known.get(entry.job_id, PROMPT_TOKENS):
+                self._known[entry.job_id] = entry.to_token + 1
                 tokens.append(SampledToken(entry.job_id, 7, False))
         result = IterationResult(EPOCH, plan.plan_number, tuple(tokens), (), ITERATION_S)
+        ended, taken_us = self._turn([result], now_s)
+        for _ in range(ended):
+            self._arrive(now_s)
+        return taken_us
+
+    def _arrive(self, now_s: float) -> None:
+        self._turn(arrive(self._arrived), now_s)
+        self._arrived += 1
+
+    def _turn(self, events: list[Event], now_s: float) -> tuple[int, float]:
+        """How many jobs ended, and the microseconds that it took, those of an answer to a recall included."""
         begin = time.thread_time()
-        commands = scheduler.handle([result], now_s)
-        times_us.append((time.thread_time() - begin) * 1e6)
-        for _ in range(take(commands)):
-            take(scheduler.handle(arrive(arrived), now_s))
-            arrived += 1
-    return times_us
+        commands = self._scheduler.handle(events, now_s)
+        taken_us = (time.thread_time() - begin) * 1e6
+        self._plans += [command for command in commands if isinstance(command, SendPlan)]
+        ended = sum(isinstance(command, End) for command in commands)
+        for given_back in answers_to_recalls(commands, self._plans):
+            more, more_us = self._turn([given_back], now_s)
+            ended, taken_us = ended + more, taken_us + more_us
+        return ended, taken_us
+
+
+def decisions_us(config: SchedulerConfig, queued: int, count: int) -> list[float]:
+    """Microseconds of each of `count` decisions with that many jobs queued."""
+    decisions = Decisions(config, queued)
+    return [decisions.iterate(number * ITERATION_S) for number in range(1, count + 1)]
 
 
 def main() -> None:
     """Measures the named policies at every queue length."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--policies", nargs="*", default=["skip-join-mlfq"], choices=[name.value for name in PolicyName]
+        "--policies", nargs="*", default=[PolicyName.GITTINS.value], choices=[name.value for name in PolicyName]
     )
     parser.add_argument("--queued", nargs="*", type=int, default=[10, 1_000, 10_000])
     parser.add_argument("--charge", default="wall", choices=[charge.value for charge in Charge])
