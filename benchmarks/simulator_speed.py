@@ -39,7 +39,7 @@ PROFILE = CostProfile(
 def server(policy: PolicyName, kv_policy: str) -> ServerSetup:
     """A host pool that holds all jobs' KV."""
     return ServerSetup(
-        scheduler=SchedulerConfig(policy=policy, max_batch=MAX_BATCH),
+        scheduler=SchedulerConfig(policy=policy, max_batch=MAX_BATCH, plans_in_flight=2),
         kv=KvConfig(kv_policy_named(kv_policy)),
         cost=PROFILE,
         kv_bytes_per_token=131_072,

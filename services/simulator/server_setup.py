@@ -64,6 +64,7 @@ class ServerSetup:
     `slowdown` times as long as `cost` says: the scheduler uses a profile that was measured on an idle machine, while in
     service other threads and processes compete for cores, caches and memory. `overhead_s` is what an iteration costs
     every stage besides, however much it computes: the processor time of services that share the stages' cores.
+    `scheduler.plans_in_flight` must be given: no plan is made ahead that would have to be recalled.
 
     Several groups share the workload: there are as many schedulers, KV managers and workers, and before them the
     router that serves.
@@ -86,6 +87,8 @@ class ServerSetup:
     pipeline: Pipeline | None = None
 
     def __post_init__(self) -> None:
+        if self.scheduler.plans_in_flight is None:
+            raise InvalidFieldError("plans_in_flight", "must be given: a simulated worker gives no plans back")
         if self.pipeline is not None and self.pipeline.stages != self.stages:
             raise InvalidFieldError("pipeline", f"has {self.pipeline.stages} stages, but the server {self.stages}")
         for field, value, least in (

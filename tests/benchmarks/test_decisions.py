@@ -1,7 +1,8 @@
-"""The scripts that time decisions: turn by turn, with plans that are recalled."""
+"""The scripts that time decisions, turn by turn with plans that are recalled, and the simulator."""
 
 import pytest
 
+from benchmarks import simulator_speed
 from benchmarks.router_decision import RoutedTurns
 from benchmarks.scheduler_decision import decisions_us
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
@@ -26,3 +27,9 @@ def test_a_router_of_two_groups_is_timed_at_arrivals_and_iterations() -> None:
         turns.iterate(number % 2, number * 0.02)
     assert len(turns.arrivals_us) >= 40
     assert len(turns.iterations_us) == DECISIONS
+
+
+def test_the_simulator_is_timed_under_both_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulator_speed, "JOBS", 60)
+    for policy, kv_policy in simulator_speed.SERVED:
+        assert simulator_speed.timed(policy, kv_policy, output_tokens=30)["iterations"] >= 60 * 30 / 16

@@ -16,7 +16,7 @@ from tests.builders.cost_profiles import flat_cost, proportional_cost
 
 ITERATION_S = 0.1
 SETUP = ServerSetup(
-    scheduler=SchedulerConfig(max_batch=4),
+    scheduler=SchedulerConfig(max_batch=4, plans_in_flight=2),
     kv=KvConfig(kv_policy_named("proactive")),
     cost=flat_cost(ITERATION_S),
     kv_bytes_per_token=1024,

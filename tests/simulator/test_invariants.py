@@ -230,3 +230,8 @@ def test_both_machines_keep_their_invariants_from_turn_to_turn(
             patched.setattr(kind, "handle", checked(kind.handle))
         simulate(setup, jobs)
     assert turns > len(jobs)
+
+
+def test_plans_that_would_have_to_be_recalled_are_refused() -> None:
+    with pytest.raises(InvalidFieldError, match="plans_in_flight: must be given"):
+        server(PolicyName.FCFS, plans_in_flight=None)
