@@ -303,7 +303,8 @@ def simulated(rule: Rule, profile: Profile, trace: Sequence[TraceJob], start_s: 
 
 
 async def _measure(settings: BenchSettings) -> dict[str, Any]:
-    settings = replace(settings, threads=1, max_batch=MAX_BATCH)
+    # Of its own, because other parts keep cost models in theirs.
+    settings = replace(settings, scratch=settings.folder("live-scaling"), threads=1, max_batch=MAX_BATCH)
     loads = settings.pick(LOADS, QUICK_LOADS)
     rules = settings.pick(RULES, RULES[:3])
     profile = await _kept_profile(settings)
