@@ -25,7 +25,8 @@ export function showQueues(status, groups, leftOut, table) {
 
 function showGroup(section, group, byRow) {
   const [title, pools, levels] = section.children;
-  text(title.firstElementChild, `Group ${group.group}${group.device ? ` on ${group.device}` : ""} `);
+  const place = group.device ? ` on ${group.device}` : "";
+  text(title.firstElementChild, `Group ${group.group}${place}, up to ${group.max_batch} jobs an iteration `);
   text(title.lastElementChild, group.ready ? (group.draining ? "draining: its worker is about to end" : "") : "no worker");
   showPool(pools, 0, "device KV", "device", group.device_blocks_total, group.device_blocks_free, group.block_size);
   showPool(pools, 1, "host KV", "host", group.host_blocks_total, group.host_blocks_free, group.block_size);

@@ -34,6 +34,7 @@ def status(jobs: list[admin_pb2.JobStatus], waiting_more: int = 0) -> admin_pb2.
         host_blocks_total=256,
         host_blocks_free=192,
         block_size=16,
+        max_batch=48,
     )
     return admin_pb2.Status(
         model="tiny",

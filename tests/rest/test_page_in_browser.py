@@ -154,7 +154,7 @@ async def test_a_screen_reader_meets_every_part_by_its_name(page: Browser) -> No
     for expected in (
         ("heading", "Queues"),
         ("heading", "Prompt"),
-        ("heading", "Group 0 on cpu"),
+        ("heading", "Group 0 on cpu, up to 48 jobs an iteration"),
         ("status", ""),
         ("textbox", "Text to go on from"),
         ("spinbutton", "Tokens at most"),
