@@ -246,7 +246,7 @@ def _cases(
                     "profile": profile.name,
                     "policy": str(variant.policy),
                     "kv_policy": variant.kv_policy,
-                    "server": shown(of_variant),
+                    "server": shown(of_variant) | {"max_batch": setup.scheduler.max_batch},
                     "groups": [_pools(setup, number) for number in range(setup.groups)],
                 }
                 yield SimulationCase(point, variant, seed, setup, placed, config)

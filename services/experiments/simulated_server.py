@@ -2,6 +2,7 @@
 those that hardware and worker decide in a real server.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, Field, create_model
@@ -11,6 +12,7 @@ from services.domain.errors import InvalidFieldError
 from services.kvmanager.settings import KvManagerSettings
 from services.runtime.profile_file import Profile
 from services.runtime.settings import Settings, resolve
+from services.scheduler.policies.batch_limit import BatchLimit
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 from services.scheduler.settings import SchedulerSettings
 from services.simulator.server_setup import ServerSetup
@@ -47,8 +49,11 @@ class SimulatedServerSettings(BaseModel):
     model_config = Settings.model_config
 
     groups: int = Field(1, ge=1, le=1024, description="worker groups, each a copy of the model")
-    max_batch: int = Field(
-        SchedulerConfig().max_batch, ge=1, le=4096, description="maximum number of jobs in an iteration"
+    max_batch: int | None = Field(
+        SchedulerConfig().max_batch,
+        ge=1,
+        le=4096,
+        description="maximum number of jobs in an iteration; off: as a server chooses by the profile",
     )
     pp: int | None = Field(None, ge=1, le=15, description="pipeline stages of a group; off: the profile's")
     plans_in_flight: int | None = Field(
@@ -113,12 +118,15 @@ def server_setup(settings: SimulatedServerSettings, profile: Profile) -> ServerS
     kv_manager = resolve(KvManagerSettings, "kvmanager", {name: getattr(settings, name) for name in _KV_MANAGER}, {})
     # The same GPUs cut another way: each stage has its share of the links.
     link = LinkSpeed(profile.link.bytes_per_s * profile.stages / stages, profile.link.latency_s, profile.link.duplex)
+    device_tokens = _known(profile.device_kv_tokens, settings.kv_device_tokens, "device_kv_tokens", profile)
+    batch = BatchLimit(scheduler.config)
+    batch.calibrate(profile.cost, device_tokens)
     return ServerSetup(
-        scheduler=scheduler.config,
+        scheduler=replace(scheduler.config, max_batch=batch.jobs, chooses_batch=False),
         kv=kv_manager.knobs,
         cost=profile.cost,
         kv_bytes_per_token=_known(profile.kv_bytes_per_token, None, "kv_bytes_per_token", profile),
-        device_tokens=_known(profile.device_kv_tokens, settings.kv_device_tokens, "device_kv_tokens", profile),
+        device_tokens=device_tokens,
         host_tokens=_known(profile.host_kv_tokens, settings.kv_host_tokens, "host_kv_tokens", profile),
         max_model_len=_known(profile.max_model_len, settings.max_model_len, "max_model_len", profile),
         link=link,

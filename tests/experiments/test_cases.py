@@ -219,6 +219,12 @@ class TestServer:
         with pytest.raises(InvalidFieldError, match=f"opt-13b-a100-40gb has no {field}"):
             server_setup(settings_of(), bare)
 
+    def test_without_a_batch_it_is_the_one_that_a_server_chooses_by_the_profile(self) -> None:
+        made = cases_of(ZIPF, max_batch=None)[0]
+        assert OPT_13B.device_kv_tokens == 15_837  # 61 times 256; larger batches make more tokens a second up to 256
+        assert (made.setup.scheduler.max_batch, made.setup.scheduler.chooses_batch) == (61, False)
+        assert made.config["server"]["max_batch"] == 61  # type: ignore[index]
+
     def test_settings_that_do_not_fit_together_are_refused(self) -> None:
         with pytest.raises(InvalidFieldError, match="--max-batch-tokens"):
             server_setup(settings_of(max_batch=4096), OPT_13B)
