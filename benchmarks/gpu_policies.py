@@ -325,7 +325,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--simulate", type=Path, help="a file of --out, to put simulated figures in")
     arguments = parser.parse_args(argv)
     if arguments.simulate is not None:
-        content = json.loads(arguments.simulate.read_text(encoding="utf-8"))
+        try:
+            content = json.loads(arguments.simulate.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            tell(f"--simulate: {error}")
+            return 2
         content = simulated_beside(content)
         _write(arguments.simulate, content.pop("hardware"), content)
         print("\n\n".join(section(table) for table in tables(content)))
