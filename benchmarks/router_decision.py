@@ -9,12 +9,11 @@ import gc
 import json
 import statistics
 import time
-from collections import deque
 from collections.abc import Sequence
 
-from benchmarks.scheduler_decision import ITERATION_S, OUTPUT_TOKENS, PROFILE, PROMPT_TOKENS, answers_to_recalls
+from benchmarks.scheduler_decision import ITERATION_S, OUTPUT_TOKENS, PROFILE, PROMPT_TOKENS, PlanRunner
 from services.domain.ids import Epoch, JobId
-from services.domain.protocol import Arrive, IterationResult, Resident, SampledToken
+from services.domain.protocol import Arrive, Resident
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.machine.scheduler_events import (
     Command,
@@ -22,7 +21,6 @@ from services.scheduler.machine.scheduler_events import (
     Event,
     FromKv,
     KvConnected,
-    SendPlan,
     Submit,
     ToKv,
     WorkerJoined,
@@ -40,8 +38,7 @@ class RoutedTurns:
     def __init__(self, config: SchedulerConfig) -> None:
         self._machines = {group: Scheduler(config) for group in range(GROUPS)}
         self._router = Router(config, self._machines)
-        self._plans: list[deque[SendPlan]] = [deque() for _ in range(GROUPS)]
-        self._known: dict[JobId, int] = {}
+        self._workers = [PlanRunner() for _ in range(GROUPS)]
         self._arrived = 0
         self.arrivals_us: list[float] = []
         self.iterations_us: list[float] = []
@@ -65,14 +62,7 @@ class RoutedTurns:
 
     def iterate(self, group: int, now_s: float) -> None:
         """The group's worker ends its next plan."""
-        plan = self._plans[group].popleft()
-        tokens = []
-        for entry in plan.entries:
-            if entry.to_token == self._known.get(entry.job_id, PROMPT_TOKENS):
-                self._known[entry.job_id] = entry.to_token + 1
-                tokens.append(SampledToken(entry.job_id, 7, False))
-        result = IterationResult(EPOCH, plan.plan_number, tuple(tokens), (), ITERATION_S)
-        commands, took_us = self._turn(group, [result], now_s)
+        commands, took_us = self._turn(group, [self._workers[group].run()], now_s)
         self.iterations_us.append(took_us)
         for command in commands:
             if isinstance(command, End):
@@ -84,8 +74,7 @@ class RoutedTurns:
         self._router.heard(group, events, commands, now_s)
         assert not self._router.moves(), "both groups are busy"
         took_us = (time.thread_time() - begin) * 1e6
-        self._plans[group] += [command for command in commands if isinstance(command, SendPlan)]
-        for given_back in answers_to_recalls(commands, self._plans[group]):
+        for given_back in self._workers[group].hear(commands):
             more, more_us = self._turn(group, [given_back], now_s)
             commands, took_us = [*commands, *more], took_us + more_us
         return commands, took_us

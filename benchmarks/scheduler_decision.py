@@ -11,7 +11,7 @@ import platform
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from services.domain.cost import CostProfile, DecodeCost, PrefillCost
 from services.domain.ids import Epoch, JobId
@@ -49,22 +49,39 @@ def arrive(number: int) -> list[Event]:
     ]
 
 
-def answers_to_recalls(commands: Sequence[Command], plans: deque[SendPlan]) -> Iterator[PlansGivenBack]:
-    """What a worker answers that has begun none of its `plans`: those that are recalled are taken from them."""
-    for command in commands:
-        if isinstance(command, RecallPlans):
-            while plans and plans[-1].plan_number >= command.first_plan_number:
-                plans.pop()
-            yield PlansGivenBack(command.epoch, command.first_plan_number)
+class PlanRunner:
+    """A worker that runs plans one by one, and has begun none of those that are recalled."""
+
+    def __init__(self) -> None:
+        self._plans: deque[SendPlan] = deque()
+        self._known: dict[JobId, int] = {}
+
+    def hear(self, commands: Sequence[Command]) -> list[PlansGivenBack]:
+        """Take new plans; returns the answers to recalls."""
+        self._plans += [command for command in commands if isinstance(command, SendPlan)]
+        recalls = [command for command in commands if isinstance(command, RecallPlans)]
+        for recall in recalls:
+            while self._plans and self._plans[-1].plan_number >= recall.first_plan_number:
+                self._plans.pop()
+        return [PlansGivenBack(recall.epoch, recall.first_plan_number) for recall in recalls]
+
+    def run(self) -> IterationResult:
+        """The result of the next plan."""
+        plan = self._plans.popleft()
+        tokens = []
+        for entry in plan.entries:
+            if entry.to_token == self._known.get(entry.job_id, PROMPT_TOKENS):
+                self._known[entry.job_id] = entry.to_token + 1
+                tokens.append(SampledToken(entry.job_id, 7, False))
+        return IterationResult(EPOCH, plan.plan_number, tuple(tokens), (), ITERATION_S)
 
 
 class Decisions:
-    """A scheduler with its worker, which runs plans one by one and gives back those that are recalled."""
+    """A scheduler and its worker."""
 
     def __init__(self, config: SchedulerConfig, queued: int) -> None:
         self._scheduler = Scheduler(config)
-        self._plans: deque[SendPlan] = deque()
-        self._known: dict[JobId, int] = {}
+        self._worker = PlanRunner()
         self._arrived = 0
         self._turn([WorkerJoined(EPOCH, 10**9, 4096, PROFILE), KvConnected()], 0.0)
         for _ in range(queued):
@@ -72,14 +89,7 @@ class Decisions:
 
     def iterate(self, now_s: float) -> float:
         """The next plan has been run, and a job comes for each that ended. Returns the microseconds of the decision."""
-        plan = self._plans.popleft()
-        tokens = []
-        for entry in plan.entries:
-            if entry.to_token == self._known.get(entry.job_id, PROMPT_TOKENS):
-                self._known[entry.job_id] = entry.to_token + 1
-                tokens.append(SampledToken(entry.job_id, 7, False))
-        result = IterationResult(EPOCH, plan.plan_number, tuple(tokens), (), ITERATION_S)
-        ended, taken_us = self._turn([result], now_s)
+        ended, taken_us = self._turn([self._worker.run()], now_s)
         for _ in range(ended):
             self._arrive(now_s)
         return taken_us
@@ -88,14 +98,13 @@ class Decisions:
         self._turn(arrive(self._arrived), now_s)
         self._arrived += 1
 
-    def _turn(self, events: list[Event], now_s: float) -> tuple[int, float]:
+    def _turn(self, events: Sequence[Event], now_s: float) -> tuple[int, float]:
         """How many jobs ended, and the microseconds that it took, those of an answer to a recall included."""
         begin = time.thread_time()
         commands = self._scheduler.handle(events, now_s)
         taken_us = (time.thread_time() - begin) * 1e6
-        self._plans += [command for command in commands if isinstance(command, SendPlan)]
         ended = sum(isinstance(command, End) for command in commands)
-        for given_back in answers_to_recalls(commands, self._plans):
+        for given_back in self._worker.hear(commands):
             more, more_us = self._turn([given_back], now_s)
             ended, taken_us = ended + more, taken_us + more_us
         return ended, taken_us
