@@ -24,7 +24,7 @@ SERVER = (
     "up", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--policy", "skip-join-mlfq", "--threads", "1",
     "--kv-device-tokens", "2048", "--kv-host-tokens", "65536",
 )  # fmt: skip
-JOBS = 90
+JOBS = 150
 
 
 async def burst(http: httpx2.AsyncClient) -> None:
@@ -48,11 +48,11 @@ async def pictures(address: str, folder: Path) -> None:
                 await browser.open(f"http://{address}/", width, height)
                 running = asyncio.create_task(burst(http))
                 await browser.until("document.querySelectorAll('.mark.host').length > 12")
-                browser.find("#prompt-text").send_keys("def main(", Keys.CONTROL, Keys.ENTER)
-                await browser.until("document.querySelector('#answer').textContent.length > 60")
                 await browser.until(
                     "(document.querySelector('#rate-line path').getAttribute('d') ?? '').split('L').length > 4"
                 )
+                browser.find("#prompt-text").send_keys("def main(", Keys.CONTROL, Keys.ENTER)
+                await browser.until("document.querySelector('#answer').textContent.length > 60")
                 await browser.ask("window.scrollTo(0, 0)")
                 shot = browser.command("Page.captureScreenshot", format="png", captureBeyondViewport=False)
                 (OUT / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
