@@ -11,8 +11,8 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from benchmarks.scheduler_decision import ITERATION_S, OUTPUT_TOKENS, PROFILE, PROMPT_TOKENS, PlanRunner
-from services.domain.ids import Epoch, JobId
+from benchmarks.scheduler_decision import EPOCH, ITERATION_S, OUTPUT_TOKENS, PROFILE, PROMPT_TOKENS, PlanRunner
+from services.domain.ids import JobId
 from services.domain.protocol import Arrive, Resident
 from services.scheduler.machine.scheduler import Scheduler
 from services.scheduler.machine.scheduler_events import (
@@ -28,7 +28,6 @@ from services.scheduler.machine.scheduler_events import (
 from services.scheduler.routing.router import Routed, Router
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
 
-EPOCH = Epoch(1)
 GROUPS = 2
 
 

@@ -51,7 +51,7 @@ _POOL_GAUGES: tuple[tuple[str, str, Callable[[PoolUsage], float]], ...] = (
 def job_gauges(model_name: str, groups: Sequence[GroupStatus]) -> Iterator[Metric]:
     """Jobs of each group."""
     for name, text, value in _JOB_GAUGES:
-        yield _gauge(name, text, [(model_name, group.group, value(group)) for group in groups])
+        yield group_gauge(name, text, [(model_name, group.group, value(group)) for group in groups])
 
 
 def level_gauge(model_name: str, groups: Sequence[GroupStatus]) -> Metric:
@@ -69,7 +69,7 @@ def level_gauge(model_name: str, groups: Sequence[GroupStatus]) -> Metric:
 def pool_gauges(model_name: str, pools_by_group: Sequence[tuple[int, PoolUsage]]) -> Iterator[Metric]:
     """Pools of each group."""
     for name, text, value in _POOL_GAUGES:
-        yield _gauge(name, text, [(model_name, group, value(pools)) for group, pools in pools_by_group])
+        yield group_gauge(name, text, [(model_name, group, value(pools)) for group, pools in pools_by_group])
 
 
 def vllm_gauges(model_name: str, groups: Sequence[GroupStatus]) -> Iterator[Metric]:
@@ -111,7 +111,8 @@ def iteration_token_histogram(model_name: str, tokens_by_group: Sequence[tuple[i
     return family
 
 
-def _gauge(name: str, text: str, rows: Sequence[tuple[str, int, float]]) -> GaugeMetricFamily:
+def group_gauge(name: str, text: str, rows: Sequence[tuple[str, int, float]]) -> GaugeMetricFamily:
+    """A gauge with a value for each group; a row is the model's name, the group's number and the value."""
     family = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
     for model_name, group, value in rows:
         family.add_metric((model_name, str(group)), value)

@@ -13,6 +13,7 @@ from services.domain.server_status import ServerStatus
 from services.runtime.status_metrics import (
     LABELS,
     PREFIX,
+    group_gauge,
     iteration_token_histogram,
     job_gauges,
     level_gauge,
@@ -56,7 +57,8 @@ class SchedulerCollector(Collector):
         groups = status.groups
         yield from job_gauges(status.model, groups)
         yield level_gauge(status.model, groups)
-        yield _batch_gauge(status)
+        batches = [(status.model, group.group, group.max_batch) for group in groups]
+        yield group_gauge("max_batch", "Most jobs that an iteration may have.", batches)
         yield from _coming_and_going(status)
         if self._old_metrics:
             yield from pool_gauges(status.model, [(group.group, group.pools) for group in groups])
@@ -75,22 +77,13 @@ class SchedulerCollector(Collector):
         yield iteration_token_histogram(status.model, [(group.group, group.iteration_tokens) for group in groups])
 
 
-def _batch_gauge(status: ServerStatus) -> Metric:
-    family = GaugeMetricFamily(PREFIX + "max_batch", "Most jobs that an iteration may have.", labels=LABELS)
-    for group in status.groups:
-        family.add_metric((status.model, str(group.group)), group.max_batch)
-    return family
-
-
 def _coming_and_going(status: ServerStatus) -> Iterator[Metric]:
     """Groups that are about to end, and jobs that wait for one to come."""
-    draining = GaugeMetricFamily(
-        PREFIX + "group_draining", "Whether the group's worker was told to end: it gets no new jobs.", labels=LABELS
-    )
-    for group in status.groups:
-        draining.add_metric((status.model, str(group.group)), group.draining)
+    draining = [(status.model, group.group, group.draining) for group in status.groups]
+    text = "Whether the group's worker was told to end: it gets no new jobs."
+    yield group_gauge("group_draining", text, draining)
     unplaced = GaugeMetricFamily(
         PREFIX + "num_requests_unplaced", "Number of jobs that wait for a worker group.", labels=("model_name",)
     )
     unplaced.add_metric((status.model,), status.unplaced_jobs)
-    yield from (draining, unplaced)
+    yield unplaced
