@@ -14,6 +14,7 @@ from services.worker.engine.compute_environment import usable_cores
 FCFS = tuple(PolicyPair(PolicyName.FCFS, form) for form in FCFS_FORMS)
 """The forms of FCFS; the best one counts."""
 RESERVING = PolicyPair(PolicyName.FCFS, "defer")
+AS_VLLM = PolicyPair(PolicyName.FCFS, "recompute")
 PAPER = PolicyPair(PolicyName.SKIP_JOIN_MLFQ, "proactive")
 OURS = PolicyPair(PolicyName.GITTINS, "proactive")
 ALL_PAIRS = (*FCFS, PAPER, OURS)
@@ -25,9 +26,12 @@ HOST_TOKENS = 131_072
 _FORMS = {
     "recompute": "drops its cache and computes it again later, as vLLM does",
     "proactive": "moves its cache to host memory and back",
-    "defer": "does not come to that, because a job starts only when all the cache that it may ever need is reserved",
+    "defer": "does not come to that, because a job starts only when all the cache that it may ever need is reserved, "
+    "as Orca did it",
 }
 OURS_LABEL = "FastServe"
+SHOWN_NAMES = frozenset({"fcfs", "reservation", "recompute", "paper", "fastserve"})
+"""The folders of all rows that a demo may show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class ShownSystem:
 
 
 def shown_systems(best: PolicyPair) -> tuple[ShownSystem, ...]:
-    """What is compared, if this form of FCFS is the best."""
+    """What is compared, if this form of FCFS is the best: FCFS in two forms, the papers' policy and ours."""
     return (
         ShownSystem(
             "fcfs",
@@ -51,14 +55,7 @@ def shown_systems(best: PolicyPair) -> tuple[ShownSystem, ...]:
             f"outgrows the device, the last one {_FORMS[best.kv_policy]}. Of the three forms of FCFS this one is the "
             "best here, so the others are compared with it.",
         ),
-        ShownSystem(
-            "reservation",
-            "FCFS, reserving",
-            RESERVING,
-            "First come, first served with reservation, as Orca did it: a job starts only when all the cache that its "
-            "prompt and its max_tokens can ever need is set aside. Nothing is moved or computed twice, but most of "
-            "what is set aside lies idle.",
-        ),
+        _other_fcfs(best),
         ShownSystem(
             "paper",
             "paper's MLFQ",
@@ -73,6 +70,26 @@ def shown_systems(best: PolicyPair) -> tuple[ShownSystem, ...]:
             "The default of this server (gittins): who has the least left to do, by what it has learnt about lengths, "
             "goes ahead, but not far ahead of those that came earlier. Cache is moved as in the paper.",
         ),
+    )
+
+
+def _other_fcfs(best: PolicyPair) -> ShownSystem:
+    """The form of FCFS beside the best one: the one that reserves; where that is the best itself, vLLM's."""
+    if best == RESERVING:
+        return ShownSystem(
+            "recompute",
+            f"FCFS ({AS_VLLM.kv_policy})",
+            AS_VLLM,
+            "The same without reservation: where the cache of the running jobs outgrows the device, the last one "
+            f"{_FORMS[AS_VLLM.kv_policy]}.",
+        )
+    return ShownSystem(
+        "reservation",
+        "FCFS, reserving",
+        RESERVING,
+        "First come, first served with reservation, as Orca did it: a job starts only when all the cache that its "
+        "prompt and its max_tokens can ever need is set aside. Nothing is moved or computed twice, but most of "
+        "what is set aside lies idle.",
     )
 
 
