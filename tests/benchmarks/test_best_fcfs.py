@@ -50,6 +50,14 @@ def measured(p99_s: float) -> dict[str, Any]:
     }
 
 
+def test_a_pass_is_compared_with_itself_unless_a_figure_of_it_is_nothing() -> None:
+    without_gaps = measured(4.0)
+    without_gaps["runs"][-1]["worst_gap_s"] = dict.fromkeys(("mean", "p99"), 0.0)
+    paired = section(tables(without_gaps)[2])
+    assert paired.splitlines()[-1].endswith("| - | - |")
+    assert "| gittins + proactive | 1.95 (1.91-2.00) |" in paired
+
+
 def test_the_best_form_of_fcfs_comes_first_and_every_system_once() -> None:
     systems = by_system(measured(8.0))
     assert list(systems) == [
@@ -72,11 +80,13 @@ def test_the_goals_are_a_mean_sooner_by_the_factor_asked_for_and_a_tail_no_later
 
 
 def test_the_tables_tell_median_spread_factors_and_costs() -> None:
-    figures, factors, costs = (section(table) for table in tables(measured(4.0)))
+    figures, factors, paired, costs = (section(table) for table in tables(measured(4.0)))
     assert "Model S on 1 thread(s)" in figures
     assert "The median of 2 runs" in figures
     assert "| gittins + proactive | 1 (0.9-1.1) |" in figures
     assert "| gittins + proactive | 1.95 | 1.95 | 1.95 | 2.00 |" in factors
     assert "| skip-join-mlfq + proactive | no difference |" in factors
     assert "fcfs + proactive" not in factors.splitlines()[-1]
+    assert "| gittins + proactive | 1.95 (1.91-2.00) |" in paired
+    assert "| skip-join-mlfq + proactive | 1.45 (1.11-1.80) |" in paired
     assert "| gittins + proactive | 1000 | 15 | 0 | 2 | 1 | 0.50 |" in costs
