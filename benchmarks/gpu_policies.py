@@ -315,7 +315,21 @@ def _hardware(device: str) -> Content:
     return hardware(torch.device(device))
 
 
+def _earlier(file: Path, flag: str) -> Content:
+    """What an earlier run wrote. Raises BenchError, with the flag, if the file can't be read or was not written by this
+    program.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BenchError(f"{flag}: {error}") from None
+    if not isinstance(content, dict) or not {"model", "profile", "scenarios", "hardware"} <= content.keys():
+        raise BenchError(f"{flag}: {file} is not a file that this program wrote")
+    return content
+
+
 def main(argv: Sequence[str] | None = None) -> int:
+    """Bad flags, and files that are not its own, end it with 2 and a line."""
     parser = argparse.ArgumentParser(description="Compares policies live on a device.")
     parser.add_argument("--model", choices=sorted(PLACES), default="8B", help="8B on a GPU, or tiny on the CPU [8B]")
     parser.add_argument("--span", type=float, default=40.0, help="seconds of arrivals of each scenario [40]")
@@ -324,20 +338,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--out", type=Path, help="JSON file to write")
     what.add_argument("--simulate", type=Path, help="a file of --out, to put simulated figures in")
     arguments = parser.parse_args(argv)
-    if arguments.simulate is not None:
-        try:
-            content = json.loads(arguments.simulate.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            tell(f"--simulate: {error}")
-            return 2
-        content = simulated_beside(content)
-        _write(arguments.simulate, content.pop("hardware"), content)
-        print("\n\n".join(section(table) for table in tables(content)))
-        print(f"\nSimulated mean job completion times are {off(content):.1%} off on average.")
-        return 0
+    try:
+        return _simulate(arguments.simulate) if arguments.simulate is not None else _live(arguments)
+    except BenchError as error:
+        tell(str(error))
+        return 2
+
+
+def _simulate(file: Path) -> int:
+    content = simulated_beside(_earlier(file, "--simulate"))
+    _write(file, content.pop("hardware"), content)
+    print("\n\n".join(section(table) for table in tables(content)))
+    print(f"\nSimulated mean job completion times are {off(content):.1%} off on average.")
+    return 0
+
+
+def _live(arguments: argparse.Namespace) -> int:
     where = PLACES[arguments.model]
+    before = _earlier(arguments.out, "--out") if arguments.out.exists() else None
+    if before is not None and before["model"] != where.preset:
+        raise BenchError(f"--out: {arguments.out} is of model {before['model']}, not of {where.preset}")
     write = partial(_write, arguments.out, _hardware(where.device))
-    before = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else None
     content = asyncio.run(measure(where, arguments.scratch, arguments.span, before, write))
     print("\n\n".join(section(table) for table in tables(content)))
     return 1 if any("error" in run["live"] for told in content["scenarios"] for run in told["runs"]) else 0

@@ -159,3 +159,37 @@ def test_a_file_is_simulated_in_place(simulated: SimulatedFile) -> None:
     assert simulated.content["hardware"] == {"name": "a card"}
     assert all("simulated" in run for told in simulated.content["scenarios"] for run in told["runs"])
     assert "off on average" in simulated.printed
+
+
+WRONG_FILES = {
+    "no JSON": ("no JSON", "Expecting value"),
+    "another program's": ('{"measured": {}}', "is not a file that this program wrote"),
+    "a list": ("[]", "is not a file that this program wrote"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_FILES)
+@pytest.mark.parametrize("flags", [("--simulate",), ("--model", "tiny", "--out")])
+def test_a_file_that_is_not_its_own_is_told_in_a_line_and_stays_as_it_is(
+    flags: tuple[str, ...], wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, told = WRONG_FILES[wrong]
+    file = tmp_path / "policies.json"
+    file.write_text(text)
+    assert main([*flags, str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{flags[-1]}: " in line
+    assert told in line
+    assert file.read_text() == text
+
+
+def test_a_file_that_is_not_there_can_not_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--simulate", str(tmp_path / "missing.json")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_runs_of_two_models_do_not_come_into_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "policies.json"
+    file.write_text('{"model": "8B", "profile": {}, "scenarios": [], "hardware": {}}')
+    assert main(["--model", "tiny", "--out", str(file)]) == 2
+    assert "is of model" in capsys.readouterr().err
