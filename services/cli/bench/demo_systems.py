@@ -30,7 +30,7 @@ _FORMS = {
     "as Orca did it",
 }
 OURS_LABEL = "FastServe"
-SHOWN_NAMES = frozenset({"fcfs", "reservation", "recompute", "paper", "fastserve"})
+SHOWN_NAMES = frozenset({"fcfs", "reservation", "recompute", "proactive", "paper", "fastserve"})
 """The folders of all rows that a demo may show."""
 
 
@@ -44,8 +44,15 @@ class ShownSystem:
     text: str
 
 
-def shown_systems(best: PolicyPair) -> tuple[ShownSystem, ...]:
-    """What is compared, if this form of FCFS is the best: FCFS in two forms, the papers' policy and ours."""
+def shown_forms(best: PolicyPair) -> tuple[PolicyPair, PolicyPair]:
+    """The two forms of FCFS that are shown, if this one is the best: it, and the one that reserves; where that is the
+    best itself, vLLM's.
+    """
+    return best, AS_VLLM if best == RESERVING else RESERVING
+
+
+def shown_systems(best: PolicyPair, other: PolicyPair) -> tuple[ShownSystem, ...]:
+    """What is compared: two forms of FCFS, the better one first, the papers' policy and ours."""
     return (
         ShownSystem(
             "fcfs",
@@ -55,7 +62,7 @@ def shown_systems(best: PolicyPair) -> tuple[ShownSystem, ...]:
             f"outgrows the device, the last one {_FORMS[best.kv_policy]}. Of the three forms of FCFS this one is the "
             "best here, so the others are compared with it.",
         ),
-        _other_fcfs(best),
+        _other_fcfs(other),
         ShownSystem(
             "paper",
             "paper's MLFQ",
@@ -73,23 +80,22 @@ def shown_systems(best: PolicyPair) -> tuple[ShownSystem, ...]:
     )
 
 
-def _other_fcfs(best: PolicyPair) -> ShownSystem:
-    """The form of FCFS beside the best one: the one that reserves; where that is the best itself, vLLM's."""
-    if best == RESERVING:
+def _other_fcfs(form: PolicyPair) -> ShownSystem:
+    if form == RESERVING:
         return ShownSystem(
-            "recompute",
-            f"FCFS ({AS_VLLM.kv_policy})",
-            AS_VLLM,
-            "The same without reservation: where the cache of the running jobs outgrows the device, the last one "
-            f"{_FORMS[AS_VLLM.kv_policy]}.",
+            "reservation",
+            "FCFS, reserving",
+            form,
+            "First come, first served with reservation, as Orca did it: a job starts only when all the cache that its "
+            "prompt and its max_tokens can ever need is set aside. Nothing is moved or computed twice, but most of "
+            "what is set aside lies idle.",
         )
     return ShownSystem(
-        "reservation",
-        "FCFS, reserving",
-        RESERVING,
-        "First come, first served with reservation, as Orca did it: a job starts only when all the cache that its "
-        "prompt and its max_tokens can ever need is set aside. Nothing is moved or computed twice, but most of "
-        "what is set aside lies idle.",
+        form.kv_policy,
+        f"FCFS ({form.kv_policy})",
+        form,
+        "The same without reservation: where the cache of the running jobs outgrows the device, the last one "
+        f"{_FORMS[form.kv_policy]}.",
     )
 
 
