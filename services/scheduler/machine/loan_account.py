@@ -4,13 +4,13 @@ A prefill ahead of its turn, and tokens for jobs that would fall behind, delay w
 loans are paid in seconds of the server's time from an account that grows by a share of the time that passes.
 
 In two cases nearly all of the time may be lent. With little more jobs than fit a batch (FEW_JOBS) loans delay almost
-nobody, where it is rows of the batch that are short; where most of the work is prefills, they would only change the
-order of these. And with all jobs that can share the server and still be within the limit on later tokens, if that costs
-no mean completion time: a single server that its jobs share evenly makes them wait 2 / (1 + C2) times as long as first
-come, first served does, where C2 is the squared coefficient of variation of their work (Pollaczek and Khinchine for the
-one; M/G/1 processor sharing, which does not depend on it, for the other). That is no longer from C2 = 1 on. Beyond that
-many jobs not all can be within the limits, and whoever is lent something takes it from somebody else: then the share
-holds.
+nobody, where it is rows of the batch that are short; where nearly all of the work is prefills, they would only change
+the order of these. And with all jobs that can share the server and still be within the limit on later tokens, if that
+costs no mean completion time: a single server that its jobs share evenly makes them wait 2 / (1 + C2) times as long as
+first come, first served does, where C2 is the squared coefficient of variation of their work (Pollaczek and Khinchine
+for the one; M/G/1 processor sharing, which does not depend on it, for the other). That is no longer from C2 = 1 on.
+Beyond that many jobs not all can be within the limits, and whoever is lent something takes it from somebody else: then
+the share holds.
 
 Where the spread is GREAT_SPREAD or more, no later tokens are lent at all: a few jobs are most of the work there, nearly
 all others are within the limits without loans, and what the few were lent would come from these.
@@ -33,7 +33,7 @@ is for any number of jobs.
 GREAT_SPREAD = 8.5
 FEW_JOBS = 1.5
 """Times a batch."""
-FEW_PREFILLS, MANY_PREFILLS = 0.25, 0.5
+FEW_PREFILLS, MANY_PREFILLS = 0.5, 0.85
 """Shares of prefills in the work: up to the first few jobs are lent freely, from the second on none are for that."""
 KEPT_SHARE = 0.95
 """Share of the limit on later tokens in which they are to come."""

@@ -73,13 +73,16 @@ def earns(made: LoanAccount, living_jobs: int, spread: float, prefill_share: flo
     return made.has_credit
 
 
+HALF_WAY = (FEW_PREFILLS + MANY_PREFILLS) / 2 - 1e-9  # on the near side, whatever is rounded
+
+
 @pytest.mark.parametrize(
     ("living_jobs", "spread", "prefill_share", "free"),
     [
         (12, 0.0, FEW_PREFILLS, True),  # FEW_JOBS times the batch
         (13, 0.0, FEW_PREFILLS, False),
-        (6, 0.0, 0.375, True),  # half as many where prefills are half of the way to being most of the work
-        (7, 0.0, 0.375, False),
+        (6, 0.0, HALF_WAY, True),  # half as many where prefills are half of the way to being most of the work
+        (7, 0.0, HALF_WAY, False),
         (1, 0.0, MANY_PREFILLS, False),
         (13, FREE_SPREAD, 0.0, False),
         (39, SAFE_SPREAD, 0.0, True),  # 0.1 s are five iterations: so many can take turns at each of eight rows
