@@ -144,7 +144,7 @@ def _factor(factor: float | None) -> str:
 
 
 def _paired(before: Sequence[Result], after: Sequence[Result], field: str, statistic: str) -> str:
-    """How much sooner in each pass, where both met the machine at nearly the same pace; `-` if a figure is 0."""
+    """How much sooner in each pass, whose runs met the machine at a like pace; `-` if a figure is 0."""
     pairs = [(was[field][statistic], now[field][statistic]) for was, now in zip(before, after, strict=True)]
     if any(now == 0 for _, now in pairs):
         return "-"

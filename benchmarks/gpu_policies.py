@@ -329,7 +329,7 @@ def _earlier(file: Path, flag: str) -> Content:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Bad flags, and files that are not its own, end it with 2 and a line."""
+    """Files that are not its own, and a measurement that can't be made, end it with 2 and a line."""
     parser = argparse.ArgumentParser(description="Compares policies live on a device.")
     parser.add_argument("--model", choices=sorted(PLACES), default="8B", help="8B on a GPU, or tiny on the CPU [8B]")
     parser.add_argument("--span", type=float, default=40.0, help="seconds of arrivals of each scenario [40]")

@@ -8,7 +8,9 @@ chance, so a difference of less than LEAST_FACTOR never counts.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
+
+NameT = TypeVar("NameT")
 
 Result = Mapping[str, Any]
 """The content of a `result.json`."""
@@ -53,7 +55,7 @@ def middle_run(results: Sequence[Result]) -> int:
     return order[(len(order) - 1) // 2]
 
 
-def soonest(results: Mapping[str, Sequence[Result]]) -> str:
+def soonest(results: Mapping[NameT, Sequence[Result]]) -> NameT:
     """The name of the system with the least median of mean JCTs; the first of those that tie."""
     return min(results, key=lambda name: median(_mean_jct_s(result) for result in results[name]))
 

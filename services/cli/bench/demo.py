@@ -245,19 +245,13 @@ async def run_passes(
             runs[pair].append(await run_trace(servers[pair], trace, stage, pair, done))
         done += 1
         if done == 1:
-            forms = shown_forms(best_form(runs, FCFS))
+            forms = shown_forms(soonest({form: runs[form] for form in FCFS}))
             pairs = [pair for pair in ALL_PAIRS if pair in {*forms, PAPER, OURS}]
         now_s = time.monotonic()
         if is_last_pass(done, passes, now_s - pass_began_s, now_s - stage.began_s):
-            best = best_form(runs, forms)
+            best = soonest({form: runs[form] for form in forms})
             (other,) = (form for form in forms if form != best)
             return runs, shown_systems(best, other)
-
-
-def best_form(runs: RunsOfPair, forms: Sequence[PolicyPair]) -> PolicyPair:
-    """The form of FCFS whose jobs completed soonest."""
-    named = {form.kv_policy: form for form in forms}
-    return named[soonest({name: runs[form] for name, form in named.items()})]
 
 
 def in_turn(pairs: Sequence[PolicyPair], done: int) -> list[PolicyPair]:

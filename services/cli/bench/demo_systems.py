@@ -4,6 +4,7 @@ They are the same server with other policies: the same engine, batch and pools.
 """
 
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 from services.experiments.cases import PolicyPair
@@ -30,8 +31,6 @@ _FORMS = {
     "as Orca did it",
 }
 OURS_LABEL = "FastServe"
-SHOWN_NAMES = frozenset({"fcfs", "reservation", "recompute", "proactive", "paper", "fastserve"})
-"""The folders of all rows that a demo may show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +96,10 @@ def _other_fcfs(form: PolicyPair) -> ShownSystem:
         "The same without reservation: where the cache of the running jobs outgrows the device, the last one "
         f"{_FORMS[form.kv_policy]}.",
     )
+
+
+SHOWN_NAMES = frozenset(system.name for forms in permutations(FCFS, 2) for system in shown_systems(*forms))
+"""The folders of all rows that a demo may show."""
 
 
 def server_flags(pair: PolicyPair, model: Path, state_dir: Path) -> list[str]:

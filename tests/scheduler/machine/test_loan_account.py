@@ -81,7 +81,7 @@ HALF_WAY = (FEW_PREFILLS + MANY_PREFILLS) / 2 - 1e-9  # on the near side, whatev
     [
         (12, 0.0, FEW_PREFILLS, True),  # FEW_JOBS times the batch
         (13, 0.0, FEW_PREFILLS, False),
-        (6, 0.0, HALF_WAY, True),  # half as many where prefills are half of the way to being most of the work
+        (6, 0.0, HALF_WAY, True),  # half as many where prefills are half of the way to being nearly all of the work
         (7, 0.0, HALF_WAY, False),
         (1, 0.0, MANY_PREFILLS, False),
         (13, FREE_SPREAD, 0.0, False),
