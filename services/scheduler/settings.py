@@ -85,7 +85,8 @@ class SchedulerSettings(RecordingSettings, ServedTlsSettings):
         1.5,
         gt=0,
         le=86_400,
-        description="seconds without a token after which policy gittins lends a started job an iteration; off: never",
+        description="seconds without a token that policy gittins tries to keep started jobs from, by lending them an "
+        "iteration shortly before; off: never",
     )
     first_token_limit: float | None = Field(
         1.5,

@@ -3,18 +3,18 @@
 A promotion forgets a job's past and so changes the order for good; under load every waiting job is promoted, and the
 order is gone. A loan leaves the order as it is. The iteration is charged as always.
 
-- Silence: a started job that has made no token for `silence_limit_s` is lent one iteration, longest silence first. If
-its KV is not on the device, it is lent one at most every FAR_PERIOD_S, for FAR_TOKENS tokens, because bringing its KV
-back costs more than the tokens.
+- Silence: a started job that has made no token for nearly `silence_limit_s` is lent one iteration, so that its token
+comes at about the limit; longest silence first. If its KV is not on the device, it is lent one at most every
+FAR_PERIOD_S, for FAR_TOKENS tokens, because bringing its KV back costs more than the tokens.
 - First tokens: a job that has waited for `first_token_limit_s` and has not started is lent its prefill, the one that
 came last first, because jobs that came long before it are late in any case. No prefill is lent when more jobs have
-started than loans can keep within the limits.
+started than loans can keep within the limits, or while silent jobs wait for their loans.
 - Later tokens: a job that is about to make them slower than one in `per_token_limit_s` on average is lent a few
 (token_deadlines.py), as long as its KV is on the device.
 
 Loans for first and later tokens are paid from one account (loan_account.py), those for silence are not. Of a batch no
-more is lent than SILENCE_ROWS for silence, FIRST_ROWS for first tokens and LATER_ROWS for later ones. A step is the end
-of an iteration.
+more is lent than LATER_ROWS for later tokens, FIRST_ROWS for first ones, and SILENCE_ROWS for silence, or up to
+MOST_SILENCE_ROWS if many wait for that. A step is the end of an iteration.
 """
 
 from collections import deque
@@ -103,7 +103,7 @@ class Lending:
         """The job made its first token."""
         self.started_jobs += 1
         if self._enabled and self._silence_limit_s < inf:
-            self._silence_timers.push(now_s + self._silence_limit_s, job)
+            self._silence_timers.push(now_s + self._account.lent_after_s, job)
         if self._deadlines is not None:
             self._deadlines.sampled_first(job, now_s)
 
@@ -143,26 +143,18 @@ class Lending:
             return
         self._account.pass_time(now_s, iterations, len(self._ranking), work)
         self._look_at_timers(now_s)
-        looks = self._looks
-        while self._silent and self._may_lend(LoanKind.SILENCE) and looks:
-            looks -= 1
-            self._lend_for_silence(self._silent.popleft(), now_s)
+        self._lend_to_silent(now_s)
         if self._deadlines is not None and self._account.keeps_later_tokens:
             self._deadlines.look(now_s, self._looks)
             self._lend_later_tokens(self._deadlines, now_s)
             if self._deadlines.has_waiting:
                 return
-        self._lend_first_tokens(now_s)
+        if not self._silent:
+            self._lend_first_tokens(now_s)
 
-    def _may_lend(self, kind: LoanKind) -> bool:
-        match kind:
-            case LoanKind.SILENCE:
-                most = self._account.most_silent
-            case LoanKind.FIRST_TOKEN:
-                most = max(1, int(self._batch.jobs * FIRST_ROWS))
-            case LoanKind.LATER_TOKENS:
-                most = self._account.most_later
-        return self._lent[kind] < most
+    @property
+    def _most_first(self) -> int:
+        return max(1, int(self._batch.jobs * FIRST_ROWS))
 
     @property
     def _looks(self) -> int:
@@ -191,9 +183,16 @@ class Lending:
     def _silent_at_s(self, job: Job, now_s: float) -> float:
         """When a loan is due to the job, if it makes no token before."""
         if job.in_flight or job.lent_to_token is not None or job.last_token_s is None:
-            return now_s + self._silence_limit_s
-        due_s = job.last_token_s + self._silence_limit_s
+            return now_s + self._account.lent_after_s
+        due_s = job.last_token_s + self._account.lent_after_s
         return due_s if job.state is RESIDENT else max(due_s, job.next_far_loan_s)
+
+    def _lend_to_silent(self, now_s: float) -> None:
+        most = self._account.most_silent(len(self._silent))
+        for _ in range(min(self._looks, len(self._silent))):
+            if self._lent[LoanKind.SILENCE] >= most:
+                return
+            self._lend_for_silence(self._silent.popleft(), now_s)
 
     def _lend_for_silence(self, job: Job, now_s: float) -> None:
         if job.state in (CLOSING, ENDED):
@@ -206,7 +205,7 @@ class Lending:
         self._silence_timers.push(max(now_s, self._silent_at_s(job, now_s)), job)
 
     def _lend_later_tokens(self, deadlines: TokenDeadlines, now_s: float) -> None:
-        while self._may_lend(LoanKind.LATER_TOKENS) and self._account.has_credit:
+        while self._lent[LoanKind.LATER_TOKENS] < self._account.most_later and self._account.has_credit:
             if (due := deadlines.take(now_s, self._account.gain_s)) is None:
                 return
             job, tokens = due
@@ -215,7 +214,7 @@ class Lending:
 
     def _lend_first_tokens(self, now_s: float) -> None:
         for _ in range(self._looks):
-            if not (self._late and self._may_lend(LoanKind.FIRST_TOKEN) and self._account.has_credit):
+            if not self._late or self._lent[LoanKind.FIRST_TOKEN] >= self._most_first or not self._account.has_credit:
                 return
             job = self._late[-1]
             if self._may_start(job):

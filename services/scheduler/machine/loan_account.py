@@ -16,7 +16,7 @@ Where the spread is GREAT_SPREAD or more, no later tokens are lent at all: a few
 all others are within the limits without loans, and what the few were lent would come from these.
 """
 
-from math import inf
+from math import ceil, inf
 
 from services.domain.cost import CostProfile
 from services.scheduler.job import Job
@@ -37,8 +37,18 @@ FEW_PREFILLS, MANY_PREFILLS = 0.5, 0.85
 """Shares of prefills in the work: up to the first few jobs are lent freely, from the second on none are for that."""
 KEPT_SHARE = 0.95
 """Share of the limit on later tokens in which they are to come."""
-SILENCE_ROWS, LATER_ROWS = 1 / 4, 3 / 4
-"""Most of a batch that is lent to silent jobs, but at least one job, and to jobs that would fall behind."""
+SILENCE_ROWS, MOST_SILENCE_ROWS, LATER_ROWS = 1 / 4, 1 / 2, 3 / 4
+"""Most of a batch that is lent to silent jobs, but at least one job; to these if many wait; and to jobs that would fall
+behind.
+"""
+SILENCE_DELAY_S = 0.25
+"""Silent jobs that wait for a loan are to have it within this."""
+LOAN_ITERATIONS = 3.0
+"""From a job's being silent for too long to its token: what is left of the iteration under way, the one after it, which
+has been planned, and its own. One with prefills takes longer than most, hence not 2.5.
+"""
+LEAST_SILENCE = 0.5
+"""Times the limit: no job is lent an iteration for a shorter silence, however long iterations take."""
 STEP_WEIGHT = 0.05
 SILENCE_SHARE = 0.35
 """Share of the loans for silence that are counted on when prefills are lent; the others make up for delays."""
@@ -107,9 +117,15 @@ class LoanAccount:
         self._credit_s -= tokens * self._step_s / self._batch.jobs
 
     @property
-    def most_silent(self) -> int:
-        """How many jobs are lent an iteration for silence at a time."""
-        return max(1, int(self._batch.jobs * SILENCE_ROWS))
+    def lent_after_s(self) -> float:
+        """The silence at which a job is lent an iteration, for its token to come at the limit."""
+        limit_s = self._silence_limit_s
+        return max(limit_s - LOAN_ITERATIONS * self._step_s, LEAST_SILENCE * limit_s)
+
+    def most_silent(self, waiting_jobs: int) -> int:
+        """How many jobs are lent an iteration for silence at a time, where so many wait for that."""
+        usual, most = (max(1, int(self._batch.jobs * rows)) for rows in (SILENCE_ROWS, MOST_SILENCE_ROWS))
+        return min(max(usual, ceil(waiting_jobs * self._step_s / SILENCE_DELAY_S)), most)
 
     @property
     def most_later(self) -> int:
@@ -124,7 +140,7 @@ class LoanAccount:
             return started_jobs < batch - rows + self._turns * rows
         if self._silence_limit_s == inf:
             return True
-        loans = self._silence_limit_s / self._step_s * self.most_silent if self._step_s > 0.0 else 0.0
+        loans = self._silence_limit_s / self._step_s * self.most_silent(0) if self._step_s > 0.0 else 0.0
         return started_jobs < batch + SILENCE_SHARE * loans
 
     @property

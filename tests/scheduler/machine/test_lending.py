@@ -1,18 +1,20 @@
 """Loans: who is lent an iteration at the head of the order, when, how much, and that it goes back to its place."""
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 
 from services.domain.ids import JobId
 from services.domain.protocol import Order
-from services.scheduler.job import LoanKind
+from services.scheduler.job import Job, LoanKind
 from services.scheduler.machine.lending import (
     FAR_PERIOD_S,
     FAR_TOKENS,
     LENT_LEVEL,
+    Lending,
 )
-from services.scheduler.machine.loan_account import CREDIT_S, LATER_ROWS, SILENCE_ROWS
+from services.scheduler.machine.loan_account import CREDIT_S, LATER_ROWS, MOST_SILENCE_ROWS, SILENCE_ROWS
 from services.scheduler.machine.scheduler_events import Submit
 from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
@@ -79,6 +81,16 @@ def test_a_started_job_is_never_silent_for_much_longer_than_the_limit() -> None:
     assert 1.4 < max(map(worst_silence_s, ran_s.values())) < 1.7
     _, ran_s = served(lending(silence_limit_s=None), crowd(8))
     assert max(map(worst_silence_s, ran_s.values())) > 2.5
+
+
+def test_where_iterations_are_long_a_silent_job_is_lent_one_sooner() -> None:
+    """Its token comes some iterations after that."""
+    serving = ServedTrace(lending(per_token_limit_s=None), crowd(8), proportional_cost(0.001, 0.15))
+    ran_s: dict[str, list[float]] = {}
+    while serving.iterate():
+        for job in serving.run.order[-1]:
+            ran_s.setdefault(job, []).append(serving.machine.now_s)
+    assert 1.2 < max(map(worst_silence_s, ran_s.values())) < 1.6
 
 
 def test_loans_leave_the_order_as_it_is() -> None:
@@ -155,11 +167,41 @@ def test_not_more_of_a_batch_is_lent_for_later_tokens_than_its_share() -> None:
     assert 2 < most <= int(8 * LATER_ROWS) + 1, "and one for a first token"
 
 
-def test_at_most_a_quarter_of_a_batch_is_lent_for_silence() -> None:
+def test_at_most_a_quarter_of_a_batch_is_lent_for_silence_while_few_wait_for_it() -> None:
     config = lending(max_batch=8, first_token_limit_s=0.05, silence_limit_s=0.1)
     serving = ServedTrace(config, crowd(40, output_tokens=60), COST)
     at_once = [len(jobs) for jobs in lent_by_turn(serving)]
     assert max(at_once) == int(8 * SILENCE_ROWS) + 1 == 3, "and one for a first token"
+
+
+def test_up_to_half_of_a_batch_is_lent_for_silence_while_many_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iterations of 50 ms: of six jobs that wait one would be served in 0.3 s only, if there were one row."""
+    config = lending(first_token_limit_s=0.05, silence_limit_s=0.4, per_token_limit_s=0.4)
+    serving = ServedTrace(config, crowd(20, output_tokens=60), proportional_cost(0.001, 0.05))
+    lend, at_once = Lending.lend, Counter[float]()
+
+    def counting(lending: Lending, kind: LoanKind, job: Job, tokens: int, now_s: float) -> None:
+        at_once[now_s] += kind is LoanKind.SILENCE
+        lend(lending, kind, job, tokens, now_s)
+
+    monkeypatch.setattr(Lending, "lend", counting)
+    while serving.iterate():
+        pass
+    assert max(at_once.values()) == int(4 * MOST_SILENCE_ROWS) == 2
+
+
+def test_no_prefill_is_lent_while_silent_jobs_wait_for_their_loans() -> None:
+    """By the limit on later tokens alone loans could keep 30 jobs, but they are silent after 0.15 s already."""
+    config = lending(max_batch=8, first_token_limit_s=0.05, silence_limit_s=0.15, per_token_limit_s=0.1)
+    serving = ServedTrace(config, crowd(80, output_tokens=60), COST)
+    ran_s: dict[str, list[float]] = {}
+    most_started = 0
+    while serving.iterate():
+        most_started = max(most_started, serving.machine.scheduler.lending.started_jobs)
+        for job in serving.run.order[-1]:
+            ran_s.setdefault(job, []).append(serving.machine.now_s)
+    assert 16 < most_started < 30
+    assert max(map(worst_silence_s, ran_s.values())) < 0.22
 
 
 def test_prefills_that_are_lent_take_no_more_than_their_share_of_the_time_and_the_newest_come_first() -> None:

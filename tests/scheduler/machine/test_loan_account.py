@@ -1,5 +1,7 @@
 """How much is lent so that jobs stay within the limits: a share of the time, or nearly all of it where that is free."""
 
+from math import inf
+
 import pytest
 
 from services.scheduler.machine.loan_account import (
@@ -129,3 +131,15 @@ def test_without_a_limit_on_later_tokens_as_many_as_loans_can_keep_from_falling_
     assert made.has_room(8 + 52)
     assert not made.has_room(8 + 53)
     assert account(per_token_limit_s=None, silence_limit_s=None).has_room(1_000_000)
+
+
+def test_silent_jobs_get_more_rows_where_they_would_wait_too_long_for_a_loan() -> None:
+    made = account()
+    # A quarter of eight rows serves 25 jobs in a quarter of a second.
+    assert [made.most_silent(waiting) for waiting in (0, 25, 26, 37, 38, 1000)] == [2, 2, 3, 3, 4, 4]
+
+
+def test_a_silent_job_is_lent_an_iteration_as_much_before_the_limit_as_its_token_takes() -> None:
+    assert account().lent_after_s == pytest.approx(1.5 - 3 * STEP_S, abs=1e-6)
+    assert account(silence_limit_s=0.1).lent_after_s == 0.05, "never after less than half of the limit"
+    assert account(silence_limit_s=None).lent_after_s == inf
