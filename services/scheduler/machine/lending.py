@@ -48,7 +48,6 @@ class Lending:
 
     def __init__(self, config: SchedulerConfig, batch: BatchLimit, ranking: Ranking, *, enabled: bool) -> None:
         self._enabled = enabled
-        self._silence_limit_s = inf if config.silence_limit_s is None else config.silence_limit_s
         self._first_token_limit_s = inf if config.first_token_limit_s is None else config.first_token_limit_s
         self._batch = batch
         self._lent = dict.fromkeys(LoanKind, 0)
@@ -102,8 +101,8 @@ class Lending:
     def sampled_first(self, job: Job, now_s: float) -> None:
         """The job made its first token."""
         self.started_jobs += 1
-        if self._enabled and self._silence_limit_s < inf:
-            self._silence_timers.push(now_s + self._account.lent_after_s, job)
+        if self._enabled and (lent_after_s := self._account.lent_after_s) < inf:
+            self._silence_timers.push(now_s + lent_after_s, job)
         if self._deadlines is not None:
             self._deadlines.sampled_first(job, now_s)
 

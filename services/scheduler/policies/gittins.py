@@ -102,6 +102,7 @@ class Gittins(WithoutLevels):
         """By class; the one that a job joined longest ago is first."""
         self._profile: CostProfile | None = None
         self._most_tokens = EDGES[-1]
+        """The model's context, once a worker joined."""
         self._token_s = 0.0
         self._long_job_s = 0.0
         self._stretch = self._scarce_share = self._last_units = 0.0
@@ -124,7 +125,7 @@ class Gittins(WithoutLevels):
         return self._all_jobs
 
     def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
-        """Take the seconds of prefills and tokens from the profile."""
+        """Take the seconds of prefills and tokens from the profile, and the most tokens that a job can make."""
         self._profile, self._most_tokens = profile, max_model_len
         self._set_units()
 
@@ -267,7 +268,7 @@ class Gittins(WithoutLevels):
         in the data says that they ever will; the model's context does. Without that bound those who wait since then
         would count as millions of tokens in the backlog, and so push themselves behind whoever comes, for good.
         """
-        return min(lengths.mean_rest_tokens(bucket), float(self._most_tokens))
+        return min(lengths.mean_rest_tokens(bucket), self._most_tokens)
 
     def _prefill_s(self, job: Job) -> float:
         """What the rest of the job's prefill adds to an iteration of a full batch; 0 once it decodes."""

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from services.domain.cost import CostProfile
 from services.domain.ids import JobId
 from services.domain.protocol import Order
 from services.scheduler.job import Job, LoanKind
@@ -44,9 +45,11 @@ def crowd(count: int, output_tokens: int = 200) -> list[Arrival]:
     return [Arrival(f"j{number:02}", 10, output_tokens, 0.01 * number) for number in range(count)]
 
 
-def served(config: SchedulerConfig, arrivals: list[Arrival]) -> tuple[TraceOutcome, dict[str, list[float]]]:
+def served(
+    config: SchedulerConfig, arrivals: list[Arrival], cost: CostProfile = COST
+) -> tuple[TraceOutcome, dict[str, list[float]]]:
     """The outcome, and when each job ran."""
-    serving = ServedTrace(config, arrivals, COST)
+    serving = ServedTrace(config, arrivals, cost)
     ran_s: dict[str, list[float]] = {}
     while serving.iterate():
         for job in serving.run.order[-1]:
@@ -85,11 +88,7 @@ def test_a_started_job_is_never_silent_for_much_longer_than_the_limit() -> None:
 
 def test_where_iterations_are_long_a_silent_job_is_lent_one_sooner() -> None:
     """Its token comes some iterations after that."""
-    serving = ServedTrace(lending(per_token_limit_s=None), crowd(8), proportional_cost(0.001, 0.15))
-    ran_s: dict[str, list[float]] = {}
-    while serving.iterate():
-        for job in serving.run.order[-1]:
-            ran_s.setdefault(job, []).append(serving.machine.now_s)
+    _, ran_s = served(lending(per_token_limit_s=None), crowd(8), proportional_cost(0.001, 0.15))
     assert 1.2 < max(map(worst_silence_s, ran_s.values())) < 1.6
 
 
@@ -193,13 +192,11 @@ def test_up_to_half_of_a_batch_is_lent_for_silence_while_many_wait_for_it(monkey
 def test_no_prefill_is_lent_while_silent_jobs_wait_for_their_loans() -> None:
     """By the limit on later tokens alone loans could keep 30 jobs, but they are silent after 0.15 s already."""
     config = lending(max_batch=8, first_token_limit_s=0.05, silence_limit_s=0.15, per_token_limit_s=0.1)
-    serving = ServedTrace(config, crowd(80, output_tokens=60), COST)
-    ran_s: dict[str, list[float]] = {}
-    most_started = 0
-    while serving.iterate():
-        most_started = max(most_started, serving.machine.scheduler.lending.started_jobs)
-        for job in serving.run.order[-1]:
-            ran_s.setdefault(job, []).append(serving.machine.now_s)
+    run, ran_s = served(config, crowd(80, output_tokens=60))
+    most_started = max(
+        sum(began_s <= now_s < run.finished_s[job] for job, began_s in run.first_token_s.items())
+        for now_s in run.first_token_s.values()
+    )
     assert 16 < most_started < 30
     assert max(map(worst_silence_s, ran_s.values())) < 0.22
 
