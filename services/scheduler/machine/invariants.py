@@ -42,6 +42,7 @@ def check(scheduler: "Scheduler") -> None:
     assert lending.lent_jobs == sum(job.lent_to_token is not None for job in living)
     assert lending.started_jobs == sum(job.first_token_s is not None for job in living)
     assert lending.held_tokens == sum(job.held_tokens for job in jobs)
+    assert lending.far_silent_jobs == sum(far for _, far in lending.silent)
     assert scheduler.admission.queued_tokens == sum(job.prompt_tokens + job.max_tokens for job in living)
     if scheduler.linked and any(scheduler.iterations.candidates()) and scheduler.policy.closed_level is None:
         enough = len(unfinished) >= lead.least or scheduler.iterations.recalled_from is not None

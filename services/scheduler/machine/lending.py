@@ -23,7 +23,7 @@ from math import inf
 from services.domain.cost import CostProfile
 from services.domain.protocol import Rank
 from services.scheduler.job import CLOSING, ENDED, RESIDENT, Job, LoanKind
-from services.scheduler.machine.loan_account import KEPT_SHARE, LoanAccount
+from services.scheduler.machine.loan_account import FAR_PERIOD_S, FAR_TOKENS, KEPT_SHARE, LoanAccount
 from services.scheduler.machine.ranking import Ranking
 from services.scheduler.machine.timers import Timers
 from services.scheduler.machine.token_deadlines import TokenDeadlines
@@ -34,8 +34,6 @@ from services.scheduler.scheduler_config import SchedulerConfig
 LENT_LEVEL = 0
 FIRST_ROWS = 1 / 32
 """Most of a batch that is lent for first tokens, but at least one job."""
-FAR_PERIOD_S = 4.0
-FAR_TOKENS = 16
 MOST_POOL_SHARE = 0.8
 """Share of the device pool that started jobs may hold for a prefill to be lent."""
 LOOKS_PER_STEP = 64
@@ -60,8 +58,12 @@ class Lending:
         self._late: list[Job] = []
         """Jobs past the limit of the first token, the last to arrive at the end; some have started or ended."""
         self._sweep_at = LEAST_SWEEP
-        self._silent: deque[Job] = deque()
-        """Jobs past the limit of silence, longest first; some are not silent any more, or have ended."""
+        self.silent: deque[tuple[Job, bool]] = deque()
+        """Jobs past the limit of silence, longest first, and whether their KV was away; some have made a token
+        since, or ended.
+        """
+        self.far_silent_jobs = 0
+        """Those whose KV was away."""
         self._returning: list[Job] = []
         self._pool_tokens = 0
         self.held_tokens = 0
@@ -130,9 +132,10 @@ class Lending:
 
     def state_key(self) -> tuple[object, ...]:
         """All that later loans depend on besides the jobs."""
-        ids = tuple(tuple(job.job_id for job in jobs) for jobs in (self._late, self._silent, self._returning))
+        ids = tuple(tuple(job.job_id for job in jobs) for jobs in (self._late, self._returning))
+        silent = tuple((job.job_id, far) for job, far in self.silent)
         behind = () if self._deadlines is None else self._deadlines.state_key()
-        return (*ids, *self._account.state_key(), behind)
+        return (*ids, silent, *self._account.state_key(), behind)
 
     # --- decisions ---------------------------------------------------------------------------------------------------
 
@@ -148,7 +151,7 @@ class Lending:
             self._lend_later_tokens(self._deadlines, now_s)
             if self._deadlines.has_waiting:
                 return
-        if not self._silent:
+        if not self.silent:
             self._lend_first_tokens(now_s)
 
     @property
@@ -169,7 +172,9 @@ class Lending:
             if due_s > now_s:
                 self._silence_timers.push(due_s, job)
             else:
-                self._silent.append(job)
+                far = job.state is not RESIDENT
+                self.far_silent_jobs += far
+                self.silent.append((job, far))
         for _ in range(self._looks):
             if (job := self._first_timers.pop_due(now_s)) is None:
                 break
@@ -187,11 +192,13 @@ class Lending:
         return due_s if job.state is RESIDENT else max(due_s, job.next_far_loan_s)
 
     def _lend_to_silent(self, now_s: float) -> None:
-        most = self._account.most_silent(len(self._silent))
-        for _ in range(min(self._looks, len(self._silent))):
+        most = self._account.most_silent(len(self.silent) - self.far_silent_jobs, self.far_silent_jobs)
+        for _ in range(min(self._looks, len(self.silent))):
             if self._lent[LoanKind.SILENCE] >= most:
                 return
-            self._lend_for_silence(self._silent.popleft(), now_s)
+            job, far = self.silent.popleft()
+            self.far_silent_jobs -= far
+            self._lend_for_silence(job, now_s)
 
     def _lend_for_silence(self, job: Job, now_s: float) -> None:
         if job.state in (CLOSING, ENDED):

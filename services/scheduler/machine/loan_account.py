@@ -41,11 +41,14 @@ SILENCE_ROWS, MOST_SILENCE_ROWS, LATER_ROWS = 1 / 4, 1 / 2, 3 / 4
 """Most of a batch that is lent to silent jobs, but at least one job; to these if many wait; and to jobs that would fall
 behind.
 """
-SILENCE_DELAY_S = 0.25
-"""Silent jobs that wait for a loan are to have it within this."""
+FAR_PERIOD_S = 4.0
+FAR_TOKENS = 16
+"""A silent job whose KV is not on the device is lent so many iterations, at most that often."""
+SILENCE_DELAY = 1 / 6
+"""Silent jobs that wait for a loan are to have it within this share of the time after which it was due."""
 LOAN_ITERATIONS = 3.0
-"""From a job's being silent for too long to its token: what is left of the iteration under way, the one after it, which
-has been planned, and its own. One with prefills takes longer than most, hence not 2.5.
+"""From a job's being silent for too long to its token: the iteration under way, the one after it, which has been
+planned, and its own.
 """
 LEAST_SILENCE = 0.5
 """Times the limit: no job is lent an iteration for a shorter silence, however long iterations take."""
@@ -68,8 +71,12 @@ class LoanAccount:
         self._work = UNKNOWN_WORK
         self._credit_s = 0.0
         self._stepped_s: float | None = None
-        self._step_s = 0.0
-        """Average seconds from the end of an iteration to that of the next."""
+        self._idle = False
+        """Whether no job was left at the end of the last step."""
+        self._step_s = self._square_step_s2 = 0.0
+        """Average seconds from the end of an iteration to that of the next, where jobs were left, and the average of
+        their squares.
+        """
 
     def calibrate(self, profile: CostProfile) -> None:
         """Take the seconds of prefills from the profile."""
@@ -77,18 +84,23 @@ class LoanAccount:
 
     def state_key(self) -> tuple[object, ...]:
         """All that later loans depend on."""
-        return (self._credit_s, self._stepped_s, self._step_s)
+        return (self._credit_s, self._stepped_s, self._idle, self._step_s, self._square_step_s2)
 
     def pass_time(self, now_s: float, iterations: int, living_jobs: int, work: WorkShape) -> None:
         """A step of so many iterations: the account grows by a share of the time since the last one."""
         self._work = work
         if self._stepped_s is not None:
             elapsed_s = now_s - self._stepped_s
-            took_s = min(elapsed_s, self._silence_limit_s) / iterations
-            self._step_s += min(1.0, STEP_WEIGHT * iterations) * (took_s - self._step_s)
+            if not self._idle:
+                self._average(min(elapsed_s, self._silence_limit_s) / iterations, min(1.0, STEP_WEIGHT * iterations))
             share = 1.0 if living_jobs <= self._free_jobs() else self._share
             self._credit_s = min(self._credit_s + share * elapsed_s, CREDIT_S)
-        self._stepped_s = now_s
+        self._stepped_s, self._idle = now_s, not living_jobs
+
+    def _average(self, took_s: float, weight: float) -> None:
+        """Iterations took so long each."""
+        self._step_s += weight * (took_s - self._step_s)
+        self._square_step_s2 += weight * (took_s * took_s - self._square_step_s2)
 
     @property
     def has_credit(self) -> bool:
@@ -118,14 +130,20 @@ class LoanAccount:
 
     @property
     def lent_after_s(self) -> float:
-        """The silence at which a job is lent an iteration, for its token to come at the limit."""
+        """The silence at which a job is lent an iteration, for its token to come at the limit. It falls into an
+        iteration that takes the mean square over the mean: more of the time passes in the long ones, with prefills.
+        """
         limit_s = self._silence_limit_s
-        return max(limit_s - LOAN_ITERATIONS * self._step_s, LEAST_SILENCE * limit_s)
+        met_s = self._square_step_s2 / self._step_s if self._step_s > 0.0 else 0.0
+        return max(limit_s - LOAN_ITERATIONS * met_s, LEAST_SILENCE * limit_s)
 
-    def most_silent(self, waiting_jobs: int) -> int:
-        """How many jobs are lent an iteration for silence at a time, where so many wait for that."""
+    def most_silent(self, near_jobs: int, far_jobs: int) -> int:
+        """How many jobs are lent an iteration for silence at a time, where so many wait for that, and so many for
+        FAR_TOKENS of them.
+        """
         usual, most = (max(1, int(self._batch.jobs * rows)) for rows in (SILENCE_ROWS, MOST_SILENCE_ROWS))
-        return min(max(usual, ceil(waiting_jobs * self._step_s / SILENCE_DELAY_S)), most)
+        waiting = near_jobs / self._silence_limit_s + far_jobs * FAR_TOKENS / FAR_PERIOD_S
+        return min(max(usual, ceil(waiting * self._step_s / SILENCE_DELAY)), most)
 
     @property
     def most_later(self) -> int:
@@ -140,7 +158,7 @@ class LoanAccount:
             return started_jobs < batch - rows + self._turns * rows
         if self._silence_limit_s == inf:
             return True
-        loans = self._silence_limit_s / self._step_s * self.most_silent(0) if self._step_s > 0.0 else 0.0
+        loans = self._silence_limit_s / self._step_s * self.most_silent(0, 0) if self._step_s > 0.0 else 0.0
         return started_jobs < batch + SILENCE_SHARE * loans
 
     @property

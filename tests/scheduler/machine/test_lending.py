@@ -9,13 +9,15 @@ from services.domain.cost import CostProfile
 from services.domain.ids import JobId
 from services.domain.protocol import Order
 from services.scheduler.job import Job, LoanKind
-from services.scheduler.machine.lending import (
+from services.scheduler.machine.lending import LENT_LEVEL, Lending
+from services.scheduler.machine.loan_account import (
+    CREDIT_S,
     FAR_PERIOD_S,
     FAR_TOKENS,
-    LENT_LEVEL,
-    Lending,
+    LATER_ROWS,
+    MOST_SILENCE_ROWS,
+    SILENCE_ROWS,
 )
-from services.scheduler.machine.loan_account import CREDIT_S, LATER_ROWS, MOST_SILENCE_ROWS, SILENCE_ROWS
 from services.scheduler.machine.scheduler_events import Submit
 from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK
 from services.scheduler.scheduler_config import PolicyName, SchedulerConfig
@@ -117,7 +119,7 @@ def test_a_loan_is_one_iteration_and_the_kv_manager_hears_of_both_moves() -> Non
     runs = "".join(while_alone)
     assert "bb" not in runs
     assert runs.count("b") == 4
-    assert [len(part) for part in runs.split("b")[1:-1]] == pytest.approx([75, 75, 75], abs=2)
+    assert [len(part) for part in runs.split("b")[1:-1]] == pytest.approx([75, 75, 75], abs=3)
     levels = [
         change.rank.level
         for message in told(machine.commands)
@@ -167,7 +169,7 @@ def test_not_more_of_a_batch_is_lent_for_later_tokens_than_its_share() -> None:
 
 
 def test_at_most_a_quarter_of_a_batch_is_lent_for_silence_while_few_wait_for_it() -> None:
-    config = lending(max_batch=8, first_token_limit_s=0.05, silence_limit_s=0.1)
+    config = lending(max_batch=8, first_token_limit_s=0.05, silence_limit_s=0.2)
     serving = ServedTrace(config, crowd(40, output_tokens=60), COST)
     at_once = [len(jobs) for jobs in lent_by_turn(serving)]
     assert max(at_once) == int(8 * SILENCE_ROWS) + 1 == 3, "and one for a first token"
@@ -190,15 +192,15 @@ def test_up_to_half_of_a_batch_is_lent_for_silence_while_many_wait_for_it(monkey
 
 
 def test_no_prefill_is_lent_while_silent_jobs_wait_for_their_loans() -> None:
-    """By the limit on later tokens alone loans could keep 30 jobs, but they are silent after 0.15 s already."""
-    config = lending(max_batch=8, first_token_limit_s=0.05, silence_limit_s=0.15, per_token_limit_s=0.1)
+    """By the limit on later tokens alone loans could keep 30 jobs, but they are silent after 0.1 s already."""
+    config = lending(max_batch=8, first_token_limit_s=0.05, silence_limit_s=0.1, per_token_limit_s=0.1)
     run, ran_s = served(config, crowd(80, output_tokens=60))
     most_started = max(
         sum(began_s <= now_s < run.finished_s[job] for job, began_s in run.first_token_s.items())
         for now_s in run.first_token_s.values()
     )
     assert 16 < most_started < 30
-    assert max(map(worst_silence_s, ran_s.values())) < 0.22
+    assert max(map(worst_silence_s, ran_s.values())) < 0.2
 
 
 def test_prefills_that_are_lent_take_no_more_than_their_share_of_the_time_and_the_newest_come_first() -> None:

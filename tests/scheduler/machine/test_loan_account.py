@@ -135,11 +135,36 @@ def test_without_a_limit_on_later_tokens_as_many_as_loans_can_keep_from_falling_
 
 def test_silent_jobs_get_more_rows_where_they_would_wait_too_long_for_a_loan() -> None:
     made = account()
-    # A quarter of eight rows serves 25 jobs in a quarter of a second.
-    assert [made.most_silent(waiting) for waiting in (0, 25, 26, 37, 38, 1000)] == [2, 2, 3, 3, 4, 4]
+    # A quarter of eight rows serves 25 jobs in a quarter of a second, a sixth of the limit.
+    assert [made.most_silent(near, 0) for near in (0, 25, 26, 37, 38, 1000)] == [2, 2, 3, 3, 4, 4]
+    # It serves four that are lent 16 iterations in 0.67 s, a sixth of the time after which they may be lent again.
+    assert [made.most_silent(0, far) for far in (4, 5, 6, 7, 1000)] == [2, 3, 3, 4, 4]
+    assert made.most_silent(13, 3) == 3
 
 
 def test_a_silent_job_is_lent_an_iteration_as_much_before_the_limit_as_its_token_takes() -> None:
     assert account().lent_after_s == pytest.approx(1.5 - 3 * STEP_S, abs=1e-6)
     assert account(silence_limit_s=0.1).lent_after_s == 0.05, "never after less than half of the limit"
     assert account(silence_limit_s=None).lent_after_s == inf
+
+
+def test_where_some_iterations_are_long_its_token_waits_for_these() -> None:
+    """Every fifth takes 0.2 s, with a prefill. These are ten of 14 parts of the time, so whoever falls silent waits for
+    0.15 s an iteration on average, while iterations take 0.056 s on average.
+    """
+    made = account(0)
+    now_s = 0.0
+    for step in range(LONG):
+        now_s += 0.2 if step % 5 == 0 else STEP_S
+        made.pass_time(now_s, 1, 10_000, UNKNOWN_WORK)
+    assert made.lent_after_s == pytest.approx(1.5 - 3 * 0.15, abs=0.03)
+
+
+def test_an_iteration_that_ends_after_nobody_was_there_tells_nothing_of_how_long_they_take() -> None:
+    made = account()
+    took_s = made.gain_s
+    made.pass_time(STEP_S * (LONG + 1), 1, 0, UNKNOWN_WORK)
+    made.pass_time(STEP_S * (LONG + 1) + 60.0, 1, 1, UNKNOWN_WORK)
+    assert made.gain_s == pytest.approx(took_s, abs=1e-6)
+    made.pass_time(STEP_S * (LONG + 1) + 61.0, 1, 1, UNKNOWN_WORK)
+    assert made.gain_s < took_s - 0.04
