@@ -101,8 +101,6 @@ class Gittins(WithoutLevels):
         self._of_class: OrderedDict[int, LengthDistribution] = OrderedDict()
         """By class; the one that a job joined longest ago is first."""
         self._profile: CostProfile | None = None
-        self._most_tokens = EDGES[-1]
-        """The model's context, once a worker joined."""
         self._token_s = 0.0
         self._long_job_s = 0.0
         self._stretch = self._scarce_share = self._last_units = 0.0
@@ -125,8 +123,8 @@ class Gittins(WithoutLevels):
         return self._all_jobs
 
     def calibrate(self, profile: CostProfile, max_model_len: int, stage_count: int = 1) -> None:
-        """Take the seconds of prefills and tokens from the profile, and the most tokens that a job can make."""
-        self._profile, self._most_tokens = profile, max_model_len
+        """Take the seconds of prefills and tokens from the profile."""
+        self._profile = profile
         self._set_units()
 
     def paced(self, factor: float) -> None:
@@ -258,17 +256,10 @@ class Gittins(WithoutLevels):
 
     def _expect(self, job: Job) -> None:
         """Count the job's expected work into the backlog, in place of what was expected of it before."""
-        rest_tokens = self._rest_tokens(self._distribution(job), job.bucket)
+        rest_tokens = self._distribution(job).mean_rest_tokens(job.bucket)
         expected_s = self._prefill_s(job) + self._token_s * rest_tokens
         self.backlog_s = max(0.0, self.backlog_s + expected_s - job.expected_s)
         job.expected_s = expected_s
-
-    def _rest_tokens(self, lengths: LengthDistribution, bucket: int) -> float:
-        """Mean tokens still to come. While many jobs run and none has ended so far, as in a burst at the start, nothing
-        in the data says that they ever will; the model's context does. Without that bound those who wait since then
-        would count as millions of tokens in the backlog, and so push themselves behind whoever comes, for good.
-        """
-        return min(lengths.mean_rest_tokens(bucket), self._most_tokens)
 
     def _prefill_s(self, job: Job) -> float:
         """What the rest of the job's prefill adds to an iteration of a full batch; 0 once it decodes."""
@@ -283,12 +274,11 @@ class Gittins(WithoutLevels):
         """
         assert self._profile is not None, "calibrate must be called first"
         lengths = self._all_jobs
-        mean_tokens = self._rest_tokens(lengths, 0)
-        context_tokens = self._mean_prompt_tokens + mean_tokens / 2
+        context_tokens = self._mean_prompt_tokens + lengths.mean_rest_tokens(0) / 2
         iteration_s = self._profile.decode_s(self._batch.jobs, context_tokens)
         self._token_s = iteration_s / self._batch.jobs
-        self._long_job_s = iteration_s * min(lengths.quantile_tokens(LONG_SHARE), self._most_tokens)
-        mean_s = self._mean_prefill_s + self._token_s * mean_tokens
+        self._long_job_s = iteration_s * lengths.quantile_tokens(LONG_SHARE)
+        mean_s = self._mean_prefill_s + self._token_s * lengths.mean_rest_tokens(0)
         variance_s2 = self._mean_square_prefill_s2 - self._mean_prefill_s**2
         variance_s2 += self._token_s**2 * lengths.variance_tokens
         spread = variance_s2 / mean_s**2

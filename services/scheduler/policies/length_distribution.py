@@ -9,8 +9,9 @@ passed, as one that did not end there. Completed jobs alone would be biased, bec
 ones complete first.
 
 Both numbers fade by half in an hour (HALF_LIFE_S), so that the estimate follows the traffic. Before there is data, and
-in buckets that few jobs have reached, a prior decides: the hazard per token goes on as in the bucket before. With a
-constant hazard no job is better than another for what it has made so far, and the order is first come, first served.
+in buckets that few jobs have reached, a prior decides: the hazard per token goes on as in the bucket before, but not so
+low that who has made many tokens would be expected to make many times as many. With a constant hazard no job is better
+than another for what it has made so far, and the order is first come, first served.
 
 The Gittins index of a job with attained work a is the least that one can pay for a completion from here on,
 
@@ -32,6 +33,11 @@ PRIOR_JOBS = 8.0
 """Weight of the prior in each bucket, in jobs."""
 PRIOR_MEAN_TOKENS = 128.0
 """Mean length where nothing is known, which is one token's hazard in the first bucket."""
+LONG_PRIOR = 1.0 - 0.5**0.5
+"""Least prior of the hazard of a bucket beyond that mean: half of the jobs end before they are twice as long. Without
+it jobs seem to run for ever while many have run for long and none has ended, as in a burst at the start: each bucket
+has a fraction of the hazard of the one before.
+"""
 POOL_JOBS = 64.0
 """Weight of the distribution of all jobs in each bucket of a class's distribution, in jobs."""
 LEAST_HAZARD, MOST_HAZARD = 1e-6, 0.999
@@ -147,6 +153,8 @@ class LengthDistribution:
         for (ended, passed), (edge, next_edge) in zip(counts, pairwise(EDGES), strict=True):
             width = next_edge - edge
             prior = 1.0 - goes_on**width
+            if edge >= PRIOR_MEAN_TOKENS:
+                prior = max(prior, LONG_PRIOR)
             hazard = (ended + PRIOR_JOBS * prior) / (ended + passed + PRIOR_JOBS)
             hazards.append(min(max(hazard, LEAST_HAZARD), MOST_HAZARD))
             goes_on = (1.0 - hazards[-1]) ** (1 / width)

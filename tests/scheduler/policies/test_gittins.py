@@ -302,16 +302,19 @@ def test_the_shape_of_the_work_is_learnt_from_the_jobs_that_were_served() -> Non
     assert 5.0 < apart < 15.0
 
 
-def test_no_job_is_expected_to_make_more_tokens_than_the_model_can() -> None:
-    """While eight jobs have made 150 tokens each and none has ended, nothing that was learnt says that jobs ever do."""
-    first = [Arrival(f"f{number}", 10, 400) for number in range(8)]
-    waiting = [Arrival(f"w{number}", 10, 50, 3.0) for number in range(3)]
-    serving = ServedTrace(gittins(max_batch=8), [*first, *waiting], COST)
+def test_who_came_before_the_first_jobs_ended_is_not_overtaken_by_who_came_after() -> None:
+    """Equal jobs. As long as none has ended, they are expected to run on for about as long as they have run: not so
+    long that all who come later would seem short beside them.
+    """
+    jobs = [Arrival(f"j{number:03}", 10, 200, 0.05 * number) for number in range(160)]
+    serving = ServedTrace(gittins(max_batch=32), jobs, COST)
     most_s = 0.0
     while serving.iterate():
-        most_s = max(most_s, *(job.expected_s for job in serving.machine.scheduler.jobs.values()), 0.0)
-    # The model of the machine has 4000 tokens, each an eighth of an iteration; the prefill takes 10 ms.
-    assert 0.5 * 4000 * 0.02 / 8 < most_s <= 4000 * 0.02 / 8 + 0.01
+        most_s = max(most_s, policy_of(serving.machine).backlog_s)
+    began = sorted(serving.run.first_token_s, key=lambda job: serving.run.first_token_s[job])
+    assert max(abs(place - int(job[1:])) for place, job in enumerate(began)) < 8
+    # A token is a 32nd of an iteration of 20 ms, a prefill takes 10 ms.
+    assert most_s < 2 * 160 * (200 * 0.02 / 32 + 0.01)
 
 
 def test_the_backlog_is_the_expected_work_of_the_living_jobs() -> None:

@@ -44,6 +44,12 @@ def test_before_there_is_data_no_job_is_better_than_another_for_what_it_has_made
     assert nothing.mean_rest_tokens(0) == pytest.approx(PRIOR_MEAN_TOKENS, rel=1e-3)
 
 
+def test_while_many_run_and_none_has_ended_they_are_expected_to_make_about_as_many_tokens_again() -> None:
+    running = learnt([], running=[1024] * 1000)
+    assert 512 < running.mean_rest_tokens(bucket_of(1025)) < 2 * 1024
+    assert 1024 < running.mean_rest_tokens(0) < 3 * 1024
+
+
 def test_the_mean_and_the_spread_are_those_of_the_lengths() -> None:
     random = Random(1)
     lengths = [max(1, round(random.lognormvariate(4.9, 0.85))) for _ in range(5000)]
