@@ -4,13 +4,13 @@ A prefill ahead of its turn, and tokens for jobs that would fall behind, delay w
 loans are paid in seconds of the server's time from an account that grows by a share of the time that passes.
 
 In two cases nearly all of the time may be lent. With little more jobs than fit a batch (FEW_JOBS) loans delay almost
-nobody, where it is rows of the batch that are short; where nearly all of the work is prefills, they would only change
-the order of these. And with all jobs that can share the server and still be within the limit on later tokens, if that
-costs no mean completion time: a single server that its jobs share evenly makes them wait 2 / (1 + C2) times as long as
-first come, first served does, where C2 is the squared coefficient of variation of their work (Pollaczek and Khinchine
-for the one; M/G/1 processor sharing, which does not depend on it, for the other). That is no longer from C2 = 1 on.
-Beyond that many jobs not all can be within the limits, and whoever is lent something takes it from somebody else: then
-the share holds.
+nobody, where it is rows of the batch that are short. And with all jobs that can share the server and still be within
+the limit on later tokens, if that costs no mean completion time: a single server that its jobs share evenly makes them
+wait 2 / (1 + C2) times as long as first come, first served does, where C2 is the squared coefficient of variation of
+their work (Pollaczek and Khinchine for the one; M/G/1 processor sharing, which does not depend on it, for the other).
+That is no longer from C2 = 1 on. Beyond that many jobs not all can be within the limits, and whoever is lent something
+takes it from somebody else: then the share holds. So it does where nearly all of the work is prefills: these are not
+shared, and loans would only change their order, to that of the last to come.
 
 Where the spread is GREAT_SPREAD or more, no later tokens are lent at all: a few jobs are most of the work there, nearly
 all others are within the limits without loans, and what the few were lent would come from these.
@@ -34,7 +34,7 @@ GREAT_SPREAD = 8.5
 FEW_JOBS = 1.5
 """Times a batch."""
 FEW_PREFILLS, MANY_PREFILLS = 0.5, 0.85
-"""Shares of prefills in the work: up to the first few jobs are lent freely, from the second on none are for that."""
+"""Shares of prefills in the work: up to the first lending is free as told, from the second on it never is."""
 KEPT_SHARE = 0.95
 """Share of the limit on later tokens in which they are to come."""
 SILENCE_ROWS, MOST_SILENCE_ROWS, LATER_ROWS = 1 / 4, 1 / 2, 3 / 4
@@ -171,8 +171,9 @@ class LoanAccount:
         if not self.keeps_later_tokens:
             return 0.0
         most = self._turns / KEPT_SHARE
-        few = min(FEW_JOBS, most) * _way(self._work.prefill_share, MANY_PREFILLS, FEW_PREFILLS)
-        return self._batch.jobs * (few + (most - few) * _way(self._work.spread, FREE_SPREAD, SAFE_SPREAD))
+        few = min(FEW_JOBS, most)
+        jobs = few + (most - few) * _way(self._work.spread, FREE_SPREAD, SAFE_SPREAD)
+        return self._batch.jobs * jobs * _way(self._work.prefill_share, MANY_PREFILLS, FEW_PREFILLS)
 
 
 def _way(value: float, start: float, end: float) -> float:

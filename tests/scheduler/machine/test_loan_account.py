@@ -89,7 +89,9 @@ HALF_WAY = (FEW_PREFILLS + MANY_PREFILLS) / 2 - 1e-9  # on the near side, whatev
         (13, FREE_SPREAD, 0.0, False),
         (39, SAFE_SPREAD, 0.0, True),  # 0.1 s are five iterations: so many can take turns at each of eight rows
         (41, SAFE_SPREAD, 0.0, False),
-        (39, SAFE_SPREAD, 1.0, True),
+        (19, SAFE_SPREAD, HALF_WAY, True),
+        (21, SAFE_SPREAD, HALF_WAY, False),
+        (1, SAFE_SPREAD, MANY_PREFILLS, False),
         (39, GREAT_SPREAD - 0.1, 0.0, True),
         (1, GREAT_SPREAD, 0.0, False),
         (25, 1.125, 0.0, True),  # half of the way: the mean of 12 and 40
