@@ -4,17 +4,18 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from evaluation.default_policy.cells import CELLS, CURVE_CELLS, QUICK_CELLS
+from evaluation.default_policy.cells import CELLS, CURVE_CELLS, QUICK_CELLS, Cell
 from evaluation.default_policy.drawing import draw_curve, draw_everywhere, draw_waves, draw_when
 from evaluation.default_policy.drawn import DRAWN_CELLS
 from evaluation.default_policy.judging import Verdict, verdicts
+from evaluation.default_policy.others import OTHER_CELLS
 from evaluation.default_policy.pages import PAGE, filled, summary, table
 from evaluation.default_policy.results import Results, as_csv, read_results
 from evaluation.default_policy.running import execute
-from services.runtime.command_line import ExitCode, parser, positive_int
+from services.runtime.command_line import CommandError, ExitCode, parser, positive_int, tell
 from services.runtime.output_folder import make_writable
 from services.workloads.job_records import write_lines
 
@@ -26,9 +27,16 @@ def _parser() -> argparse.ArgumentParser:
     made = parser("default_policy", "Judge the default policy against FCFS in its best form, by simulation.")
     made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"folder to write [{DEFAULT_OUT}]")
     made.add_argument("--quick", action="store_true", help="a look in seconds: a table of two cells, printed only")
-    made.add_argument(
-        "--drawn", action="store_true", help="judge it on 100 drawn workloads instead: drawn.csv, drawn.md"
-    )
+    made.set_defaults(name="results")
+    instead = made.add_mutually_exclusive_group()
+    for name, what in (("drawn", "100 drawn workloads"), ("others", "workloads unlike those that it was made for")):
+        instead.add_argument(
+            f"--{name}",
+            dest="name",
+            action="store_const",
+            const=name,
+            help=f"judge it on {what}: {name}.csv, {name}.md",
+        )
     made.add_argument("--from-csv", action="store_true", help="write what is drawn and written again from the CSV")
     made.add_argument("--processes", type=positive_int, default=os.cpu_count() or 1, help="processes [all cores]")
     return made
@@ -61,6 +69,19 @@ def write_drawn(results: Results, out: Path) -> str:
     return _write_table("Drawn workloads", list(verdicts(results, DRAWN_CELLS)), out / "drawn.md")
 
 
+def write_others(results: Results, out: Path) -> str:
+    """The table of the workloads unlike others; returns the summary."""
+    return _write_table("Other workloads", list(verdicts(results, OTHER_CELLS)), out / "others.md")
+
+
+_JUDGED: Mapping[str, tuple[Sequence[Cell], Callable[[Results, Path], str]]] = {
+    "results": ((*CELLS, *CURVE_CELLS), write_pages),
+    "drawn": (DRAWN_CELLS, write_drawn),
+    "others": (OTHER_CELLS, write_others),
+}
+"""By the name of the results' file: on what it is judged, and what is written of that."""
+
+
 def _write_table(title: str, judged: Sequence[Verdict], file: Path) -> str:
     """Returns the summary."""
     write_lines(file, [f"# {title}", "", summary(judged), "", *table(judged).splitlines()])
@@ -68,19 +89,27 @@ def _write_table(title: str, judged: Sequence[Verdict], file: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code is 0 whatever the verdicts are."""
-    arguments = _parser().parse_args(argv)
+    """The exit code is 0 whatever the verdicts are, and a refusal is a line."""
+    try:
+        return _judge(_parser().parse_args(argv))
+    except CommandError as error:
+        tell("default_policy", str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+
+
+def _judge(arguments: argparse.Namespace) -> int:
     if arguments.quick:
         runs, points = execute(QUICK_CELLS, arguments.processes, _Lines())
         print(table(list(verdicts(read_results(as_csv(runs, points).splitlines()), QUICK_CELLS))))
         return ExitCode.OK
     make_writable(arguments.out)
-    file = arguments.out / ("drawn.csv" if arguments.drawn else "results.csv")
+    cells, write = _JUDGED[arguments.name]
+    file = arguments.out / f"{arguments.name}.csv"
     if not arguments.from_csv:
-        cells = DRAWN_CELLS if arguments.drawn else (*CELLS, *CURVE_CELLS)
         runs, points = execute(cells, arguments.processes, _Lines())
         write_lines(file, as_csv(runs, points).splitlines())
-    write = write_drawn if arguments.drawn else write_pages
     print(write(read_results(file.read_text(encoding="utf-8").splitlines()), arguments.out))
     return ExitCode.OK
 

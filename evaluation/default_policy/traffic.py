@@ -6,15 +6,18 @@ for reading the trace file. A workload of a seed is the same jobs at every rate:
   ours), lognormal outputs with median 13 and P99 252 (so sigma 1.27 and a mean of 29), Gamma gaps of CV 13.
 - `sharegpt`, `alpaca`, `zipf`: see services.workloads.lengths. The spread of ShareGPT's outputs is our assumption, so
   it is also varied.
+- Those of `other_lengths.py`.
 - A wave: Poisson arrivals whose rate swings by a share of its mean, as a sine.
 """
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
 
+from evaluation.default_policy.other_lengths import OTHER_LENGTHS
 from services.simulator.server_setup import SimulatedJob
 from services.workloads.lengths import (
     ALPACA,
@@ -37,12 +40,15 @@ _CODE_PROMPT = Fit(2048.0, 0.8)
 _CODE_OUTPUT_MEDIAN, _CODE_OUTPUT_P99 = 13.0, 252.0
 _NORMAL_P99 = 2.3263
 _BISECTIONS = 50
+RUSH = (0.3, 0.75)
+"""Between these shares of the jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A workload without its rate. `theta` is of zipf; `sigma` of sharegpt's outputs, None for our assumption; `wave`:
-    amplitude of the rate over its mean, in `waves` periods.
+    amplitude of the rate over its mean, in `waves` periods; `together`: so many jobs come at once; `rush`: the rate of
+    the jobs of RUSH over that of the others.
     """
 
     kind: str
@@ -52,6 +58,8 @@ class Shape:
     sigma: float | None = None
     wave: float = 0.0
     waves: float = 2.0
+    together: int = 1
+    rush: float = 1.0
     longest_tokens: int = DATASET_LARGEST
 
 
@@ -69,6 +77,10 @@ def _jobs_at_unit_rate(shape: Shape, seed: int) -> tuple[list[float], list[tuple
     """Arrivals at one job a second, and (prompt, output) tokens."""
     if shape.kind == "conv":
         arrivals, lengths = _segment(shape.jobs, seed)
+    elif (draw := OTHER_LENGTHS.get(shape.kind)) is not None:
+        random = Random(f"{seed}/lengths")
+        lengths = [draw(random, number / shape.jobs) for number in range(shape.jobs)]
+        arrivals = _arrivals(shape, Random(f"{seed}/arrivals"))
     else:
         prompts, outputs = _distributions(shape)
         streams = [Random(f"{seed}/{name}") for name in ("prompts", "outputs", "arrivals")]
@@ -77,10 +89,22 @@ def _jobs_at_unit_rate(shape: Shape, seed: int) -> tuple[list[float], list[tuple
             for one, stream in zip((prompts, outputs), streams[:2], strict=True)
         )
         lengths = list(zip(*drawn, strict=True))
-        arrivals = gamma_arrivals(shape.jobs, 1.0, shape.cv, streams[2])
+        arrivals = _arrivals(shape, streams[2])
     span = arrivals[-1] - arrivals[0]
     units = [(arrival - arrivals[0]) * (len(arrivals) - 1) / span for arrival in arrivals]
     return ([_warped(unit, shape.wave, len(units) / shape.waves) for unit in units] if shape.wave else units), lengths
+
+
+def _arrivals(shape: Shape, random: Random) -> list[float]:
+    """Ascending, from 0. Whoever asks scales them to one job a second."""
+    groups = gamma_arrivals(-(-shape.jobs // shape.together), 1.0, shape.cv, random)
+    arrivals = [arrival for arrival in groups for _ in range(shape.together)][: shape.jobs]
+    if shape.rush == 1.0:
+        return arrivals
+    begin, end = (share * shape.jobs for share in RUSH)
+    gaps = (later - sooner for sooner, later in pairwise(arrivals))
+    hurried = (gap / shape.rush if begin <= number < end else gap for number, gap in enumerate(gaps))
+    return list(accumulate(hurried, initial=0.0))
 
 
 def _segment(jobs: int, seed: int) -> tuple[list[float], list[tuple[int, int]]]:

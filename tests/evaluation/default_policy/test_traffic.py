@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from evaluation.default_policy.traffic import Shape, jobs_of
+from evaluation.default_policy.traffic import RUSH, Shape, jobs_of
 from services.simulator.server_setup import SimulatedJob
 
 
@@ -23,6 +23,8 @@ def gaps_cv(jobs: list[SimulatedJob]) -> float:
         Shape("zipf", 2000, cv=4.0, theta=1.4),
         Shape("sharegpt", 2000),
         Shape("alpaca", 2000, wave=0.6),
+        Shape("labels", 2000, together=64),
+        Shape("two exponentials", 2000, rush=3.0),
     ],
 )
 def test_the_rate_is_met_exactly_and_changes_no_length(shape: Shape) -> None:
@@ -62,6 +64,19 @@ def test_the_rate_of_a_wave_swings_by_its_amplitude() -> None:
     swing = 0.6 * math.sqrt(8) / math.pi  # the mean of a sine over an eighth of its period, about its peak
     assert max(by_part) == pytest.approx(eighth * (1 + swing), rel=0.1)
     assert min(by_part) == pytest.approx(eighth * (1 - swing), rel=0.2)
+
+
+def test_where_jobs_come_in_groups_each_group_comes_at_once() -> None:
+    arrivals = [job.arrival_s for job in jobs_of(Shape("labels", 640, together=64), 1, 1.0)]
+    assert [arrivals.count(at) for at in sorted(set(arrivals))] == [64] * 10
+
+
+def test_in_a_rush_the_rate_of_the_middle_is_so_many_times_that_of_the_rest() -> None:
+    arrivals = [job.arrival_s for job in jobs_of(Shape("zipf", 20_000, theta=1.1, rush=3.0), 1, 1.0)]
+    begin, end = (arrivals[int(share * 20_000)] for share in RUSH)
+    inside = (RUSH[1] - RUSH[0]) * 20_000 / (end - begin)
+    outside = (1.0 - RUSH[1] + RUSH[0]) * 20_000 / (arrivals[-1] - (end - begin))
+    assert inside / outside == pytest.approx(3.0, rel=0.05)
 
 
 def test_the_spread_of_sharegpt_like_outputs_is_ours_to_vary_and_the_mean_is_not() -> None:
