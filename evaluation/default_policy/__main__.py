@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from evaluation.default_policy.cells import CELLS, CURVE_CELLS, QUICK_CELLS, Cell
@@ -21,6 +21,11 @@ from services.workloads.job_records import write_lines
 
 DEFAULT_OUT = Path("docs/policy")
 LINE_PERIOD_S = 15.0
+_INSTEAD: Mapping[str, tuple[str, tuple[Cell, ...]]] = {
+    "drawn": ("Drawn workloads", DRAWN_CELLS),
+    "others": ("Workloads unlike those that the default was made for", OTHER_CELLS),
+}
+"""On what else it is judged, of which there is a table alone: by the option, which the files are named by, too."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -29,14 +34,9 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--quick", action="store_true", help="a look in seconds: a table of two cells, printed only")
     made.set_defaults(name="results")
     instead = made.add_mutually_exclusive_group()
-    for name, what in (("drawn", "100 drawn workloads"), ("others", "workloads unlike those that it was made for")):
-        instead.add_argument(
-            f"--{name}",
-            dest="name",
-            action="store_const",
-            const=name,
-            help=f"judge it on {what}: {name}.csv, {name}.md",
-        )
+    for name, (title, cells) in _INSTEAD.items():
+        what = f"judge it on these {len(cells)} instead: {title.lower()} ({name}.csv, {name}.md)"
+        instead.add_argument(f"--{name}", dest="name", action="store_const", const=name, help=what)
     made.add_argument("--from-csv", action="store_true", help="write what is drawn and written again from the CSV")
     made.add_argument("--processes", type=positive_int, default=os.cpu_count() or 1, help="processes [all cores]")
     return made
@@ -64,24 +64,6 @@ def write_pages(results: Results, out: Path) -> str:
     return _write_table("Every point", judged, out / "table.md")
 
 
-def write_drawn(results: Results, out: Path) -> str:
-    """The table of the drawn cells; returns the summary."""
-    return _write_table("Drawn workloads", list(verdicts(results, DRAWN_CELLS)), out / "drawn.md")
-
-
-def write_others(results: Results, out: Path) -> str:
-    """The table of the workloads unlike others; returns the summary."""
-    return _write_table("Other workloads", list(verdicts(results, OTHER_CELLS)), out / "others.md")
-
-
-_JUDGED: Mapping[str, tuple[Sequence[Cell], Callable[[Results, Path], str]]] = {
-    "results": ((*CELLS, *CURVE_CELLS), write_pages),
-    "drawn": (DRAWN_CELLS, write_drawn),
-    "others": (OTHER_CELLS, write_others),
-}
-"""By the name of the results' file: on what it is judged, and what is written of that."""
-
-
 def _write_table(title: str, judged: Sequence[Verdict], file: Path) -> str:
     """Returns the summary."""
     write_lines(file, [f"# {title}", "", summary(judged), "", *table(judged).splitlines()])
@@ -105,12 +87,17 @@ def _judge(arguments: argparse.Namespace) -> int:
         print(table(list(verdicts(read_results(as_csv(runs, points).splitlines()), QUICK_CELLS))))
         return ExitCode.OK
     make_writable(arguments.out)
-    cells, write = _JUDGED[arguments.name]
-    file = arguments.out / f"{arguments.name}.csv"
+    name, out = arguments.name, arguments.out
+    title, cells = _INSTEAD.get(name, ("", (*CELLS, *CURVE_CELLS)))
+    file = out / f"{name}.csv"
     if not arguments.from_csv:
         runs, points = execute(cells, arguments.processes, _Lines())
         write_lines(file, as_csv(runs, points).splitlines())
-    print(write(read_results(file.read_text(encoding="utf-8").splitlines()), arguments.out))
+    results = read_results(file.read_text(encoding="utf-8").splitlines())
+    if title:
+        print(_write_table(title, list(verdicts(results, cells)), out / f"{name}.md"))
+    else:
+        print(write_pages(results, out))
     return ExitCode.OK
 
 

@@ -39,6 +39,11 @@ AMPLE = (FCFS_RECOMPUTE, SKIP_JOIN, GITTINS, SRPT)
 SCARCE = (*FCFS_FORMS, SKIP_JOIN, GITTINS, GITTINS_REACTIVE, SRPT)
 
 
+def judged_by(pool: str) -> tuple[Contender, ...]:
+    """Where the default alone is judged: the forms of FCFS that differ with this pool, the default, and the oracle."""
+    return (*(FCFS_FORMS if pool == "quarter" else (FCFS_RECOMPUTE,)), GITTINS, SRPT)
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """`chunk` is of prefills, None for whole prompts."""

@@ -4,16 +4,7 @@ constants were not. A number always draws the same cell. Pure.
 
 from random import Random
 
-from evaluation.default_policy.cells import (
-    A100,
-    FCFS_FORMS,
-    FCFS_RECOMPUTE,
-    GITTINS,
-    H100,
-    OPT_13B,
-    SRPT,
-    Cell,
-)
+from evaluation.default_policy.cells import A100, H100, OPT_13B, Cell, judged_by
 from evaluation.default_policy.traffic import Shape
 
 DRAWN = 100
@@ -53,11 +44,9 @@ def drawn_cell(number: int) -> Cell:
     if shape.kind in ("conv", "code") and profile == OPT_13B:
         profile = H100  # prompts of these are longer than its context
     load = draw.choice([0.6, 0.8, 0.9, 0.95, 1.0, 1.1, 1.2, 1.3])
-    forms = FCFS_FORMS if pool == "quarter" else (FCFS_RECOMPUTE,)
     extras = [*(["a quarter of the KV"] if pool == "quarter" else []), *([f"chunks of {chunk}"] if chunk else [])]
     title = ", ".join([f"{number}: {what}, {profile}, batch {batch}", *extras])
-    contenders = (*forms, GITTINS, SRPT)
-    return Cell(title, profile, batch, shape, (load,), (FIRST_SEED + number,), pool, chunk, contenders)
+    return Cell(title, profile, batch, shape, (load,), (FIRST_SEED + number,), pool, chunk, judged_by(pool))
 
 
 DRAWN_CELLS = tuple(map(drawn_cell, range(DRAWN)))

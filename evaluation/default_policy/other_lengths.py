@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from math import log
 from random import Random
 
-LONGEST_PROMPT, LONGEST_OUTPUT = 7000, 7000
+_LONGEST_PROMPT, _LONGEST_OUTPUT = 7000, 7000
 """Beside outputs and prompts of up to 1,100 tokens they fit a context of 8,192."""
 _FIXED_TOKENS = 256
 _REPORTS, _REPORT_TOKENS = 0.1, (1200, 2400)
@@ -51,7 +51,7 @@ def _exponentials(random: Random, _: float) -> tuple[int, int]:
 
 def _pareto(exponent: float, least: float) -> Draw:
     def draw(random: Random, _: float) -> tuple[int, int]:
-        return _prompt(random), min(round(least * random.paretovariate(exponent)), LONGEST_OUTPUT)
+        return _prompt(random), min(round(least * random.paretovariate(exponent)), _LONGEST_OUTPUT)
 
     return draw
 
@@ -62,17 +62,17 @@ def _cut(random: Random, _: float) -> tuple[int, int]:
 
 
 def _documents(random: Random, _: float) -> tuple[int, int]:
-    return _lognormal(random, 4500.0, 0.4, LONGEST_PROMPT), _lognormal(random, 100.0, 0.8, 800)
+    return _lognormal(random, 4500.0, 0.4, _LONGEST_PROMPT), _lognormal(random, 100.0, 0.8, 800)
 
 
 def _mixed_prompts(random: Random, _: float) -> tuple[int, int]:
-    return _lognormal(random, 1500.0, 1.2, LONGEST_PROMPT), _lognormal(random, 20.0, 1.6, 1100)
+    return _lognormal(random, 1500.0, 1.2, _LONGEST_PROMPT), _lognormal(random, 20.0, 1.6, 1100)
 
 
 def _labels(random: Random, _: float) -> tuple[int, int]:
     """A token in seven of ten jobs, up to ten in the others: all of the work is prefills."""
     output = 1 if random.random() < _LABELS else random.randint(2, _LONGEST_LABEL)
-    return _lognormal(random, 800.0, 1.0, LONGEST_PROMPT), output
+    return _lognormal(random, 800.0, 1.0, _LONGEST_PROMPT), output
 
 
 def _changing(before: float, after: float) -> Draw:

@@ -40,7 +40,7 @@ _CODE_PROMPT = Fit(2048.0, 0.8)
 _CODE_OUTPUT_MEDIAN, _CODE_OUTPUT_P99 = 13.0, 252.0
 _NORMAL_P99 = 2.3263
 _BISECTIONS = 50
-RUSH = (0.3, 0.75)
+RUSH_PART = (0.3, 0.75)
 """Between these shares of the jobs."""
 
 
@@ -48,7 +48,7 @@ RUSH = (0.3, 0.75)
 class Shape:
     """A workload without its rate. `theta` is of zipf; `sigma` of sharegpt's outputs, None for our assumption; `wave`:
     amplitude of the rate over its mean, in `waves` periods; `together`: so many jobs come at once; `rush`: the rate of
-    the jobs of RUSH over that of the others.
+    the jobs of RUSH_PART over that of the others.
     """
 
     kind: str
@@ -101,7 +101,7 @@ def _arrivals(shape: Shape, random: Random) -> list[float]:
     arrivals = [arrival for arrival in groups for _ in range(shape.together)][: shape.jobs]
     if shape.rush == 1.0:
         return arrivals
-    begin, end = (share * shape.jobs for share in RUSH)
+    begin, end = (share * shape.jobs for share in RUSH_PART)
     gaps = (later - sooner for sooner, later in pairwise(arrivals))
     hurried = (gap / shape.rush if begin <= number < end else gap for number, gap in enumerate(gaps))
     return list(accumulate(hurried, initial=0.0))

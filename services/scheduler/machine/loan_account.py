@@ -21,7 +21,7 @@ from math import ceil, inf
 from services.domain.cost import CostProfile
 from services.scheduler.job import Job
 from services.scheduler.policies.batch_limit import BatchLimit
-from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK, WorkShape
+from services.scheduler.policies.scheduling_policy import UNKNOWN_WORK, WorkShape, way_between
 from services.scheduler.scheduler_config import SchedulerConfig
 
 CREDIT_S = 2.0
@@ -172,10 +172,5 @@ class LoanAccount:
             return 0.0
         most = self._turns / KEPT_SHARE
         few = min(FEW_JOBS, most)
-        jobs = few + (most - few) * _way(self._work.spread, FREE_SPREAD, SAFE_SPREAD)
-        return self._batch.jobs * jobs * _way(self._work.prefill_share, MANY_PREFILLS, FEW_PREFILLS)
-
-
-def _way(value: float, start: float, end: float) -> float:
-    """How much of the way from start to end it has gone, from 0 to 1."""
-    return min(max((value - start) / (end - start), 0.0), 1.0)
+        jobs = few + (most - few) * way_between(self._work.spread, FREE_SPREAD, SAFE_SPREAD)
+        return self._batch.jobs * jobs * way_between(self._work.prefill_share, MANY_PREFILLS, FEW_PREFILLS)

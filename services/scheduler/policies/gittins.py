@@ -56,7 +56,7 @@ from services.scheduler.policies.length_distribution import (
     end_in_bucket,
     pass_buckets,
 )
-from services.scheduler.policies.scheduling_policy import WorkShape
+from services.scheduler.policies.scheduling_policy import WorkShape, way_between
 from services.scheduler.policies.without_levels import WithoutLevels
 
 STRETCH, MOST_STRETCH = 0.25, 4.0
@@ -243,7 +243,7 @@ class Gittins(WithoutLevels):
         factor_s = self.behind_s(log(RESIDENT_FACTOR))
         if not self._swapped_out:
             return factor_s
-        slowness = _way(self._pace, 1.0, 2.0)
+        slowness = way_between(self._pace, 1.0, 2.0)
         return max(factor_s, slowness * self._scarce_share * self.unit_s)
 
     @property
@@ -282,8 +282,8 @@ class Gittins(WithoutLevels):
         variance_s2 = self._mean_square_prefill_s2 - self._mean_prefill_s**2
         variance_s2 += self._token_s**2 * lengths.variance_tokens
         spread = variance_s2 / mean_s**2
-        way = _way(spread, ORDINARY_SPREAD, GREAT_SPREAD)
-        deep = _way(self.backlog_s / self._long_job_s, SHALLOW_QUEUE, DEEP_QUEUE)
+        way = way_between(spread, ORDINARY_SPREAD, GREAT_SPREAD)
+        deep = way_between(self.backlog_s / self._long_job_s, SHALLOW_QUEUE, DEEP_QUEUE)
         trust = min(1.0, lengths.completed_jobs / TRUSTED_JOBS)
         if lengths.completed_jobs >= TRUSTED_JOBS:
             self.work = WorkShape(spread, self._mean_prefill_s / mean_s)
@@ -306,8 +306,3 @@ class Gittins(WithoutLevels):
         if elapsed_s := self._fade_clock.due_s(now_s):
             for distribution in (self._all_jobs, *self._of_class.values()):
                 distribution.fade(elapsed_s)
-
-
-def _way(value: float, begin: float, end: float) -> float:
-    """How far a value has come from one to the other: 0 to 1."""
-    return min(max((value - begin) / (end - begin), 0.0), 1.0)

@@ -26,6 +26,11 @@ UNKNOWN_WORK = WorkShape(0.0, 1.0)
 """As long as too few jobs have ended, and under a policy that learns nothing: the shape for which least is lent."""
 
 
+def way_between(value: float, begin: float, end: float) -> float:
+    """How far a value has come from one to the other: 0 to 1. So limits on a shape of the work begin to hold."""
+    return min(max((value - begin) / (end - begin), 0.0), 1.0)
+
+
 class SchedulingPolicy(Protocol):
     """Decides ranks. All methods cost O(1), except `settle`, which costs O(jobs it moves)."""
 

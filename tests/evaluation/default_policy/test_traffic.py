@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from evaluation.default_policy.traffic import RUSH, Shape, jobs_of
+from evaluation.default_policy.traffic import RUSH_PART, Shape, jobs_of
 from services.simulator.server_setup import SimulatedJob
 
 
@@ -73,9 +73,9 @@ def test_where_jobs_come_in_groups_each_group_comes_at_once() -> None:
 
 def test_in_a_rush_the_rate_of_the_middle_is_so_many_times_that_of_the_rest() -> None:
     arrivals = [job.arrival_s for job in jobs_of(Shape("zipf", 20_000, theta=1.1, rush=3.0), 1, 1.0)]
-    begin, end = (arrivals[int(share * 20_000)] for share in RUSH)
-    inside = (RUSH[1] - RUSH[0]) * 20_000 / (end - begin)
-    outside = (1.0 - RUSH[1] + RUSH[0]) * 20_000 / (arrivals[-1] - (end - begin))
+    begin, end = (arrivals[int(share * 20_000)] for share in RUSH_PART)
+    inside = (RUSH_PART[1] - RUSH_PART[0]) * 20_000 / (end - begin)
+    outside = (1.0 - RUSH_PART[1] + RUSH_PART[0]) * 20_000 / (arrivals[-1] - (end - begin))
     assert inside / outside == pytest.approx(3.0, rel=0.05)
 
 
